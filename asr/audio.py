@@ -1,0 +1,230 @@
+"""Recordings to waves: any file that libsndfile reads, mixed to mono at the model's sample rate.
+
+torchaudio resamples too, but its kernel for two rates without a common divisor takes gigabytes and
+it needs eight times soxr's time, so soxr does it here.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from os import SEEK_END
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import soundfile
+import soxr
+import torch
+
+from asr.errors import AudioError
+
+_BLOCK = 16384
+_RATES = range(1_000, 384_001)
+_MAX_CHANNELS = 8
+# Writers that cannot seek back (a pipe) leave a length near the largest that 32 bits hold, signed
+# or not: it says that the length is unknown, not that the file was cut.
+_UNKNOWN_WAV_LENGTH = 0x7FFFF000
+_UNKNOWN_FRAMES = 2**62
+
+
+@dataclass(frozen=True)
+class Audio:
+    """A decoded recording.
+
+    `wave_N` is float32 mono at the rate that was asked for, at most 1 in size before resampling;
+    `seconds` is the length of the source as far as it could be decoded; `warnings` are sentences
+    for the user about what was mended or is missing.
+    """
+
+    wave_N: torch.Tensor
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+def load_audio(
+    source: str | Path | BinaryIO,
+    sample_rate: int,
+    *,
+    name: str | None = None,
+    max_seconds: float | None = None,
+) -> Audio:
+    """Read a wav, flac, ogg or mp3 file as mono float32 at `sample_rate` Hz.
+
+    `source` is a path or a seekable binary file, which stays open; `name` stands for it in
+    messages. Decoding goes block by block and stops at `max_seconds`, so that a small file that
+    unpacks to hours costs no more memory than that. What a truncated file still holds is decoded,
+    with a warning.
+
+    Raises AudioError, whose `code` is empty_audio, unsupported_media, non_finite_audio, too_long
+    or unreadable_audio.
+    """
+    label = name or (str(source) if isinstance(source, str | Path) else "the recording")
+    with _binary(source, label) as binary, _opened(binary, label) as sound:
+        decoder = _Decoder(sound, label, max_seconds)
+        resampler = soxr.ResampleStream(sound.samplerate, sample_rate, 1, dtype="float32")
+        pieces = [resampler.resample_chunk(block) for block in decoder]
+        pieces.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+        seconds, warnings = decoder.seconds, decoder.warnings(sample_rate)
+    wave = np.concatenate(pieces)
+    if not np.isfinite(wave).all():
+        raise AudioError(
+            f"{label} holds samples that are NaN or infinite: record or export it again",
+            "non_finite_audio",
+        )
+    # A sample or two at a high rate can be less than one at a low rate, but never no audio.
+    wave = wave if len(wave) else np.zeros(1, np.float32)
+    peak = np.abs(wave).max()
+    return Audio(torch.from_numpy(wave / max(peak, np.float32(1))), seconds, warnings)
+
+
+class _ForwardFile(soundfile.SoundFile):
+    """A file that is only read forwards.
+
+    soundfile seeks after every block of a seekable file. To an MP3 decoder that is a jump, which
+    garbles the start of each block; in a FLAC of unknown length it fails at the end.
+    """
+
+    def seekable(self) -> bool:
+        """Never, so that soundfile does not seek."""
+        return False
+
+
+class _Decoder:
+    """Mono float32 blocks of an open file, and what was noticed while reading them."""
+
+    def __init__(self, sound: soundfile.SoundFile, label: str, max_seconds: float | None) -> None:
+        self.sound, self.label, self.max_seconds = sound, label, max_seconds
+        self.n_decoded, self.broken = 0, False
+
+    @property
+    def seconds(self) -> float:
+        """What was decoded so far, in seconds of the source."""
+        return self.n_decoded / self.sound.samplerate
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        while len(block := self._read()):
+            self.n_decoded += len(block)
+            if self.max_seconds is not None and self.seconds > self.max_seconds:
+                raise AudioError(
+                    f"{self.label} is longer than the {self.max_seconds:g} seconds that are "
+                    "allowed: split it into shorter recordings",
+                    "too_long",
+                )
+            # float64, so that the mean of channels near the largest float32 is finite.
+            with np.errstate(invalid="ignore"):
+                mono = block.mean(axis=1, dtype=np.float64)
+            yield mono.astype(np.float32)
+        if not self.n_decoded:
+            raise self._nothing()
+
+    def _read(self) -> np.ndarray:
+        if self.broken:
+            return np.zeros((0, self.sound.channels), np.float32)
+        # Where decoding fails inside a block, the NaN left in it tell how much was decoded; only
+        # compressed formats fail so, and they hold no NaN of their own.
+        out = np.full((_BLOCK, self.sound.channels), np.nan, np.float32)
+        try:
+            return self.sound.read(out=out)
+        except soundfile.LibsndfileError:
+            self.broken = True
+            unread = np.isnan(out).any(axis=1)
+            return out[: unread.argmax() if unread.any() else len(out)]
+
+    def _nothing(self) -> AudioError:
+        if self.broken:
+            return AudioError(
+                f"{self.label} is damaged and nothing in it can be decoded: fetch or record it "
+                "again"
+            )
+        return _empty(self.label)
+
+    def _truncated(self) -> bool:
+        if self.sound.format in ("WAV", "WAVEX"):
+            # libsndfile corrects the header's length silently and only its log knows the claim.
+            log = re.search(r"^data : (\d+) \(should be \d+\)", self.sound.extra_info, re.M)
+            return log is not None and int(log[1]) < _UNKNOWN_WAV_LENGTH
+        return self.broken or self.n_decoded < self.sound.frames < _UNKNOWN_FRAMES
+
+    def warnings(self, sample_rate: int) -> tuple[str, ...]:
+        """Sentences about a file that was read to its end for a model at `sample_rate` Hz."""
+        found, rate = [], self.sound.samplerate
+        if self._truncated():
+            found.append(
+                f"{self.label} is truncated: only its first {self.seconds:.2f} seconds could be "
+                "decoded"
+            )
+        if rate < sample_rate:
+            found.append(
+                f"{self.label} is recorded at {rate} Hz for a model of {sample_rate} Hz: nothing "
+                f"above {rate // 2} Hz can be heard"
+            )
+        return tuple(found)
+
+
+def _binary(source: str | Path | BinaryIO, label: str) -> AbstractContextManager[BinaryIO]:
+    if not isinstance(source, str | Path):
+        return nullcontext(source)
+    try:
+        return Path(source).open("rb")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise AudioError(f"{label} cannot be opened ({reason}): check the path") from error
+
+
+def _opened(binary: BinaryIO, label: str) -> soundfile.SoundFile:
+    """The file, open for decoding; its content decides on the format, never its name."""
+    try:
+        size = binary.seek(0, SEEK_END)
+        binary.seek(0)
+    except OSError as error:
+        raise AudioError(f"{label} is a stream: save it to a file first") from error
+    if not size:
+        raise _empty(label)
+    try:
+        sound = _ForwardFile(binary)
+    except soundfile.LibsndfileError as error:
+        raise AudioError(
+            f"{label} is not a recording in a known format (wav, flac, ogg, mp3): convert it "
+            "first, for instance with `ffmpeg -i INPUT -ar 16000 -ac 1 OUTPUT.wav`",
+            "unsupported_media",
+        ) from error
+    if sound.samplerate not in _RATES or sound.channels > _MAX_CHANNELS:
+        given = f"{sound.channels} channels at {sound.samplerate} Hz"
+        sound.close()
+        raise AudioError(
+            f"{label} has {given}, expected at most {_MAX_CHANNELS} channels at {_RATES[0]} to "
+            f"{_RATES[-1]} Hz: convert it first, for instance with ffmpeg's `-ar 16000 -ac 1`",
+            "unsupported_media",
+        )
+    return sound
+
+
+def _empty(label: str) -> AudioError:
+    return AudioError(f"{label} holds no audio at all: record it again", "empty_audio")
+
+
+def split_at_silence(
+    wave_N: torch.Tensor, sample_rate: int, max_seconds: float = 20.0
+) -> list[tuple[int, int]]:
+    """Cut a wave (samples,) into pieces of at most `max_seconds`: (start, end) in samples.
+
+    The pieces cover the wave in order, without gap or overlap. Each cut is in the middle of the
+    quietest 100 ms of the last half of what a piece may hold. Time is linear in the length.
+    """
+    hop, longest = sample_rate // 100, int(max_seconds * sample_rate)
+    assert longest >= 40 * hop > 0, "pieces must be long enough to hold several 100 ms windows"
+    if len(wave_N) <= longest:
+        return [(0, len(wave_N))] if len(wave_N) else []
+    hops = wave_N[: len(wave_N) // hop * hop].reshape(-1, hop)
+    power = torch.linalg.vector_norm(hops, dim=1).double().square().numpy()
+    # loudness[i] is of the window that starts at hop i and is ten hops long.
+    loudness = np.convolve(power, np.ones(10), "valid")
+    cuts = [0]
+    while len(wave_N) - cuts[-1] > longest:
+        first = -(-(cuts[-1] + longest // 2) // hop)
+        last = (cuts[-1] + longest) // hop - 10
+        # Of equally quiet windows (digital silence) the last one leaves the fewest pieces.
+        quietest = last - int(np.argmin(loudness[first : last + 1][::-1]))
+        cuts.append((quietest + 5) * hop)
+    return list(zip(cuts, [*cuts[1:], len(wave_N)], strict=True))

@@ -1,0 +1,102 @@
+"""What a bundle says of itself: its size by part, and the model card."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from asr.bundle import CARD, write_atomically
+from asr.config import Config
+from asr.errors import ConfigError
+from asr.evaluate import Evaluation
+from asr.model.transformer import SpeechTransformer
+
+EVALUATION = "evaluation.json"
+_RESULTS = "## Results"
+
+
+def count_parameters(module: nn.Module) -> int:
+    """The number of trainable numbers."""
+    return sum(p.numel() for p in module.parameters())
+
+
+def parameters_by_part(model: SpeechTransformer) -> dict[str, int]:
+    """Parameters of each part of the network, in the order of the data's way; no total."""
+    decoder = model.decoder
+    parts: dict[str, nn.Module] = {
+        "front end, convolutions": nn.ModuleList([model.frontend.block1, model.frontend.block2]),
+        "front end, projection": nn.ModuleList([model.frontend.project, model.frontend.norm]),
+        "encoder": model.encoder,
+        "embedding": decoder.embed,
+        "decoder": decoder.layers,
+        "output projection": decoder.output,
+    }
+    if model.ctc_head is not None:
+        parts["CTC head"] = model.ctc_head
+    return {name: count_parameters(module) for name, module in parts.items()}
+
+
+def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
+    """README.md of a bundle; `facts` are lines of name and value, measured ones with their command."""
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    kind = config.model.projection.kind
+    return f"""# A speech recogniser made by lrt-asr
+
+{parameters / 1e6:.2f} M parameters, {kind} projections, {config.features.kind} features at
+{config.features.sample_rate} Hz, {config.tokenizer.vocab_size} {config.tokenizer.kind} tokens.
+
+| fact | value |
+|---|---|
+{rows}
+
+Text is normalised by `asr.tokenizer.normalize_text` (NFKC, upper case, no spaces beside Chinese
+characters) before training and before scoring.
+
+```python
+import asr
+print(asr.load("this folder").transcribe("a.wav").text)
+```
+"""
+
+
+def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
+    """The size of a recipe's model, by part; of a bundle, its last evaluation too.
+
+    Nothing is read but the configuration: the vocabulary's size is the recipe's own.
+    Raises ConfigError where the recipe does not tell it.
+    """
+    vocab_size = config.tokenizer.vocab_size
+    if vocab_size is None:
+        raise ConfigError(
+            "tokenizer.vocab_size is not set, so the model's size is not known before training: "
+            "set it, or ask of a trained bundle"
+        )
+    with torch.device("meta"):  # shapes without numbers
+        model = config.model.build(config.features.n_freqs, vocab_size)
+    facts: dict[str, Any] = {
+        "parameters": count_parameters(model),
+        "parts": parameters_by_part(model),
+        "vocab_size": vocab_size,
+        "n_freqs": config.features.n_freqs,
+    }
+    if bundle and (bundle / EVALUATION).is_file():
+        facts["evaluation"] = json.loads((bundle / EVALUATION).read_text("utf-8"))
+    return facts
+
+
+def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
+    """Keep a result in the bundle: evaluation.json, and a section of the card."""
+    facts = {"cuts": str(cuts), **result.model_dump(mode="json")}
+    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(bundle / EVALUATION, lambda path: path.write_text(text, "utf-8"))
+    card = (bundle / CARD).read_text("utf-8") if (bundle / CARD).is_file() else ""
+    section = f"""{_RESULTS}
+
+CER {result.cer:.2%} on {cuts} ({result.utterances} utterances; {result.substitutions}
+substitutions, {result.insertions} insertions, {result.deletions} deletions of
+{result.reference_length} characters), by `asr evaluate {bundle} {cuts}`.
+"""
+    body = card.split(_RESULTS)[0].rstrip()
+    write_atomically(bundle / CARD, lambda path: path.write_text(f"{body}\n\n{section}", "utf-8"))

@@ -1,0 +1,258 @@
+"""The command line: prepare, train, evaluate, transcribe, info, serve.
+
+Verbs import what they need inside, so that `asr --help` and a mistyped option answer at once.
+Results go to standard output, everything else to standard error.
+"""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from asr.errors import AsrError, AudioError, ConfigError
+
+if TYPE_CHECKING:
+    from asr.evaluate import Evaluation
+    from data_prep.manifest import Report
+
+app = typer.Typer(
+    help="Small, fast speech recognition with the Low-Rank Transformer.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
+prepare_app = typer.Typer(help="A corpus on disk to lhotse cuts.", no_args_is_help=True)
+app.add_typer(prepare_app, name="prepare")
+
+out, err = Console(), Console(stderr=True)
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
+]
+Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr train` makes it.")]
+Corpus = Annotated[Path, typer.Argument(metavar="CORPUS_DIR", help="The corpus as published.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the cuts go.")]
+
+
+def main() -> None:
+    """Run the program: one sentence for what the user can mend, a traceback only on --debug."""
+    debug = "--debug" in sys.argv
+    sys.argv = [a for a in sys.argv if a != "--debug"]
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_handler(debug)])
+    logging.getLogger("asr").setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger("data_prep").setLevel(logging.DEBUG if debug else logging.INFO)
+    try:
+        app()
+    except AsrError as error:
+        if debug:
+            raise
+        err.print(f"asr: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("asr: interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _handler(debug: bool) -> logging.Handler:
+    return RichHandler(console=err, show_time=debug, show_level=debug, show_path=debug)
+
+
+@prepare_app.command()
+def demo(
+    out_dir: Out = Path("data/demo"),
+    train: Annotated[int | None, typer.Option(min=1, help="Training utterances.")] = None,
+    seed: int = 1,
+    jobs: Jobs = None,
+) -> None:
+    """Synthetic Mandarin, spoken by espeak-ng, for trying everything out."""
+    from data_prep.demo import prepare
+
+    sizes = {} if train is None else {"train": train}
+    _show_report(prepare(out_dir, seed=seed, jobs=jobs, **sizes))
+
+
+@prepare_app.command()
+def aishell1(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
+    """AiShell-1: the extracted tree, or data_aishell.tgz."""
+    from data_prep.aishell1 import prepare
+
+    _show_report(prepare(corpus, out_dir, jobs=jobs))
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, such as recipes/demo/lrt.yaml.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Default: exp/CORPUS/RECIPE.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run that --out holds.")] = False,
+    overrides: Overrides = None,
+    device: Device = "auto",
+) -> None:
+    """Train a recipe into a model bundle."""
+    from asr.config import load_config
+
+    config = load_config(recipe, overrides)  # before the slow imports: mistakes show at once
+    from asr.train.run import train as run
+
+    out_dir = out_dir or Path("exp") / recipe.resolve().parent.name / recipe.stem
+    try:
+        run(config, out_dir, resume, device)
+    except KeyboardInterrupt:
+        err.print(f"interrupted; go on with: asr train {recipe} --out {out_dir} --resume")
+        raise
+    out.print(f"{out_dir}", highlight=False)
+
+
+@app.command()
+def evaluate(
+    bundle: Bundle,
+    cuts: Annotated[Path, typer.Argument(help="A manifest, such as data/demo/test.jsonl.gz.")],
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")
+    ] = None,
+    worst: Annotated[int, typer.Option(min=0, help="How many of the worst to show.")] = 10,
+    format: Annotated[Literal["table", "json"], typer.Option()] = "table",
+    device: Device = "auto",
+) -> None:
+    """Corpus CER, with its parts and the worst utterances; kept as evaluation.json in the bundle."""
+    import asr
+    from asr.card import write_evaluation
+    from asr.data import load_cuts
+    from asr.evaluate import evaluate as run
+    from rich.progress import Progress
+
+    recognizer = asr.load(bundle, device)
+    search = recognizer.config.search
+    search = search if beam is None else search.model_copy(update={"beam_size": beam})
+    chosen = load_cuts(cuts)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("evaluating", total=len(chosen))
+        result = run(recognizer, chosen, search, worst, lambda n: progress.advance(task, n))
+    write_evaluation(bundle, cuts, result)
+    if format == "json":
+        print(result.model_dump_json(indent=2))
+    else:
+        _show_evaluation(cuts, result)
+
+
+@app.command()
+def transcribe(
+    bundle: Bundle,
+    files: Annotated[list[Path], typer.Argument(help="Recordings: wav, flac, ogg or mp3.")],
+    format: Annotated[Literal["txt", "json"], typer.Option()] = "txt",
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """The text of recordings; a bad one is told and the others go on (exit code 1)."""
+    import asr
+
+    recognizer = asr.load(bundle, device)
+    search = recognizer.config.search
+    search = search if beam is None else search.model_copy(update={"beam_size": beam})
+    failed = 0
+    for file in files:
+        try:
+            result = recognizer.transcribe(file, search)
+        except AudioError as error:
+            failed += 1
+            err.print(f"asr: {error}", markup=False, highlight=False, soft_wrap=True)
+            continue
+        for warning in result.warnings:
+            err.print(f"{file}: {warning}", markup=False, highlight=False, soft_wrap=True)
+        if format == "json":
+            print(
+                json.dumps({"file": str(file), **result.as_dict()}, ensure_ascii=False), flush=True
+            )
+        else:
+            print(result.text if len(files) == 1 else f"{file}\t{result.text}", flush=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def info(
+    source: Annotated[Path, typer.Argument(help="A recipe (no corpus needed) or a bundle.")],
+    format: Annotated[Literal["table", "json"], typer.Option()] = "table",
+    overrides: Overrides = None,
+) -> None:
+    """Parameters by part; of a bundle, its evaluation too."""
+    from asr.card import describe
+    from asr.config import load_config
+
+    recipe = source / "config.yaml" if source.is_dir() else source
+    facts = describe(load_config(recipe, overrides), source if source.is_dir() else None)
+    if format == "json":
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    table = Table("part", "parameters", title=str(source))
+    for name, count in facts["parts"].items():
+        table.add_row(name, f"{count:,}")
+    table.add_row(
+        "total", f"{facts['parameters']:,} ({facts['parameters'] / 1e6:.2f} M)", style="bold"
+    )
+    out.print(table)
+    if evaluation := facts.get("evaluation"):
+        out.print(f"CER {evaluation['cer']:.2%} on {evaluation['cuts']}")
+
+
+@app.command()
+def serve(
+    bundle: Bundle,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    device: Device = "auto",
+) -> None:
+    """An HTTP service in OpenAI's shape: POST /v1/audio/transcriptions."""
+    import uvicorn
+
+    from serve.app import create_app
+
+    if not bundle.is_dir():
+        raise ConfigError(f"{bundle}: no such bundle: give the folder that `asr train` made")
+    uvicorn.run(create_app(bundle, device=device), host=host, port=port, log_level="info")
+
+
+def _show_report(report: "Report") -> None:
+    table = Table("split", "utterances", "speakers", "hours", "characters", "left out")
+    for name, split in report.splits.items():
+        table.add_row(*_report_row(name, split))
+    out.print(table)
+
+
+def _report_row(name: str, split: Any) -> list[str]:
+    left_out = ", ".join(f"{n} {reason}" for reason, n in split.left_out.items()) or "-"
+    return [
+        name, f"{split.utterances:,}", str(split.speakers), f"{split.hours:.2f}",
+        str(split.characters), left_out,
+    ]  # fmt: skip
+
+
+def _show_evaluation(cuts: Path, result: "Evaluation") -> None:
+    table = Table(title=f"{cuts}: {result.utterances} utterances, {result.skipped} skipped")
+    for name in ("CER", "substitutions", "insertions", "deletions", "characters", "|X̄|", "RTF"):
+        table.add_column(name, justify="right")
+    table.add_row(
+        f"{result.cer:.2%}", str(result.substitutions), str(result.insertions),
+        str(result.deletions), str(result.reference_length), f"{result.mean_length:.2f}",
+        f"{result.rtf:.4f}",
+    )  # fmt: skip
+    out.print(table)
+    for utterance in result.worst:
+        out.print(
+            f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}",
+            markup=False,
+            highlight=False,
+        )

@@ -1,0 +1,179 @@
+"""The whole configuration: YAML that holds values, never code, into frozen, validated nodes.
+
+Every mistake in a file is told at once, each by its key, with the nearest key that exists.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from asr.errors import ConfigError
+from asr.features import FeaturesConfig, SpecAugmentConfig, SpectrogramConfig
+from asr.model.transformer import ModelConfig
+from asr.node import Node
+from asr.search import SearchConfig
+from asr.tokenizer import TokenizerConfig
+
+FORMAT = 1
+
+
+class DataConfig(Node):
+    """Where the cuts are, and how they become batches.
+
+    `batch_seconds` is the audio in a training batch, padding included; `speed_factors` other than
+    1 add copies of the training cuts at these speeds; durations are in seconds.
+    """
+
+    train: Path
+    dev: Path
+    batch_seconds: PositiveFloat = 120.0
+    speed_factors: tuple[PositiveFloat, ...] = (1.0,)
+    min_seconds: PositiveFloat = 0.1
+    max_seconds: PositiveFloat = 30.0
+    num_workers: Annotated[int, Field(ge=0)] = 0
+
+
+class NoamSchedule(Node):
+    """lr = factor · d_model^-½ · min(step^-½, step · warmup_steps^-3/2)."""
+
+    kind: Literal["noam"] = "noam"
+    factor: PositiveFloat = 1.0
+    warmup_steps: PositiveInt = 4000
+
+
+class LinearSchedule(Node):
+    """From 0 up to `lr` over `warmup_steps`, then down to 0 at the last step."""
+
+    kind: Literal["linear"]
+    lr: PositiveFloat
+    warmup_steps: PositiveInt = 1000
+
+
+class ConstantSchedule(Node):
+    """Plain Adam: the same `lr` at every step."""
+
+    kind: Literal["constant"]
+    lr: PositiveFloat = 1e-4
+
+
+class TrainingConfig(Node):
+    """How the weights are found.
+
+    `average` is how many of the best epochs (by validation CER) the bundle's weights are the mean
+    of; `checkpoint_steps` how many steps a killed run can lose at most.
+    """
+
+    epochs: PositiveInt = 30
+    schedule: Annotated[
+        NoamSchedule | LinearSchedule | ConstantSchedule, Field(discriminator="kind")
+    ] = NoamSchedule()
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    clip_norm: PositiveFloat = 5.0
+    average: PositiveInt = 5
+    checkpoint_steps: PositiveInt = 200
+
+
+class Config(Node):
+    """A recipe: everything that a run depends on, and all that a bundle has to remember."""
+
+    format: int = FORMAT
+    seed: Annotated[int, Field(ge=0)] = 1
+    data: DataConfig
+    features: FeaturesConfig = SpectrogramConfig()
+    augment: SpecAugmentConfig | None = None
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    search: SearchConfig = SearchConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.format > FORMAT:
+            raise ValueError(
+                f"format {self.format} is newer than this program reads, {FORMAT}: update lrt-asr"
+            )
+        if self.search.ctc_weight and not self.model.ctc_weight:
+            raise ValueError(
+                "search.ctc_weight needs a model with a CTC head: set model.ctc_weight above 0"
+            )
+        return self
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> Config:
+    """Read a recipe and apply `key.key=value` overrides, their values written as YAML.
+
+    Raises ConfigError: no such file, not YAML, or a list of all wrong keys and values.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}): give a recipe's path"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: holds no keys: a recipe has at least data.train and data.dev")
+    for override in overrides or []:
+        _override(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(error)}") from error
+
+
+def dump_config(config: Config) -> str:
+    """The resolved configuration as YAML that `load_config` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *parents, last = key.strip().split(".")
+    if not equals or not last:
+        raise ConfigError(f"--set {override}: write it as key.key=value")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {override}: {parent} is a value, it has no keys below it")
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: the value is not YAML") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """All that is wrong, as one sentence of `key: what` clauses."""
+    clauses = []
+    for item in error.errors():
+        # Pydantic names the chosen kind of a union among the keys; it is no key of the file.
+        where = ".".join(str(part) for part in item["loc"] if part not in _kinds(item))
+        if item["type"] == "extra_forbidden":
+            what = f"unknown key{_nearest(str(item['loc'][-1]))}"
+        else:
+            what = f"{item['msg'].removeprefix('Value error, ')} (given: {item['input']!r:.60})"
+        if item["type"] == "value_error":
+            what = item["msg"].removeprefix("Value error, ")
+        clauses.append(f"{where}: {what}" if where else what)
+    return "; ".join(clauses)
+
+
+def _kinds(item: Any) -> set[str]:
+    """The parts of an error's path that are a union's kind rather than a key."""
+    return {part for part in item["loc"][:-1] if isinstance(part, str) and part not in _KEYS}
+
+
+def _nearest(key: str) -> str:
+    close = difflib.get_close_matches(key, sorted(_KEYS), n=1)
+    return f" (did you mean {close[0]}?)" if close else ", remove it"
+
+
+def _keys(schema: dict[str, Any]) -> set[str]:
+    nodes = [schema, *schema.get("$defs", {}).values()]
+    return {key for node in nodes for key in node.get("properties", {})}
+
+
+_KEYS = _keys(Config.model_json_schema())

@@ -1,0 +1,181 @@
+"""Cuts to batches: lhotse buckets them by length and perturbs their speed.
+
+Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
+"""
+
+import gzip
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from lhotse import CutSet
+from lhotse.cut import Cut
+from lhotse.dataset import DynamicBucketingSampler
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from asr.config import DataConfig
+from asr.errors import AudioError, DataError
+from asr.features import FeatureExtractor
+from asr.tokenizer import EOS, PAD, SOS, Tokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Batch:
+    """Padded utterances: `frames_B` and `lengths_B` are the true sizes of rows."""
+
+    ids: list[str]
+    texts: list[str]
+    feats_BTF: Tensor
+    frames_B: Tensor
+    tokens_BU: Tensor
+    lengths_B: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on a device (Lightning's hook)."""
+        tensors = {name: value.to(device) for name, value in vars(self).items() if
+                   isinstance(value, Tensor)}  # fmt: skip
+        return Batch(ids=self.ids, texts=self.texts, **tensors)
+
+
+def text_of(cut: Cut) -> str:
+    """The transcript of a cut."""
+    return " ".join(s.text for s in cut.supervisions if s.text)
+
+
+def load_cuts(path: Path) -> CutSet:
+    """The cuts of a manifest that `asr prepare` or lhotse wrote.
+
+    Raises DataError that names the manifest where it is missing, empty or not one.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such manifest: write it with `asr prepare`")
+    try:
+        cuts = CutSet.from_file(path).to_eager()
+        n_cuts = len(cuts)
+    except (
+        OSError,
+        EOFError,
+        gzip.BadGzipFile,
+        ValueError,
+        KeyError,
+        TypeError,
+        AssertionError,
+    ) as e:
+        raise DataError(f"{path}: not a lhotse manifest of cuts ({e}): prepare it again") from e
+    if not n_cuts:
+        raise DataError(f"{path}: holds no utterance: prepare it again")
+    return cuts
+
+
+def read_wave(cut: Cut, sample_rate: int) -> Tensor:
+    """The mono samples (N,) of a cut at a rate in Hz. Raises AudioError that names the cut."""
+    try:
+        wave_N = torch.from_numpy(cut.resample(sample_rate).load_audio()).float().mean(0)
+    except Exception as error:  # lhotse's audio backends raise whatever they like
+        raise AudioError(f"{cut.id}: the recording cannot be read ({error})") from error
+    if not wave_N.isfinite().all():
+        raise AudioError(f"{cut.id}: the recording holds NaN or infinity", "non_finite_audio")
+    return wave_N
+
+
+def trainable(cuts: CutSet, config: DataConfig, source: Path) -> CutSet:
+    """The cuts of usable length that have a text. Raises DataError where none is left."""
+    kept = cuts.filter(
+        lambda c: config.min_seconds <= c.duration <= config.max_seconds and bool(text_of(c))
+    ).to_eager()
+    if dropped := len(cuts) - len(kept):
+        log.warning(
+            "%s: %d of %d utterances left out: no text, or not within %g to %g s",
+            source, dropped, len(cuts), config.min_seconds, config.max_seconds,
+        )  # fmt: skip
+    if not len(kept):
+        raise DataError(f"{source}: no utterance is left: check data.min_seconds and max_seconds")
+    return kept
+
+
+class SpeechDataset(Dataset[Batch]):
+    """Reads the recordings of a batch of cuts, as lhotse's samplers give them."""
+
+    def __init__(self, features: FeatureExtractor, tokenizer: Tokenizer, sample_rate: int) -> None:
+        self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
+        self.failed: set[str] = set()
+
+    def __getitem__(self, cuts: CutSet) -> Batch:  # type: ignore[override]
+        """A batch of those that can be read; others are reported once and skipped.
+
+        Raises DataError where not one of them can be read.
+        """
+        read = [(cut, feats) for cut in cuts if (feats := self._read(cut)) is not None]
+        if not read:
+            ids = ", ".join(cut.id for cut in cuts)
+            raise DataError(
+                f"no recording of a whole batch can be read ({ids:.200}): check the disk"
+            )
+        texts = [text_of(cut) for cut, _ in read]
+        tokens = [torch.tensor([SOS, *self.tokenizer.encode(text), EOS]) for text in texts]
+        return Batch(
+            ids=[cut.id for cut, _ in read],
+            texts=texts,
+            feats_BTF=pad_sequence([feats for _, feats in read], batch_first=True),
+            frames_B=torch.tensor([len(feats) for _, feats in read]),
+            tokens_BU=pad_sequence(tokens, batch_first=True, padding_value=PAD),
+            lengths_B=torch.tensor([len(t) for t in tokens]),
+        )
+
+    def _read(self, cut: Cut) -> Tensor | None:
+        try:
+            return self.features(read_wave(cut, self.sample_rate))
+        except AudioError as error:
+            if cut.id not in self.failed:
+                log.warning("skipped: %s", error)
+                self.failed.add(cut.id)
+            return None
+
+
+class EpochBatches(Sampler[CutSet]):
+    """The batches of one epoch; the first `skip` were trained on before the run was cut off."""
+
+    def __init__(self, batches: list[CutSet], skip: int = 0) -> None:
+        self.batches, self.skip = batches, skip
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[CutSet]:
+        skip, self.skip = self.skip, 0
+        return iter(self.batches[skip:])
+
+
+def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
+    """Batches of cuts of like length, at most `batch_seconds` with padding, all cuts once.
+
+    The order follows from `seed` and `epoch` alone; without an epoch cuts are not shuffled.
+    """
+    sampler = DynamicBucketingSampler(
+        cuts,
+        max_duration=batch_seconds,
+        shuffle=epoch is not None,
+        seed=seed,
+        num_buckets=max(1, min(30, len(cuts) // 50)),
+        world_size=1,
+        rank=0,
+    )
+    sampler.set_epoch(epoch or 0)
+    return list(sampler)
+
+
+def loader(dataset: SpeechDataset, batches: EpochBatches, num_workers: int) -> DataLoader[Batch]:
+    """A loader of planned batches."""
+    return DataLoader(dataset, batch_size=None, sampler=batches, num_workers=num_workers)
+
+
+def with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
+    """The cuts once for each speed (3-way speed perturbation: 0.9, 1.0, 1.1)."""
+    copies = [cuts if factor == 1.0 else cuts.perturb_speed(factor) for factor in factors]
+    return CutSet.from_cuts(cut for copy in copies for cut in copy)

@@ -1,0 +1,230 @@
+"""The whole network on one page: front end, encoder, decoder (thesis 4.1, fig. 4.2).
+
+Legend: B batch, T frames, F frequency bins, S encoder steps, U output tokens, W hypotheses of an
+utterance, D d_model, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+import torch
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from asr.model.attention import (
+    Cache,
+    DecoderAttentionConfig,
+    EncoderAttentionConfig,
+    FullAttentionConfig,
+)
+from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
+from asr.model.layers import DecoderLayer, EncoderLayer, FeedForward, MultiHeadAttention
+from asr.model.projection import LowRankConfig, ProjectionConfig
+from asr.node import Node
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class EncoderConfig(Node):
+    """The stack that refines the front end's steps."""
+
+    n_layers: PositiveInt = 2
+    attention: EncoderAttentionConfig = FullAttentionConfig()
+
+
+class DecoderConfig(Node):
+    """The stack that writes the text."""
+
+    n_layers: PositiveInt = 4
+    attention: DecoderAttentionConfig = FullAttentionConfig()
+
+
+class ModelConfig(Node):
+    """The network's shape; the defaults are LRT (r = 100) of thesis 4.2.2.
+
+    `ctc_weight` is the share of the CTC loss in training; above 0 the encoder has a CTC head.
+    """
+
+    d_model: PositiveInt = 512
+    d_inner: PositiveInt = 2048
+    n_heads: PositiveInt = 8
+    dropout: Probability = 0.1
+    projection: ProjectionConfig = LowRankConfig(rank=100)
+    frontend: FrontendConfig = VggConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    decoder: DecoderConfig = DecoderConfig()
+    ctc_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.d_model % self.n_heads or self.d_model % 2:
+            raise ValueError(
+                f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"
+            )
+        smallest = min(self.d_model, self.d_inner)
+        if isinstance(self.projection, LowRankConfig) and self.projection.rank > smallest:
+            raise ValueError(
+                f"projection.rank {self.projection.rank} is above the smaller of d_model and "
+                f"d_inner, {smallest}: a full rank is that at most"
+            )
+        return self
+
+    def build(self, n_freqs: int, vocab_size: int) -> "SpeechTransformer":
+        """The network for features of `n_freqs` bins and a vocabulary of `vocab_size`."""
+        return SpeechTransformer(self, n_freqs, vocab_size)
+
+    def attention_unit(
+        self, kernel: EncoderAttentionConfig | DecoderAttentionConfig, causal: bool = False
+    ) -> MultiHeadAttention:
+        """LRMHA, or the Transformer's own with a dense projection."""
+        built = kernel.build(self.n_heads, self.d_model // self.n_heads, causal, self.dropout)
+        return MultiHeadAttention(self.d_model, self.n_heads, self.projection, built, self.dropout)
+
+    def feed_forward(self) -> FeedForward:
+        """LRFF, or the Transformer's own with a dense projection."""
+        return FeedForward(self.d_model, self.d_inner, self.projection, self.dropout)
+
+
+def sinusoids(start: int, length: int, d_model: int, device: torch.device) -> Tensor:
+    """Positions start … start + length - 1 as (length, D): sines in even places, cosines in odd.
+
+    They follow from the position alone, so there is no longest sequence.
+    """
+    position = torch.arange(start, start + length, device=device, dtype=torch.float32)
+    rate = torch.exp(torch.arange(0, d_model, 2, device=device) * (-math.log(10000.0) / d_model))
+    angle = position[:, None] * rate
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
+
+
+class Encoder(nn.Module):
+    """N layers of self-attention and feed-forward over the front end's steps."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(
+            EncoderLayer(config.attention_unit(config.encoder.attention), config.feed_forward())
+            for _ in range(config.encoder.n_layers)
+        )
+
+    def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
+        """(B, S, D) to (B, S, D); steps where `keep_BS` is False are nobody's business."""
+        x_BSD = self.dropout(x_BSD + sinusoids(0, x_BSD.shape[1], x_BSD.shape[2], x_BSD.device))
+        for layer in self.layers:
+            x_BSD = layer(x_BSD, keep_BS)
+        return x_BSD
+
+
+@dataclass
+class DecoderState:
+    """What the decoder remembers between steps: B utterances, W hypotheses of each.
+
+    `caches` (a layer's own, rows B · W first) follow the hypotheses; `memories` (keys and values
+    of the encoder's output, rows B first) and `keep_BS` belong to the utterance.
+    """
+
+    caches: list[Cache]
+    memories: list[Cache]
+    keep_BS: Tensor
+    position: int = 0
+
+    def reorder(self, parents_BW: Tensor) -> None:
+        """Let hypothesis w of utterance b continue hypothesis `parents_BW[b, w]` of it."""
+        B, W = parents_BW.shape
+        first_B1 = torch.arange(B, device=parents_BW.device)[:, None] * (self._rows() // B)
+        rows = (first_B1 + parents_BW).flatten()
+        self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
+
+    def keep(self, utterances: Tensor) -> None:
+        """Go on with these utterances only, a tensor of indices."""
+        B = len(self.keep_BS)
+        self.caches = [
+            tuple(t.unflatten(0, (B, -1))[utterances].flatten(0, 1) for t in cache)
+            for cache in self.caches
+        ]
+        self.memories = [tuple(t[utterances] for t in memory) for memory in self.memories]
+        self.keep_BS = self.keep_BS[utterances]
+
+    def _rows(self) -> int:
+        return len(self.caches[0][0])
+
+
+class Decoder(nn.Module):
+    """M layers that read the text so far and the encoder's output; scores of the next token."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.d_model = config.d_model
+        self.embed = nn.Embedding(vocab_size, config.d_model)
+        nn.init.normal_(self.embed.weight, std=config.d_model**-0.5)
+        self.dropout = nn.Dropout(config.dropout)
+        attention = config.decoder.attention
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                config.attention_unit(attention, causal=True),
+                config.attention_unit(FullAttentionConfig()),
+                config.feed_forward(),
+            )
+            for _ in range(config.decoder.n_layers)
+        )
+        self.output = nn.Linear(config.d_model, vocab_size)
+
+    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+        """(B, U) tokens at positions from `start` to (B, U, D), scaled as positions are."""
+        positions = sinusoids(start, tokens.shape[1], self.d_model, tokens.device)
+        return self.dropout(self.embed(tokens) * self.d_model**0.5 + positions)
+
+    def forward(self, tokens_BU: Tensor, memory_BSD: Tensor, keep_BS: Tensor) -> Tensor:
+        """Logits (B, U, V) of the token after each, all positions at once."""
+        x_BUD = self._embed(tokens_BU, 0)
+        for layer in self.layers:
+            x_BUD = layer(x_BUD, memory_BSD, keep_BS)
+        return self.output(x_BUD)
+
+    def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> DecoderState:
+        """The state before the first token."""
+        memories = [layer.cross_attention.keys_values(memory_BSD) for layer in self._layers()]
+        return DecoderState([() for _ in memories], memories, keep_BS)
+
+    def step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
+        """Log-probabilities (B, W, V) of the token after `tokens_BW`; `state` moves on by one."""
+        x_BWD = self._embed(tokens_BW.flatten()[:, None], state.position).view(*tokens_BW.shape, -1)
+        for i, layer in enumerate(self._layers()):
+            x_BWD, state.caches[i] = layer.step(
+                x_BWD, state.caches[i], state.memories[i], state.keep_BS
+            )
+        state.position += 1
+        return self.output(x_BWD).log_softmax(-1)
+
+    def _layers(self) -> Iterator[DecoderLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
+
+
+class SpeechTransformer(nn.Module):
+    """Spectrogram in, text out: VGG front end, encoder, decoder, and a CTC head where wanted."""
+
+    def __init__(self, config: ModelConfig, n_freqs: int, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.frontend = config.frontend.build(n_freqs, config.d_model, config.projection)
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config, vocab_size)
+        self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None
+
+    def encode(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, F) and frame counts to memory (B, S, D) and its mask (B, S)."""
+        x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
+        keep_BS = keep_mask(steps_B, x_BSD.shape[1])
+        return self.encoder(x_BSD, keep_BS), keep_BS
+
+    def forward(
+        self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Logits (B, U, V) of the decoder, (B, S, V) of the CTC head or None, and the mask (B, S)."""
+        memory_BSD, keep_BS = self.encode(feats_BTF, lengths_B)
+        logits_BUV = self.decoder(tokens_BU, memory_BSD, keep_BS)
+        return logits_BUV, self.ctc_head(memory_BSD) if self.ctc_head else None, keep_BS

@@ -1,0 +1,76 @@
+"""What a watcher sees of a run: a bar within an epoch, one line after it."""
+
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class EpochLines(Callback):
+    """Losses, CER and time after each epoch's validation; a bar where a terminal watches."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+        self.start = 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:  # noqa: ARG002
+        """Open the bar."""
+        self.start = time.monotonic()
+        self.bar = Progress(
+            TextColumn("epoch {task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"), TimeRemainingColumn(),
+            console=self.console, transient=True, disable=not self.console.is_terminal,
+        )  # fmt: skip
+        self.bar.add_task(
+            f"{trainer.current_epoch + 1}/{trainer.max_epochs}",
+            total=int(trainer.num_training_batches),
+            loss=float("nan"),
+        )
+        self.bar.start()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,  # noqa: ARG002
+        batch_idx: int,
+    ) -> None:  # fmt: skip
+        """Move the bar."""
+        if self.bar and self.console.is_terminal:
+            self.bar.update(
+                self.bar.task_ids[0], completed=batch_idx + 1, loss=float(outputs["loss"])
+            )
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:  # noqa: ARG002
+        """Close the bar, write the line."""
+        self._close()
+        metrics = trainer.callback_metrics
+        values = "  ".join(
+            f"{name} {float(metrics[key]):.4f}"
+            for name, key in (
+                ("train loss", "train/loss"),
+                ("dev loss", "val/loss"),
+                ("dev CER", "val/cer"),
+            )
+            if key in metrics
+        )
+        self.console.print(
+            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {values}  "
+            f"step {trainer.global_step}  {time.monotonic() - self.start:.0f} s",
+            highlight=False,
+        )
+
+    def on_exception(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        exception: BaseException,  # noqa: ARG002
+    ) -> None:
+        """Leave the terminal as it was."""
+        self._close()
+
+    def _close(self) -> None:
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
