@@ -103,6 +103,8 @@ class _Decoder:
         return self.n_decoded / self.sound.samplerate
 
     def __iter__(self) -> Iterator[np.ndarray]:
+        # A product takes a tenth of the time of numpy's mean, and weights first cannot overflow.
+        mix = np.full(self.sound.channels, 1 / self.sound.channels, np.float32)
         while len(block := self._read()):
             self.n_decoded += len(block)
             if self.max_seconds is not None and self.seconds > self.max_seconds:
@@ -111,10 +113,9 @@ class _Decoder:
                     "allowed: split it into shorter recordings",
                     "too_long",
                 )
-            # float64, so that the mean of channels near the largest float32 is finite.
             with np.errstate(invalid="ignore"):
-                mono = block.mean(axis=1, dtype=np.float64)
-            yield mono.astype(np.float32)
+                mono = block @ mix
+            yield mono
         if not self.n_decoded:
             raise self._nothing()
 

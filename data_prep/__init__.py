@@ -1,0 +1,1 @@
+"""Corpora on disk to lhotse cuts, one module a corpus."""

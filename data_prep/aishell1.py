@@ -47,7 +47,9 @@ def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
         _extract_corpus(source, extracted)
         trees = [extracted]
     else:
-        trees = [source, extracted] if _extract_speakers(source, extracted) else [source]
+        trees = [source]
+        if _extract_speakers(source, extracted) and extracted.resolve() != source.resolve():
+            trees.append(extracted)
     lines, dropped = _read_transcript(trees[0] / TRANSCRIPT)
     recordings = {split: _recordings(trees, split) for split in SPLITS}
     splits = {

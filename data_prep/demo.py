@@ -208,8 +208,6 @@ def _takes(plan: dict[Path, Line]) -> list[Take]:
 def _speak_all(plan: dict[Path, Line], jobs: int | None) -> None:
     """Write every wav that is missing; in processes, as espeak-ng has one global state."""
     takes = _takes(plan)
-    for folder in {path.parent for take in takes for path, _ in take}:
-        folder.mkdir(parents=True, exist_ok=True)
     if not takes:
         return
     # Spawned, since a fork would take along the threads that torch may have in this process.
@@ -251,6 +249,7 @@ def _speak_apart(take: Take) -> str | None:
 
 
 def _write(path: Path, wave_N: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     sf.write(partial, wave_N, SAMPLE_RATE, subtype="PCM_16", format="WAV")
     partial.replace(path)

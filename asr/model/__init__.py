@@ -1,0 +1,1 @@
+"""The network: projection, attention, front end, layers, transformer."""

@@ -1,0 +1,35 @@
+# Set-up and daily work. On a fresh machine `make demo` or `make test` is all that is needed.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: install demo test lint clean
+
+install: $(STAMP)
+
+# torch is installed first and by itself: where a CPU build is to be found, nothing may pull CUDA in.
+$(STAMP): pyproject.toml constraints.txt .ci/mend_torchaudio.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/python .ci/mend_torchaudio.py
+	touch $@
+
+demo: install
+	recipes/demo/run.sh $(BIN)/asr
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info
