@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import SEEK_END
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import numpy as np
@@ -32,9 +33,9 @@ _UNKNOWN_FRAMES = 2**62
 class Audio:
     """A decoded recording.
 
-    `wave_N` is float32 mono at the rate that was asked for, at most 1 in size before resampling;
-    `seconds` is the length of the source as far as it could be decoded; `warnings` are sentences
-    for the user about what was mended or is missing.
+    `wave_N` is float32 mono at the rate that was asked for, no sample beyond 1; `seconds` is
+    the length of the source as far as it could be decoded; `warnings` are sentences for the user
+    about what is missing.
     """
 
     wave_N: torch.Tensor
@@ -74,8 +75,8 @@ def load_audio(
         )
     # A sample or two at a high rate can be less than one at a low rate, but never no audio.
     wave = wave if len(wave) else np.zeros(1, np.float32)
-    peak = np.abs(wave).max()
-    return Audio(torch.from_numpy(wave / max(peak, np.float32(1))), seconds, warnings)
+    wave /= max(1.0, np.abs(wave).max())
+    return Audio(torch.from_numpy(wave), seconds, warnings)
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -182,8 +183,10 @@ def _opened(binary: BinaryIO, label: str) -> soundfile.SoundFile:
         raise AudioError(f"{label} is a stream: save it to a file first") from error
     if not size:
         raise _empty(label)
+    # soundfile takes the name of what it is given for a format, at least where it ends in `.raw`.
+    nameless = SimpleNamespace(read=binary.read, seek=binary.seek, tell=binary.tell)
     try:
-        sound = _ForwardFile(binary)
+        sound = _ForwardFile(nameless)
     except soundfile.LibsndfileError as error:
         raise AudioError(
             f"{label} is not a recording in a known format (wav, flac, ogg, mp3): convert it "

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from asr.errors import AsrError, AudioError, ConfigError
+from asr.errors import AsrError, AudioError
 
 if TYPE_CHECKING:
     from asr.evaluate import Evaluation
@@ -220,8 +220,6 @@ def serve(
 
     from serve.app import create_app
 
-    if not bundle.is_dir():
-        raise ConfigError(f"{bundle}: no such bundle: give the folder that `asr train` made")
     uvicorn.run(create_app(bundle, device=device), host=host, port=port, log_level="info")
 
 

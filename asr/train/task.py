@@ -102,7 +102,7 @@ class RecognizerTask(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """Adam as the papers have it (thesis 4.2.4), its rate set anew at every step."""
         training, d_model = self.config.training, self.config.model.d_model
-        adam = Adam(self.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+        adam = Adam(self.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
         schedule = LambdaLR(adam, lambda step: rate(step + 1, training, d_model, self.total_steps))
         return {"optimizer": adam, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
