@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +34,7 @@ def create_app(
     Raises BundleError that names the file that is missing or damaged, ConfigError for a device
     that is not here.
     """
-    recognizer = asr.load(bundle, device)
-    worker = Worker(recognizer, max_seconds)
+    worker = Worker(asr.load(bundle, device), max_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -44,11 +44,8 @@ def create_app(
     app = FastAPI(
         title="lrt-asr",
         summary="Speech recognition with the Low-Rank Transformer, in OpenAI's shape.",
+        version=version("lrt-asr"),
         lifespan=lifespan,
-        responses={
-            "4XX": {"model": ErrorReply, "description": "The request cannot be answered"},
-            "5XX": {"model": ErrorReply, "description": "The service failed"},
-        },
     )
     folder = bundle.resolve()
     app.state.workers = {folder.name: worker}
@@ -63,14 +60,19 @@ def create_app(
     "/v1/audio/transcriptions",
     response_model=Transcription,
     response_model_exclude_none=True,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={
+        200: {"description": "The text", "content": {"text/plain": {"schema": {"type": "string"}}}},
+        "4XX": {"model": ErrorReply, "description": "The request cannot be answered"},
+        "5XX": {"model": ErrorReply, "description": "The service failed"},
+    },
+    summary="Transcribe a recording",
     tags=["audio"],
 )
 async def transcribe(
     request: Request,
     form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
 ) -> Transcription | Response:
-    """The text of one recording."""
+    """The text of one recording, as JSON or, with `response_format=text`, by itself."""
     if len((await request.form()).getlist("file")) > 1:
         raise ApiError(400, "file is given twice: send one recording a request", "file")
     workers: dict[str, Worker] = request.app.state.workers
@@ -92,13 +94,13 @@ async def transcribe(
     )
 
 
-@router.get("/v1/models", tags=["models"])
+@router.get("/v1/models", summary="List the models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
     """The names that `model` may have."""
     return ModelList(data=request.app.state.models)
 
 
-@router.get("/health", tags=["operation"])
+@router.get("/health", summary="Tell whether the service is up", tags=["operation"])
 async def health() -> Health:
-    """Whether requests can be answered."""
+    """Answers only once the model is loaded."""
     return Health()

@@ -19,7 +19,9 @@ def speak(text: str, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     t = np.arange(int(0.1 * RATE)) / RATE
     gap = np.zeros(int(0.02 * RATE))
-    tones = [np.concatenate((np.sin(2 * np.pi * TONES[c] * t) * np.hanning(len(t)), gap)) for c in text]
+    tones = [
+        np.concatenate((np.sin(2 * np.pi * TONES[c] * t) * np.hanning(len(t)), gap)) for c in text
+    ]
     wave = np.concatenate((gap, *tones, gap))
     return (0.5 * wave + rng.normal(0, 0.003, len(wave))).astype(np.float32)
 
@@ -54,6 +56,7 @@ def tones_recipe(corpus: Path, **changes: Any) -> dict[str, Any]:
             "d_inner": 64,
             "n_heads": 2,
             "dropout": 0.1,
+            "norm": "pre",
             "projection": {"kind": "low_rank", "rank": 8},
             "frontend": {"channels": [4, 8]},
             "encoder": {"n_layers": 1},

@@ -89,7 +89,9 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(recipe: Path, tmp_path: Path) -> None:
+def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(
+    recipe: Path, tmp_path: Path
+) -> None:
     config = load_config(recipe)
     copy = tmp_path / "copy.yaml"
     copy.write_text(dump_config(config), "utf-8")
@@ -123,6 +125,7 @@ def test_the_papers_models_have_the_papers_sizes(name: str, millions: float) -> 
 def test_the_default_model_is_the_papers_r100() -> None:
     values = yaml.safe_load((ROOT / "recipes/aishell1/lrt_r100.yaml").read_text("utf-8"))
     del values["model"]
-    assert Config.model_validate(values).model == load_config(
-        ROOT / "recipes/aishell1/lrt_r100.yaml"
-    ).model
+    assert (
+        Config.model_validate(values).model
+        == load_config(ROOT / "recipes/aishell1/lrt_r100.yaml").model
+    )

@@ -10,15 +10,20 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from asr.model.frontend import VggConfig, keep_mask
-from asr.model.layers import DecoderLayer, EncoderLayer, MultiHeadAttention
+from asr.model.layers import DecoderLayer, EncoderLayer, MultiHeadAttention, NormOrder
 from asr.model.projection import DenseConfig, LowRank, LowRankConfig
 from asr.model.transformer import ModelConfig, SpeechTransformer, sinusoids
 
 D, INNER, HEADS, VOCAB, FREQS = 16, 32, 4, 11, 21
 
 
-def tiny(projection: DenseConfig | LowRankConfig | None = None, ctc: float = 0.0) -> ModelConfig:
+def tiny(
+    projection: DenseConfig | LowRankConfig | None = None,
+    ctc: float = 0.0,
+    norm: NormOrder = "post",
+) -> ModelConfig:
     return ModelConfig(
+        norm=norm,
         d_model=D,
         d_inner=INNER,
         n_heads=HEADS,
@@ -69,34 +74,40 @@ def copy_attention(theirs: nn.MultiheadAttention, ours: MultiHeadAttention) -> N
     ours.output.load_state_dict(theirs.out_proj.state_dict())
 
 
-def test_the_dense_encoder_layer_equals_torchs() -> None:
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_dense_encoder_layer_equals_torchs(norm: NormOrder) -> None:
     torch.manual_seed(0)
-    theirs = nn.TransformerEncoderLayer(D, HEADS, INNER, dropout=0.0, batch_first=True).eval()
-    model = build(tiny(DenseConfig()))
+    theirs = nn.TransformerEncoderLayer(
+        D, HEADS, INNER, dropout=0.0, batch_first=True, norm_first=norm == "pre"
+    ).eval()
+    model = build(tiny(DenseConfig(), norm=norm))
     ours = model.encoder.layers[0]
     assert isinstance(ours, EncoderLayer)
     copy_attention(theirs.self_attn, ours.self_attention)
     ours.feed_forward.inner.load_state_dict(theirs.linear1.state_dict())
     ours.feed_forward.outer.load_state_dict(theirs.linear2.state_dict())
-    ours.self_attention.norm.load_state_dict(theirs.norm1.state_dict())
-    ours.feed_forward.norm.load_state_dict(theirs.norm2.state_dict())
+    ours.self_attention.residual.norm.load_state_dict(theirs.norm1.state_dict())
+    ours.feed_forward.residual.norm.load_state_dict(theirs.norm2.state_dict())
     x, keep = torch.randn(3, 7, D), keep_mask(torch.tensor([7, 4, 1]), 7)
     expected = theirs(x, src_key_padding_mask=~keep)
     torch.testing.assert_close(ours(x, keep)[keep], expected[keep], atol=1e-5, rtol=1e-5)
 
 
-def test_the_dense_decoder_layer_equals_torchs() -> None:
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_the_dense_decoder_layer_equals_torchs(norm: NormOrder) -> None:
     torch.manual_seed(0)
-    theirs = nn.TransformerDecoderLayer(D, HEADS, INNER, dropout=0.0, batch_first=True).eval()
-    ours = build(tiny(DenseConfig())).decoder.layers[0]
+    theirs = nn.TransformerDecoderLayer(
+        D, HEADS, INNER, dropout=0.0, batch_first=True, norm_first=norm == "pre"
+    ).eval()
+    ours = build(tiny(DenseConfig(), norm=norm)).decoder.layers[0]
     assert isinstance(ours, DecoderLayer)
     copy_attention(theirs.self_attn, ours.self_attention)
     copy_attention(theirs.multihead_attn, ours.cross_attention)
     ours.feed_forward.inner.load_state_dict(theirs.linear1.state_dict())
     ours.feed_forward.outer.load_state_dict(theirs.linear2.state_dict())
-    ours.self_attention.norm.load_state_dict(theirs.norm1.state_dict())
-    ours.cross_attention.norm.load_state_dict(theirs.norm2.state_dict())
-    ours.feed_forward.norm.load_state_dict(theirs.norm3.state_dict())
+    ours.self_attention.residual.norm.load_state_dict(theirs.norm1.state_dict())
+    ours.cross_attention.residual.norm.load_state_dict(theirs.norm2.state_dict())
+    ours.feed_forward.residual.norm.load_state_dict(theirs.norm3.state_dict())
     x, memory = torch.randn(2, 5, D), torch.randn(2, 9, D)
     keep = keep_mask(torch.tensor([9, 6]), 9)
     causal = nn.Transformer.generate_square_subsequent_mask(5)
@@ -176,8 +187,9 @@ def test_logits_do_not_depend_on_later_tokens_or_on_padding() -> None:
     torch.testing.assert_close(one_ctc[0], ctc[1][keep[1]], atol=1e-5, rtol=1e-5)
 
 
-def test_cached_steps_equal_the_decoder_run_at_once_also_when_reordered() -> None:
-    model = build(tiny())
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_cached_steps_equal_the_decoder_run_at_once_also_when_reordered(norm: NormOrder) -> None:
+    model = build(tiny(norm=norm))
     batch, lengths, _ = padded_batch([23, 12, 17], 5.0)
     memory, keep = model.encode(batch, lengths)
     W, rng = 3, torch.Generator().manual_seed(1)

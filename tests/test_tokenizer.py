@@ -60,7 +60,9 @@ def test_word_pieces_count_words() -> None:
 def test_training_is_deterministic_and_survives_bytes() -> None:
     one, two = (Tokenizer.train(TEXTS, TokenizerConfig()).model for _ in range(2))
     assert one == two
-    assert Tokenizer(one).encode(TEXTS[0]) == Tokenizer.train(TEXTS, TokenizerConfig()).encode(TEXTS[0])
+    assert Tokenizer(one).encode(TEXTS[0]) == Tokenizer.train(TEXTS, TokenizerConfig()).encode(
+        TEXTS[0]
+    )
 
 
 def test_what_cannot_be_learnt_or_read_is_said() -> None:

@@ -74,7 +74,9 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
         "from asr.cli import main; main()"
     )
     killed = subprocess.run(
-        [sys.executable, "-c", killer, "train", recipe, "--out", cut], capture_output=True, check=False
+        [sys.executable, "-c", killer, "train", recipe, "--out", cut],
+        capture_output=True,
+        check=False,
     )
     assert killed.returncode == -signal.SIGKILL
     assert (cut / "training" / "last.ckpt").is_file()
@@ -87,7 +89,9 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
         assert torch.equal(tensor, found[name]), name
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_does_not(tones: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(
+    tones: Path, tmp_path: Path
+) -> None:
     values = tones_recipe(tones, training={"epochs": 1})
     same = [train(Config.model_validate(values), tmp_path / f"{i}") for i in range(2)]
     other = train(Config.model_validate({**values, "seed": 2}), tmp_path / "other")

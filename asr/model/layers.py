@@ -4,11 +4,38 @@ With low-rank projections they are LRMHA and LRFF; with dense ones, the Transfor
 Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
 from asr.model.attention import Cache, FullAttention
 from asr.model.projection import ProjectionConfig
+
+
+NormOrder = Literal["post", "pre"]
+
+
+class Residual(nn.Module):
+    """What surrounds a unit f: LayerNorm(x + f(x)) (`post`), or x + f(LayerNorm(x)) (`pre`).
+
+    Post is the thesis's (eq. 3.3, 3.4); pre converges far sooner where training is short.
+    """
+
+    def __init__(self, d_model: int, order: NormOrder, dropout: float) -> None:
+        super().__init__()
+        self.is_pre = order == "pre"
+        self.norm = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def enter(self, x_BTD: Tensor) -> Tensor:
+        """What the unit sees of x."""
+        return self.norm(x_BTD) if self.is_pre else x_BTD
+
+    def leave(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
+        """x and what the unit made of it, joined."""
+        x_BTD = x_BTD + self.dropout(branch_BTD)
+        return x_BTD if self.is_pre else self.norm(x_BTD)
 
 
 class MultiHeadAttention(nn.Module):
@@ -20,7 +47,7 @@ class MultiHeadAttention(nn.Module):
         n_heads: int,
         projection: ProjectionConfig,
         kernel: FullAttention,
-        dropout: float,
+        residual: Residual,
     ) -> None:
         super().__init__()
         self.n_heads = n_heads
@@ -29,55 +56,60 @@ class MultiHeadAttention(nn.Module):
         self.value = projection.build(d_model, d_model)
         self.output = projection.build(d_model, d_model)
         self.kernel = kernel
-        self.dropout = nn.Dropout(dropout)
-        self.norm = nn.LayerNorm(d_model)
+        self.residual = residual
 
     def split(self, x_BTD: Tensor) -> Tensor:
         """(B, T, D) to heads first, (B, H, T, K)."""
         return x_BTD.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
-    def finish(self, heads_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
-        """Join the heads, project, add the residual, normalise: (B, T, D)."""
-        joined_BTD = heads_BHTK.transpose(1, 2).flatten(2)
-        return self.norm(x_BTD + self.dropout(self.output(joined_BTD)))
+    def join(self, heads_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
+        """Concatenate the heads, project, add the residual: (B, T, D)."""
+        return self.residual.leave(x_BTD, self.output(heads_BHTK.transpose(1, 2).flatten(2)))
 
-    def forward(self, x_BTD: Tensor, y_BSD: Tensor, keep_BS: Tensor | None = None) -> Tensor:
-        """Let x attend to y (itself, or the encoder's output)."""
-        q, k, v = self.query(x_BTD), self.key(y_BSD), self.value(y_BSD)
-        return self.finish(self.kernel(self.split(q), self.split(k), self.split(v), keep_BS), x_BTD)
+    def keys_values(self, y_BSD: Tensor) -> Cache:
+        """The keys and values (B, H, S, K) of what is attended to."""
+        return self.split(self.key(y_BSD)), self.split(self.value(y_BSD))
+
+    def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+        """Self-attention over all positions at once."""
+        inside_BTD = self.residual.enter(x_BTD)
+        q_BHTK = self.split(self.query(inside_BTD))
+        return self.join(self.kernel(q_BHTK, *self.keys_values(inside_BTD), keep_BT), x_BTD)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """One position of causal self-attention, after those in the cache."""
-        q, k, v = self.query(x_B1D), self.key(x_B1D), self.value(x_B1D)
-        heads, cache = self.kernel.step(self.split(q), self.split(k), self.split(v), cache)
-        return self.finish(heads, x_B1D), cache
-
-    def keys_values(self, y_BSD: Tensor) -> Cache:
-        """The keys and values (B, H, S, K) of an encoder output, computed once an utterance."""
-        return self.split(self.key(y_BSD)), self.split(self.value(y_BSD))
+        inside_B1D = self.residual.enter(x_B1D)
+        q_BH1K = self.split(self.query(inside_B1D))
+        heads, cache = self.kernel.step(q_BH1K, *self.keys_values(inside_B1D), cache)
+        return self.join(heads, x_B1D), cache
 
     def attend(self, x_BTD: Tensor, keys_values: Cache, keep_BS: Tensor) -> Tensor:
-        """Let x attend to keys and values computed before."""
-        q_BHTK = self.split(self.query(x_BTD))
-        return self.finish(self.kernel(q_BHTK, keys_values[0], keys_values[1], keep_BS), x_BTD)
+        """Attention to the keys and values of an encoder's output."""
+        q_BHTK = self.split(self.query(self.residual.enter(x_BTD)))
+        return self.join(self.kernel(q_BHTK, *keys_values, keep_BS), x_BTD)
 
 
 class FeedForward(nn.Module):
     """LayerNorm(max(0, x E1 D1) E2 D2 + x) (thesis eq. 3.4)."""
 
     def __init__(
-        self, d_model: int, d_inner: int, projection: ProjectionConfig, dropout: float
+        self,
+        d_model: int,
+        d_inner: int,
+        projection: ProjectionConfig,
+        dropout: float,
+        residual: Residual,
     ) -> None:
         super().__init__()
         self.inner = projection.build(d_model, d_inner)
         self.outer = projection.build(d_inner, d_model)
         self.dropout = nn.Dropout(dropout)
-        self.norm = nn.LayerNorm(d_model)
+        self.residual = residual
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        inner = self.dropout(torch.relu(self.inner(x_BTD)))
-        return self.norm(x_BTD + self.dropout(self.outer(inner)))
+        inner = self.dropout(torch.relu(self.inner(self.residual.enter(x_BTD))))
+        return self.residual.leave(x_BTD, self.outer(inner))
 
 
 class EncoderLayer(nn.Module):
@@ -90,7 +122,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
         """(B, S, D) to (B, S, D)."""
-        return self.feed_forward(self.self_attention(x_BSD, x_BSD, keep_BS))
+        return self.feed_forward(self.self_attention(x_BSD, keep_BS))
 
 
 class DecoderLayer(nn.Module):
@@ -109,8 +141,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_BUD: Tensor, memory_BSD: Tensor, keep_BS: Tensor) -> Tensor:
         """All positions at once, in training. Padding at the end is not seen: causality sees to it."""
-        x_BUD = self.self_attention(x_BUD, x_BUD)
-        return self.feed_forward(self.cross_attention(x_BUD, memory_BSD, keep_BS))
+        memory = self.cross_attention.keys_values(memory_BSD)
+        x_BUD = self.cross_attention.attend(self.self_attention(x_BUD), memory, keep_BS)
+        return self.feed_forward(x_BUD)
 
     def step(
         self, x_BWD: Tensor, cache: Cache, memory: Cache, keep_BS: Tensor

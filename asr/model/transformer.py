@@ -20,7 +20,14 @@ from asr.model.attention import (
     FullAttentionConfig,
 )
 from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
-from asr.model.layers import DecoderLayer, EncoderLayer, FeedForward, MultiHeadAttention
+from asr.model.layers import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+    NormOrder,
+    Residual,
+)
 from asr.model.projection import LowRankConfig, ProjectionConfig
 from asr.node import Node
 
@@ -44,13 +51,14 @@ class DecoderConfig(Node):
 class ModelConfig(Node):
     """The network's shape; the defaults are LRT (r = 100) of thesis 4.2.2.
 
-    `ctc_weight` is the share of the CTC loss in training; above 0 the encoder has a CTC head.
+    `norm` is where layer normalisation stands (see `Residual`); `ctc_weight` is the share of the CTC loss in training; above 0 the encoder has a CTC head.
     """
 
     d_model: PositiveInt = 512
     d_inner: PositiveInt = 2048
     n_heads: PositiveInt = 8
     dropout: Probability = 0.1
+    norm: NormOrder = "post"
     projection: ProjectionConfig = LowRankConfig(rank=100)
     frontend: FrontendConfig = VggConfig()
     encoder: EncoderConfig = EncoderConfig()
@@ -80,11 +88,22 @@ class ModelConfig(Node):
     ) -> MultiHeadAttention:
         """LRMHA, or the Transformer's own with a dense projection."""
         built = kernel.build(self.n_heads, self.d_model // self.n_heads, causal, self.dropout)
-        return MultiHeadAttention(self.d_model, self.n_heads, self.projection, built, self.dropout)
+        return MultiHeadAttention(
+            self.d_model, self.n_heads, self.projection, built, self._residual()
+        )
 
     def feed_forward(self) -> FeedForward:
         """LRFF, or the Transformer's own with a dense projection."""
-        return FeedForward(self.d_model, self.d_inner, self.projection, self.dropout)
+        return FeedForward(
+            self.d_model, self.d_inner, self.projection, self.dropout, self._residual()
+        )
+
+    def last_norm(self) -> nn.Module:
+        """What ends a stack: pre-norm layers leave their sum as it is."""
+        return nn.LayerNorm(self.d_model) if self.norm == "pre" else nn.Identity()
+
+    def _residual(self) -> Residual:
+        return Residual(self.d_model, self.norm, self.dropout)
 
 
 def sinusoids(start: int, length: int, d_model: int, device: torch.device) -> Tensor:
@@ -108,13 +127,14 @@ class Encoder(nn.Module):
             EncoderLayer(config.attention_unit(config.encoder.attention), config.feed_forward())
             for _ in range(config.encoder.n_layers)
         )
+        self.norm = config.last_norm()
 
     def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
         """(B, S, D) to (B, S, D); steps where `keep_BS` is False are nobody's business."""
         x_BSD = self.dropout(x_BSD + sinusoids(0, x_BSD.shape[1], x_BSD.shape[2], x_BSD.device))
         for layer in self.layers:
             x_BSD = layer(x_BSD, keep_BS)
-        return x_BSD
+        return self.norm(x_BSD)
 
 
 @dataclass
@@ -169,6 +189,7 @@ class Decoder(nn.Module):
             )
             for _ in range(config.decoder.n_layers)
         )
+        self.norm = config.last_norm()
         self.output = nn.Linear(config.d_model, vocab_size)
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
@@ -181,7 +202,7 @@ class Decoder(nn.Module):
         x_BUD = self._embed(tokens_BU, 0)
         for layer in self.layers:
             x_BUD = layer(x_BUD, memory_BSD, keep_BS)
-        return self.output(x_BUD)
+        return self.output(self.norm(x_BUD))
 
     def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> DecoderState:
         """The state before the first token."""
@@ -196,7 +217,7 @@ class Decoder(nn.Module):
                 x_BWD, state.caches[i], state.memories[i], state.keep_BS
             )
         state.position += 1
-        return self.output(x_BWD).log_softmax(-1)
+        return self.output(self.norm(x_BWD)).log_softmax(-1)
 
     def _layers(self) -> Iterator[DecoderLayer]:
         for layer in self.layers:
