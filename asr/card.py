@@ -39,7 +39,7 @@ def parameters_by_part(model: SpeechTransformer) -> dict[str, int]:
 
 
 def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
-    """README.md of a bundle; `facts` are lines of name and value, measured ones with their command."""
+    """README.md of a bundle; `facts` become the rows of its table."""
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     kind = config.model.projection.kind
     return f"""# A speech recogniser made by lrt-asr

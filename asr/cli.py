@@ -125,12 +125,13 @@ def evaluate(
     format: Annotated[Literal["table", "json"], typer.Option()] = "table",
     device: Device = "auto",
 ) -> None:
-    """Corpus CER, with its parts and the worst utterances; kept as evaluation.json in the bundle."""
+    """Corpus CER, its parts and the worst utterances; kept as evaluation.json in the bundle."""
+    from rich.progress import Progress
+
     import asr
     from asr.card import write_evaluation
     from asr.data import load_cuts
     from asr.evaluate import evaluate as run
-    from rich.progress import Progress
 
     recognizer = asr.load(bundle, device)
     search = recognizer.config.search

@@ -1,4 +1,4 @@
-"""CTC prefix scores: log-probability, by the encoder's CTC head, that the text begins with a prefix.
+"""CTC prefix scores: how likely, by the encoder's CTC head, the text begins with a prefix.
 
 The usual recursion over frames (Watanabe et al. 2017, hybrid CTC/attention decoding) is linear,
 x_s = y_s (x_{s-1} + phi_{s-1}), so its solution is a cumulative sum: with P = cumsum(log y),

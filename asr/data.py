@@ -106,7 +106,7 @@ class SpeechDataset(Dataset[Batch]):
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
         self.failed: set[str] = set()
 
-    def __getitem__(self, cuts: CutSet) -> Batch:  # type: ignore[override]
+    def __getitem__(self, cuts: CutSet) -> Batch:
         """A batch of those that can be read; others are reported once and skipped.
 
         Raises DataError where not one of them can be read.

@@ -61,7 +61,7 @@ class State(Protocol):
         """Go on with these utterances only."""
 
 
-Step = Callable[[Tensor, State], Tensor]
+_S = TypeVar("_S", bound=State)
 
 
 @dataclass
@@ -105,7 +105,11 @@ class BeamSearch:
 
     @torch.inference_mode()
     def __call__(
-        self, step: Step, state: State, limits_B: Tensor, ctc: CtcPrefixScorer | None = None
+        self,
+        step: Callable[[Tensor, _S], Tensor],
+        state: _S,
+        limits_B: Tensor,
+        ctc: CtcPrefixScorer | None = None,
     ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each utterance, best first.
 
@@ -275,7 +279,7 @@ class BeamSearch:
                     att,
                     ctc if has_ctc else None,
                     "length" if length == limit else "eos",
-                )  # fmt: skip
+                )
                 for score, att, ctc, length, tokens in zip(*hypotheses, strict=True)
                 if score > _NEVER / 2
             ][: self.config.n_best]

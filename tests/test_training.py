@@ -1,6 +1,5 @@
 """Training through the real command line: it learns, it survives kill -9, it keeps its promises."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -66,7 +65,8 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
     assert run_cli("train", recipe, "--out", whole).returncode == 0
 
     killer = (
-        "import os, signal, sys; import asr.train.task as t; start = t.RecognizerTask.training_step\n"
+        "import os, signal; import asr.train.task as t\n"
+        "start = t.RecognizerTask.training_step\n"
         "def step(self, batch, i):\n"
         f"    if self.global_step == {kill_at_step}: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return start(self, batch, i)\n"
@@ -149,7 +149,7 @@ def test_a_bad_recording_is_skipped_and_reported(tones: Path, tmp_path: Path) ->
     cuts = load_cuts(tones / "train.jsonl.gz")
     bad = tmp_path / "bad.wav"
     bad.write_bytes(b"RIFF but nothing else")
-    broken = [c for c in cuts][0]
+    broken = next(iter(cuts))
     broken.recording.sources[0].source = str(bad)
     cuts.to_file(tmp_path / "train.jsonl.gz")
     values = tones_recipe(tones, training={"epochs": 1})
@@ -190,4 +190,4 @@ def test_the_schedules_are_what_they_say(tones: Path) -> None:
 def test_transcripts_reach_the_tokenizer_as_they_are_scored(tones: Path) -> None:
     texts = {text_of(cut) for cut in load_cuts(tones / "train.jsonl.gz")}
     assert texts and all(set(text) <= set("一二三四五") for text in texts)
-    assert os.path.isdir(tones / "wav")
+    assert (tones / "wav").is_dir()

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from asr.model.attention import Cache, FullAttention
 from asr.model.projection import ProjectionConfig
 
-
 NormOrder = Literal["post", "pre"]
 
 
@@ -66,7 +65,7 @@ class MultiHeadAttention(nn.Module):
         """Concatenate the heads, project, add the residual: (B, T, D)."""
         return self.residual.leave(x_BTD, self.output(heads_BHTK.transpose(1, 2).flatten(2)))
 
-    def keys_values(self, y_BSD: Tensor) -> Cache:
+    def keys_values(self, y_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values (B, H, S, K) of what is attended to."""
         return self.split(self.key(y_BSD)), self.split(self.value(y_BSD))
 
@@ -80,13 +79,15 @@ class MultiHeadAttention(nn.Module):
         """One position of causal self-attention, after those in the cache."""
         inside_B1D = self.residual.enter(x_B1D)
         q_BH1K = self.split(self.query(inside_B1D))
-        heads, cache = self.kernel.step(q_BH1K, *self.keys_values(inside_B1D), cache)
+        k_BH1K, v_BH1K = self.keys_values(inside_B1D)
+        heads, cache = self.kernel.step(q_BH1K, k_BH1K, v_BH1K, cache)
         return self.join(heads, x_B1D), cache
 
     def attend(self, x_BTD: Tensor, keys_values: Cache, keep_BS: Tensor) -> Tensor:
         """Attention to the keys and values of an encoder's output."""
         q_BHTK = self.split(self.query(self.residual.enter(x_BTD)))
-        return self.join(self.kernel(q_BHTK, *keys_values, keep_BS), x_BTD)
+        k_BHSK, v_BHSK = keys_values
+        return self.join(self.kernel(q_BHTK, k_BHSK, v_BHSK, keep_BS), x_BTD)
 
 
 class FeedForward(nn.Module):
@@ -140,7 +141,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, x_BUD: Tensor, memory_BSD: Tensor, keep_BS: Tensor) -> Tensor:
-        """All positions at once, in training. Padding at the end is not seen: causality sees to it."""
+        """All positions at once, in training; being causal, none sees the padding at the end."""
         memory = self.cross_attention.keys_values(memory_BSD)
         x_BUD = self.cross_attention.attend(self.self_attention(x_BUD), memory, keep_BS)
         return self.feed_forward(x_BUD)

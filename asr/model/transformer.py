@@ -51,7 +51,8 @@ class DecoderConfig(Node):
 class ModelConfig(Node):
     """The network's shape; the defaults are LRT (r = 100) of thesis 4.2.2.
 
-    `norm` is where layer normalisation stands (see `Residual`); `ctc_weight` is the share of the CTC loss in training; above 0 the encoder has a CTC head.
+    `norm` is where layer normalisation stands (see `Residual`); `ctc_weight` the share of the CTC
+    loss in training, above 0 the encoder has a CTC head.
     """
 
     d_model: PositiveInt = 512
@@ -152,7 +153,7 @@ class DecoderState:
 
     def reorder(self, parents_BW: Tensor) -> None:
         """Let hypothesis w of utterance b continue hypothesis `parents_BW[b, w]` of it."""
-        B, W = parents_BW.shape
+        B = len(parents_BW)
         first_B1 = torch.arange(B, device=parents_BW.device)[:, None] * (self._rows() // B)
         rows = (first_B1 + parents_BW).flatten()
         self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
@@ -206,7 +207,9 @@ class Decoder(nn.Module):
 
     def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> DecoderState:
         """The state before the first token."""
-        memories = [layer.cross_attention.keys_values(memory_BSD) for layer in self._layers()]
+        memories: list[Cache] = [
+            layer.cross_attention.keys_values(memory_BSD) for layer in self._layers()
+        ]
         return DecoderState([() for _ in memories], memories, keep_BS)
 
     def step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
@@ -245,7 +248,7 @@ class SpeechTransformer(nn.Module):
     def forward(
         self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Logits (B, U, V) of the decoder, (B, S, V) of the CTC head or None, and the mask (B, S)."""
+        """Logits (B, U, V) of the decoder, (B, S, V) of the CTC head or None, the mask (B, S)."""
         memory_BSD, keep_BS = self.encode(feats_BTF, lengths_B)
         logits_BUV = self.decoder(tokens_BU, memory_BSD, keep_BS)
         return logits_BUV, self.ctc_head(memory_BSD) if self.ctc_head else None, keep_BS

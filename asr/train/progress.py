@@ -17,7 +17,7 @@ class EpochLines(Callback):
         self.bar: Progress | None = None
         self.start = 0.0
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar."""
         self.start = time.monotonic()
         self.bar = Progress(
@@ -33,7 +33,7 @@ class EpochLines(Callback):
         self.bar.start()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,  # noqa: ARG002
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
         batch_idx: int,
     ) -> None:  # fmt: skip
         """Move the bar."""
@@ -42,7 +42,7 @@ class EpochLines(Callback):
                 self.bar.task_ids[0], completed=batch_idx + 1, loss=float(outputs["loss"])
             )
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar, write the line."""
         self._close()
         metrics = trainer.callback_metrics
@@ -65,7 +65,7 @@ class EpochLines(Callback):
         self,
         trainer: L.Trainer,
         pl_module: L.LightningModule,
-        exception: BaseException,  # noqa: ARG002
+        exception: BaseException,
     ) -> None:
         """Leave the terminal as it was."""
         self._close()

@@ -89,20 +89,20 @@ class LastState(Callback):
         self.path, self.every, self.corpus = path, every, corpus
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,  # noqa: ARG002
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
         batch_idx: int,
     ) -> None:  # fmt: skip
         """Save in mid-epoch; the epoch's end has its own save, after validation."""
         if trainer.global_step % self.every == 0 and not trainer.is_last_batch:
             self._save(trainer, batch_idx + 1)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save between epochs."""
         self._save(trainer, 0)
 
     def _save(self, trainer: L.Trainer, done: int) -> None:
         self.batches_done = done
-        write_atomically(self.path, lambda path: trainer.save_checkpoint(path))
+        write_atomically(self.path, trainer.save_checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         """How many batches of the epoch were done."""

@@ -35,11 +35,11 @@ class RecognizerTask(L.LightningModule):
         self.model = bundle.model
         self.errors = ErrorCounts()
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """All chance in a step follows from the seed and the step: a resumed run draws the same."""
         torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a batch, a token's share of it."""
         if self.config.augment:
             generator = torch.Generator().manual_seed(torch.initial_seed())
@@ -85,7 +85,7 @@ class RecognizerTask(L.LightningModule):
         """Count errors afresh."""
         self.errors = ErrorCounts()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """The loss, and the errors of texts decoded greedily, never with the reference as input."""
         loss = self.losses(batch)["loss"]
         self.log("val/loss", loss, batch_size=len(batch.ids))
