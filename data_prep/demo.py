@@ -129,7 +129,7 @@ def prepare(
     out: Path,
     *,
     seed: int = 1,
-    train: int = 12_000,
+    train: int = 10_000,
     dev: int = 200,
     test: int = 400,
     jobs: int | None = None,

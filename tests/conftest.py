@@ -1,5 +1,7 @@
 """What several tests need: a tiny corpus of tones and a recipe that learns it in seconds."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,21 @@ def write_recipe(path: Path, values: dict[str, Any]) -> Path:
 def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tone corpus, once for all tests."""
     return write_tones(tmp_path_factory.mktemp("tones") / "data")
+
+
+def learning_recipe(corpus: Path) -> dict[str, Any]:
+    """The tiny recipe with enough epochs to get the tones right."""
+    return tones_recipe(
+        corpus,
+        model={"dropout": 0.0, "d_model": 48},
+        training={
+            "epochs": 14,
+            "schedule": {"kind": "linear", "lr": 4e-3, "warmup_steps": 40},
+        },
+    )
+
+
+def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-c", "from asr.cli import main; main()", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)

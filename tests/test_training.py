@@ -17,26 +17,14 @@ from asr.errors import ConfigError, DataError
 from asr.train.run import train
 from asr.train.task import rate
 
-from conftest import speak, tones_recipe, write_recipe  # isort: skip
-
-LEARN = {
-    "dropout": 0.0,
-    "d_model": 48,
-}
-FAST = {"epochs": 14, "schedule": {"kind": "linear", "lr": 4e-3, "warmup_steps": 40}}
-
-
-def run_cli(*args: str | Path, **kwargs) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from asr.cli import main; main()", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+from conftest import learning_recipe, run_cli, speak, tones_recipe, write_recipe  # isort: skip
 
 
 @pytest.fixture(scope="session")
 def learned(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that has learnt the tones."""
     folder = tmp_path_factory.mktemp("learned")
-    recipe = tones_recipe(tones, model=LEARN, training=FAST)
-    return train(Config.model_validate(recipe), folder / "bundle")
+    return train(Config.model_validate(learning_recipe(tones)), folder / "bundle")
 
 
 def test_it_learns_what_it_has_not_heard(learned: Path, tmp_path: Path) -> None:
@@ -103,7 +91,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(
 def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
     learned: Path, tones: Path, tmp_path: Path
 ) -> None:
-    values = tones_recipe(tones, model=LEARN, training=FAST)
+    values = learning_recipe(tones)
     with pytest.raises(ConfigError, match="--resume"):
         train(Config.model_validate(values), learned)
     before = (learned / "model.safetensors").stat().st_mtime_ns
@@ -180,7 +168,7 @@ def test_the_schedules_are_what_they_say(tones: Path) -> None:
     assert max(rates) == rates[49] == pytest.approx(32**-0.5 * 50**-0.5)
     assert rates[0] == pytest.approx(rates[49] / 50)
     assert rates[198] == pytest.approx(32**-0.5 * 199**-0.5)
-    linear = Config.model_validate(tones_recipe(tones, training=FAST)).training
+    linear = Config.model_validate(learning_recipe(tones)).training
     rates = [rate(step, linear, 32, 240) for step in range(1, 242)]
     assert rates[39] == pytest.approx(4e-3)
     assert rates[139] == pytest.approx(4e-3 * 101 / 200)

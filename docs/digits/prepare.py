@@ -1,0 +1,76 @@
+"""Strings of spoken digits from single recordings: train on three speakers, test on a fourth.
+
+    python docs/digits/prepare.py DIGITS_DIR data/digits [--test-speaker lucas]
+
+DIGITS_DIR is free-spoken-digit-dataset's recordings: FLAC files and `digits.tsv` (id, speaker,
+word, seconds). An utterance is 1 to 7 digits of one speaker with 0 to 0.2 s between them; dev takes
+recordings of the training speakers that train has not. Its text is the digits: "7204".
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+import numpy as np
+import soundfile as sf
+
+from data_prep.manifest import Utterance, write_corpus
+
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+RATE = 8000
+SIZES = {"train": 6000, "dev": 300, "test": 400}
+
+
+def recordings(folder: Path, test_speaker: str) -> dict[str, dict[str, list[tuple[str, Path]]]]:
+    """Digit and path of each recording, by split and speaker; every tenth take is for dev."""
+    found: dict[str, dict[str, list[tuple[str, Path]]]] = {split: {} for split in SIZES}
+    with (folder / "digits.tsv").open(encoding="utf-8") as table:
+        for row in csv.DictReader(table, delimiter="\t"):
+            take = int(row["id"].rsplit("_", 1)[1])
+            split = "dev" if take % 10 == 0 else "train"
+            split = "test" if row["speaker"] == test_speaker else split
+            digit = str(WORDS.index(row["word"]))
+            takes = found[split].setdefault(row["speaker"], [])
+            takes.append((digit, folder / f"{row['id']}.flac"))
+    return found
+
+
+def utterance(rng: np.random.Generator, takes: list[tuple[str, Path]]) -> tuple[str, np.ndarray]:
+    """A random string and its sound."""
+    text, pieces = "", [silence(rng, 0.05, 0.2)]
+    for i in rng.integers(len(takes), size=rng.integers(1, 8)):
+        digit, path = takes[i]
+        text += digit
+        pieces += [sf.read(path, dtype="float32")[0], silence(rng, 0.0, 0.2)]
+    return text, np.concatenate(pieces)
+
+
+def silence(rng: np.random.Generator, least: float, most: float) -> np.ndarray:
+    """So many seconds of nothing."""
+    return np.zeros(int(rng.uniform(least, most) * RATE), np.float32)
+
+
+def main() -> None:
+    """Write the corpus."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("digits", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--test-speaker", default="lucas")
+    args = parser.parse_args()
+    rng = np.random.default_rng(1)
+    splits: dict[str, list[Utterance]] = {}
+    for split, speakers in recordings(args.digits, args.test_speaker).items():
+        folder = args.out / "wav" / split
+        folder.mkdir(parents=True, exist_ok=True)
+        splits[split] = []
+        for i in range(SIZES[split]):
+            speaker = sorted(speakers)[i % len(speakers)]
+            text, wave = utterance(rng, speakers[speaker])
+            path = folder / f"{speaker}-{i:05d}.wav"
+            sf.write(path, wave, RATE, subtype="PCM_16")
+            splits[split].append(Utterance(f"{split}-{path.stem}", path, text, speaker))
+    print(write_corpus(splits, args.out, corpus="digits"))
+
+
+if __name__ == "__main__":
+    main()
