@@ -31,7 +31,7 @@ def parameters_by_part(model: SpeechTransformer) -> dict[str, int]:
         "encoder": model.encoder,
         "embedding": decoder.embed,
         "decoder": decoder.layers,
-        "output projection": decoder.output,
+        "output projection": nn.ModuleList([decoder.norm, decoder.output]),
     }
     if model.ctc_head is not None:
         parts["CTC head"] = model.ctc_head

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from lhotse import CutSet
 from lhotse.cut import Cut
-from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -157,14 +157,13 @@ def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None)
 
     The order follows from `seed` and `epoch` alone; without an epoch cuts are not shuffled.
     """
-    sampler = DynamicBucketingSampler(
-        cuts,
-        max_duration=batch_seconds,
-        shuffle=epoch is not None,
-        seed=seed,
-        num_buckets=max(1, min(30, len(cuts) // 50)),
-        world_size=1,
-        rank=0,
+    rules = {"max_duration": batch_seconds, "shuffle": epoch is not None, "seed": seed}
+    alone = {"world_size": 1, "rank": 0}
+    n_buckets = min(30, len(cuts) // 50)
+    sampler = (
+        DynamicBucketingSampler(cuts, num_buckets=n_buckets, **rules, **alone)
+        if n_buckets > 1
+        else SimpleCutSampler(cuts, **rules, **alone)
     )
     sampler.set_epoch(epoch or 0)
     return list(sampler)

@@ -28,7 +28,7 @@ def speak(text: str, seed: int = 0) -> np.ndarray:
     return (0.5 * wave + rng.normal(0, 0.003, len(wave))).astype(np.float32)
 
 
-def write_tones(root: Path, n_train: int = 60, n_dev: int = 8) -> Path:
+def write_tones(root: Path, n_train: int = 120, n_dev: int = 8) -> Path:
     """A corpus of tones: manifests in `root`; returns it."""
     rng = np.random.default_rng(0)
     (root / "wav").mkdir(parents=True)
@@ -96,7 +96,7 @@ def learning_recipe(corpus: Path) -> dict[str, Any]:
         corpus,
         model={"dropout": 0.0, "d_model": 48},
         training={
-            "epochs": 14,
+            "epochs": 16,
             "schedule": {"kind": "linear", "lr": 4e-3, "warmup_steps": 40},
         },
     )
