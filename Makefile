@@ -11,7 +11,6 @@ install: $(STAMP)
 # torch is installed first and by itself: where a CPU build is to be found, nothing may pull CUDA in.
 $(STAMP): pyproject.toml constraints.txt .ci/mend_torchaudio.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	$(BIN)/python .ci/mend_torchaudio.py

@@ -262,7 +262,6 @@ def _cut(
         duration=seconds,
         text=text,
         speaker=utterance.speaker,
-        language="Mandarin",
         custom={"synthetic": True} if synthetic else None,
     )
     return MonoCut(
