@@ -4,14 +4,16 @@ config.yaml (the resolved recipe, with the format's version), tokenizer.model (s
 model.safetensors (weights and feature statistics) and README.md (the model card).
 """
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from asr.config import Config, dump_config, load_config
@@ -20,12 +22,11 @@ from asr.features import FeatureExtractor
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
 
-CONFIG, TOKENIZER, WEIGHTS, CARD = (
-    "config.yaml",
-    "tokenizer.model",
-    "model.safetensors",
-    "README.md",
-)
+CONFIG = "config.yaml"
+TOKENIZER = "tokenizer.model"
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+EVALUATION = "evaluation.json"
 
 
 @dataclass
@@ -51,13 +52,19 @@ class Bundle:
         return nn.ModuleDict({"features": self.features, "model": self.model})
 
     def save(self, folder: Path, card: str) -> None:
-        """Write the four files, each whole or not at all; weights last."""
+        """Write the four files, each whole or not at all; weights last.
+
+        The weights remember which tokenizer they were trained with. An evaluation of what stood
+        here before goes.
+        """
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / EVALUATION).unlink(missing_ok=True)
         write_atomically(folder / CONFIG, lambda p: p.write_text(dump_config(self.config), "utf-8"))
         write_atomically(folder / TOKENIZER, lambda p: p.write_bytes(self.tokenizer.model))
         write_atomically(folder / CARD, lambda p: p.write_text(card, "utf-8"))
         state = {key: value.contiguous() for key, value in self.parts.state_dict().items()}
-        write_atomically(folder / WEIGHTS, lambda p: save_file(state, p))
+        weights = to_bytes(state, {"tokenizer": _digest(self.tokenizer)})
+        write_atomically(folder / WEIGHTS, lambda p: p.write_bytes(weights))
 
     @classmethod
     def load(cls, folder: Path) -> "Bundle":
@@ -82,6 +89,8 @@ class Bundle:
             )
         bundle = cls.create(config, tokenizer)
         _load_weights(bundle.parts, folder / WEIGHTS)
+        if _tokenizer_of(folder / WEIGHTS) != _digest(tokenizer):
+            raise BundleError(f"{folder}: {TOKENIZER} and {WEIGHTS} are of two models")
         return bundle
 
 
@@ -107,6 +116,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise BundleError(
             f"{path}: truncated or not a safetensors file ({error}): copy it again"
         ) from error
+
+
+def _digest(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(tokenizer.model).hexdigest()
+
+
+def _tokenizer_of(weights: Path) -> str | None:
+    with safe_open(weights, "pt") as file:
+        return (file.metadata() or {}).get("tokenizer")
 
 
 def _load_weights(parts: nn.Module, path: Path) -> None:

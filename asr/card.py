@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from asr.bundle import CARD, write_atomically
+from asr.bundle import CARD, EVALUATION, write_atomically
 from asr.config import Config
-from asr.errors import ConfigError
+from asr.errors import BundleError, ConfigError
 from asr.evaluate import Evaluation
 from asr.model.transformer import SpeechTransformer
 
-EVALUATION = "evaluation.json"
 _RESULTS = "## Results"
 
 
@@ -82,7 +81,12 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
         "n_freqs": config.features.n_freqs,
     }
     if bundle and (bundle / EVALUATION).is_file():
-        facts["evaluation"] = json.loads((bundle / EVALUATION).read_text("utf-8"))
+        try:
+            facts["evaluation"] = json.loads((bundle / EVALUATION).read_text("utf-8"))
+        except ValueError as error:
+            raise BundleError(
+                f"{bundle / EVALUATION}: not JSON: remove it, or evaluate again"
+            ) from error
     return facts
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from data_prep.manifest import Report
 
 app = typer.Typer(
-    help="Small, fast speech recognition with the Low-Rank Transformer.",
+    help="Small, fast speech recognition with the Low-Rank Transformer. Any verb takes --debug: "
+    "a traceback in place of the one-sentence error.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
 prepare_app = typer.Typer(help="A corpus on disk to lhotse cuts.", no_args_is_help=True)
@@ -60,6 +61,11 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if debug:
+            raise
+        err.print(f"asr: {error.filename or 'disk'}: {error.strerror or error}", soft_wrap=True)
         sys.exit(1)
 
 
@@ -109,7 +115,11 @@ def train(
     try:
         run(config, out_dir, resume, device)
     except KeyboardInterrupt:
-        err.print(f"interrupted; go on with: asr train {recipe} --out {out_dir} --resume")
+        changes = "".join(f" --set '{change}'" for change in overrides or [])
+        err.print(
+            f"interrupted; go on with: asr train {recipe}{changes} --out {out_dir} --resume",
+            soft_wrap=True,
+        )
         raise
     out.print(f"{out_dir}", highlight=False)
 
@@ -140,11 +150,11 @@ def evaluate(
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("evaluating", total=len(chosen))
         result = run(recognizer, chosen, search, worst, lambda n: progress.advance(task, n))
-    write_evaluation(bundle, cuts, result)
     if format == "json":
         print(result.model_dump_json(indent=2))
     else:
         _show_evaluation(cuts, result)
+    write_evaluation(bundle, cuts, result)
 
 
 @app.command()

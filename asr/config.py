@@ -23,14 +23,14 @@ FORMAT = 1
 class DataConfig(Node):
     """Where the cuts are, and how they become batches.
 
-    `batch_seconds` is the audio in a training batch, padding included; `speed_factors` other than
+    `batch_seconds` is the audio in a training batch, before padding; `speed_factors` other than
     1 add copies of the training cuts at these speeds; durations are in seconds.
     """
 
     train: Path
     dev: Path
     batch_seconds: PositiveFloat = 120.0
-    speed_factors: tuple[PositiveFloat, ...] = (1.0,)
+    speed_factors: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0,)
     min_seconds: PositiveFloat = 0.1
     max_seconds: PositiveFloat = 30.0
     num_workers: Annotated[int, Field(ge=0)] = 0
@@ -80,7 +80,7 @@ class Config(Node):
     """A recipe: everything that a run depends on, and all that a bundle has to remember."""
 
     format: int = FORMAT
-    seed: Annotated[int, Field(ge=0)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     data: DataConfig
     features: FeaturesConfig = SpectrogramConfig()
     augment: SpecAugmentConfig | None = None
@@ -94,6 +94,16 @@ class Config(Node):
         if self.format > FORMAT:
             raise ValueError(
                 f"format {self.format} is newer than this program reads, {FORMAT}: update lrt-asr"
+            )
+        least = 4 * self.features.hop_ms / 1000
+        if self.data.min_seconds < least:
+            raise ValueError(
+                f"data.min_seconds {self.data.min_seconds:g} is less than one encoder step, "
+                f"4 frames of features.hop_ms: make it {least:g} at least"
+            )
+        if self.features.n_freqs < 4:
+            raise ValueError(
+                f"features have {self.features.n_freqs} bins, the front end needs 4 at least"
             )
         if self.search.ctc_weight and not self.model.ctc_weight:
             raise ValueError(
@@ -113,7 +123,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}): give a recipe's path"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no keys: a recipe has at least data.train and data.dev")
@@ -141,7 +151,7 @@ def _override(values: dict[str, Any], override: str) -> None:
             raise ConfigError(f"--set {override}: {parent} is a value, it has no keys below it")
     try:
         values[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--set {override}: the value is not YAML") from error
 
 
@@ -149,31 +159,37 @@ def _explain(error: ValidationError) -> str:
     """All that is wrong, as one sentence of `key: what` clauses."""
     clauses = []
     for item in error.errors():
+        loc = [str(part) for part in item["loc"]]
         # Pydantic names the chosen kind of a union among the keys; it is no key of the file.
-        where = ".".join(str(part) for part in item["loc"] if part not in _kinds(item))
+        keys = [part for i, part in enumerate(loc) if part in _NAMES or part.isdigit() or not i]
         if item["type"] == "extra_forbidden":
-            what = f"unknown key{_nearest(str(item['loc'][-1]))}"
-        else:
-            what = f"{item['msg'].removeprefix('Value error, ')} (given: {item['input']!r:.60})"
-        if item["type"] == "value_error":
-            what = item["msg"].removeprefix("Value error, ")
-        clauses.append(f"{where}: {what}" if where else what)
+            where = ".".join([*(key for key in keys if key != loc[-1]), loc[-1]])
+            clauses.append(f"{where}: unknown key{_nearest(loc[-1])}")
+            continue
+        what = item["msg"].removeprefix("Value error, ")
+        if item["type"] != "value_error":
+            what += f" (given: {item['input']!r:.60})"
+        clauses.append(f"{'.'.join(keys)}: {what}" if keys else what)
     return "; ".join(clauses)
 
 
-def _kinds(item: Any) -> set[str]:
-    """The parts of an error's path that are a union's kind rather than a key."""
-    return {part for part in item["loc"][:-1] if isinstance(part, str) and part not in _KEYS}
-
-
 def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, sorted(_KEYS), n=1)
-    return f" (did you mean {close[0]}?)" if close else ", remove it"
+    close = difflib.get_close_matches(key, sorted(_NAMES), n=1)
+    paths = [path for path in sorted(_PATHS) if close and path.split(".")[-1] == close[0]]
+    return f" (did you mean {' or '.join(paths)}?)" if paths else ", remove it"
 
 
-def _keys(schema: dict[str, Any]) -> set[str]:
-    nodes = [schema, *schema.get("$defs", {}).values()]
-    return {key for node in nodes for key in node.get("properties", {})}
+def _paths(schema: dict[str, Any], node: dict[str, Any], prefix: str = "") -> set[str]:
+    """All keys below a node of a JSON schema, dotted, whatever kinds are chosen."""
+    found: set[str] = set()
+    for branch in [node, *node.get("anyOf", []), *node.get("oneOf", []), *node.get("allOf", [])]:
+        if "$ref" in branch:
+            found |= _paths(schema, schema["$defs"][branch["$ref"].split("/")[-1]], prefix)
+        for key, below in branch.get("properties", {}).items():
+            found |= {f"{prefix}{key}"} | _paths(schema, below, f"{prefix}{key}.")
+    return found
 
 
-_KEYS = _keys(Config.model_json_schema())
+_SCHEMA = Config.model_json_schema()
+_PATHS = _paths(_SCHEMA, _SCHEMA)
+_NAMES = {path.split(".")[-1] for path in _PATHS}

@@ -85,7 +85,7 @@ def evaluate(
     `on_done` is told how many utterances each group held. Raises DataError where no cut with a
     text can be read.
     """
-    search = search or recognizer.config.search
+    search = (search or recognizer.config.search).model_copy(update={"n_best": 1})
     todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
     done: list[Utterance] = []
     total, hypothesis_length, audio_seconds = ErrorCounts(), 0, 0.0
@@ -93,9 +93,9 @@ def evaluate(
     for first in range(0, len(todo), _GROUP):
         group = _readable(todo[first : first + _GROUP], recognizer.sample_rate)
         audio_seconds += sum(len(wave) for _, wave in group) / recognizer.sample_rate
-        found = recognizer.recognize([wave for _, wave in group], search)
-        for (cut, _), nbest in zip(group, found, strict=True):
-            reference, hypothesis = text_of(cut), recognizer.tokenizer.decode(nbest[0].tokens)
+        found = recognizer.texts([wave for _, wave in group], search)
+        for (cut, _), (hypothesis, _) in zip(group, found, strict=True):
+            reference = text_of(cut)
             counts = character_errors(reference, hypothesis)
             total, hypothesis_length = total + counts, hypothesis_length + len(hypothesis)
             done.append(Utterance(cut.id, reference, hypothesis, counts))

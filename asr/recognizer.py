@@ -19,6 +19,7 @@ from asr.ctc import CtcPrefixScorer
 from asr.errors import ConfigError
 from asr.model.transformer import SpeechTransformer
 from asr.search import BeamSearch, Hypothesis, SearchConfig
+from asr.tokenizer import normalize_text
 
 # Longer recordings are cut at silences, so that memory does not grow with them; so many seconds
 # share a batch.
@@ -42,7 +43,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was said: the best text and its score, seconds of audio, and the n best."""
+    """What was said: the best text and its score, seconds of audio, and the n best.
+
+    A recording of over 20 s is recognised in pieces; its score is their sum, and `nbest` is empty.
+    """
 
     text: str
     score: float
@@ -80,24 +84,35 @@ class Recognizer:
         Raises AudioError where it cannot be read as speech.
         """
         audio = load_audio(source, self.sample_rate, max_seconds=max_seconds)
-        pieces = [
-            audio.wave_N[start:end]
-            for start, end in split_at_silence(audio.wave_N, self.sample_rate, _PIECE_SECONDS)
-        ]
-        results = self.recognize(pieces, search)
+        ((text, pieces),) = self.texts([audio.wave_N], search)
         return Transcript(
-            text=self.tokenizer.decode(t for nbest in results for t in nbest[0].tokens),
-            score=sum(nbest[0].score for nbest in results),
+            text=text,
+            score=sum(nbest[0].score for nbest in pieces),
             duration=audio.seconds,
-            nbest=tuple(self._candidate(h) for h in results[0]) if len(results) == 1 else (),
+            nbest=tuple(self._candidate(h) for h in pieces[0]) if len(pieces) == 1 else (),
             warnings=audio.warnings,
         )
+
+    def texts(
+        self, waves: Sequence[Tensor], search: SearchConfig | None = None
+    ) -> list[tuple[str, list[list[Hypothesis]]]]:
+        """The text of each wave (N,) of any length, and the n best of the pieces it was cut to."""
+        cuts = [split_at_silence(wave, self.sample_rate, _PIECE_SECONDS) for wave in waves]
+        pieces = [
+            w[start:end] for w, ranges in zip(waves, cuts, strict=True) for start, end in ranges
+        ]
+        results = iter(self.recognize(pieces, search))
+        heard = [[next(results) for _ in ranges] for ranges in cuts]
+        return [(self._text(nbests), nbests) for nbests in heard]
+
+    def _text(self, pieces: list[list[Hypothesis]]) -> str:
+        return normalize_text(" ".join(self.tokenizer.decode(n[0].tokens) for n in pieces))
 
     @torch.inference_mode()
     def recognize(
         self, waves: Sequence[Tensor], search: SearchConfig | None = None
     ) -> list[list[Hypothesis]]:
-        """The n best hypotheses of each wave (N,), at the model's rate; one for too short ones.
+        """The n best hypotheses of each wave (N,) as a whole; one for those that are too short.
 
         Waves of like length share batches; a result does not depend on its batch-mates.
         """

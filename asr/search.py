@@ -21,6 +21,8 @@ _NEVER = -1e9
 # The end of a hypothesis may be one phrase again and again (of up to _PERIODS tokens) for
 # max(_RUN, _REPEATS · phrase) tokens, then the phrase may not start once more.
 _PERIODS, _RUN, _REPEATS = 8, 8, 4
+# Nothing is waited for that would come this far behind the best for each place in the n best.
+_MARGIN = 1.5
 
 
 class SearchConfig(Node):
@@ -33,7 +35,7 @@ class SearchConfig(Node):
     alpha: Annotated[float, Field(gt=0)] = 1.0
     gamma: Annotated[float, Field(ge=0)] = 0.1
     ctc_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    n_best: PositiveInt = 8
+    n_best: PositiveInt = 5
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class BeamSearch:
 
         `step` takes the last tokens (B, W) and gives log-probabilities (B, W, V); `limits_B` is
         how many tokens each utterance may have at most. An utterance ends when no live hypothesis
-        can overtake its best one, or when W have ended.
+        can join its n best, or when W have ended.
         """
         B, L = len(limits_B), int(limits_B.max()) + 1
         live, ended = self._start(limits_B, L), self._none_ended(limits_B, L)
@@ -182,7 +184,8 @@ class BeamSearch:
         ctc_scores = torch.zeros_like(att) if ctc is None else self._ctc_scores(att, ctc)
         joint = self._joint(att, ctc_scores)
         wc = live.wc_BW[..., None] + self.word_count_V
-        return self.config.alpha * joint + self.config.gamma * wc.sqrt(), att, ctc_scores
+        scores = self.config.alpha * joint + self.config.gamma * wc.sqrt()
+        return scores.masked_fill(joint < _NEVER / 2, _NEVER), att, ctc_scores
 
     def _joint(self, att: Tensor, ctc: Tensor) -> Tensor:
         """log P(Y|X); what either side never says stays impossible, whatever the weights."""
@@ -252,14 +255,16 @@ class BeamSearch:
         )
 
     def _done(self, live: _Live, ended: _Ended) -> Tensor:
-        """(B,): nothing live can overtake the best ended one, or the pool of ended ones is full.
+        """(B,): nothing live can join the n best that ended, or the pool of ended ones is full.
 
         log P only falls; √wc can grow to the utterance's limit.
         """
         joint = self._joint(live.att_BW, live.ctc_BW)
         most = self.word_count_V.max() * live.limits_B
         bound = self.config.alpha * joint.amax(1) + self.config.gamma * most.sqrt()
-        return (ended.score_BW[:, 0] >= bound) | (ended.score_BW[:, -1] > _NEVER / 2)
+        last = min(self.config.n_best, self.config.beam_size) - 1
+        least = torch.maximum(ended.score_BW[:, last], ended.score_BW[:, 0] - _MARGIN * last)
+        return (least >= bound) | (ended.score_BW[:, -1] > _NEVER / 2)
 
     def _collect(
         self, live: _Live, ended: _Ended, done_B: Tensor, results: list[list[Hypothesis]]

@@ -7,9 +7,10 @@ import io
 import re
 import unicodedata
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import sentencepiece as spm
+from pydantic import Field
 
 from asr.errors import BundleError, DataError
 from asr.node import Node
@@ -40,7 +41,7 @@ class TokenizerConfig(Node):
     """
 
     kind: Literal["char", "bpe", "unigram"] = "char"
-    vocab_size: int | None = None
+    vocab_size: Annotated[int, Field(gt=len(SPECIAL))] | None = None
 
 
 class Tokenizer:

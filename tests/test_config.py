@@ -30,7 +30,7 @@ def wrong(tmp_path: Path, changes: dict, overrides: list[str] | None = None) -> 
 
 def test_an_unknown_key_is_named_with_its_nearest(tmp_path: Path) -> None:
     message = wrong(tmp_path, {"model": {"d_modle": 32}})
-    assert "model.d_modle: unknown key (did you mean d_model?)" in message
+    assert "model.d_modle: unknown key (did you mean model.d_model?)" in message
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:

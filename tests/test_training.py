@@ -44,21 +44,35 @@ def weights(bundle: Path) -> dict[str, torch.Tensor]:
     return load_file(bundle / "model.safetensors")
 
 
-@pytest.mark.parametrize("kill_at_step", [3, 12])
+@pytest.fixture(scope="module")
+def undisturbed(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(Config.model_validate(tones_recipe(tones)), tmp_path_factory.mktemp("u") / "run")
+
+
+KILLS = {
+    "in the first epoch": ("t.RecognizerTask.training_step", 3),
+    "in the second epoch": ("t.RecognizerTask.training_step", 20),
+    "after an epoch's end": ("t.RecognizerTask.on_train_batch_start", 15),
+    "in validation": ("t.RecognizerTask.on_validation_epoch_end", 15),
+    "before the bundle": ("r.average_into", None),
+}
+
+
+@pytest.mark.parametrize("kill", KILLS)
 def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
-    tones: Path, tmp_path: Path, kill_at_step: int
+    tones: Path, tmp_path: Path, undisturbed: Path, kill: str
 ) -> None:
     recipe = write_recipe(tmp_path / "recipe.yaml", tones_recipe(tones))
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert run_cli("train", recipe, "--out", whole).returncode == 0
+    cut, (place, step) = tmp_path / "cut", KILLS[kill]
 
     killer = (
-        "import os, signal; import asr.train.task as t\n"
-        "start = t.RecognizerTask.training_step\n"
-        "def step(self, batch, i):\n"
-        f"    if self.global_step == {kill_at_step}: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return start(self, batch, i)\n"
-        "t.RecognizerTask.training_step = step\n"
+        "import os, signal; import asr.train.task as t; import asr.train.run as r\n"
+        f"place = {place}\n"
+        "def die(*args):\n"
+        f"    if {step} in (None, getattr(args[0], 'global_step', None)):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return place(*args)\n"
+        f"{place} = die\n"
         "from asr.cli import main; main()"
     )
     killed = subprocess.run(
@@ -71,7 +85,7 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
     assert not (cut / "model.safetensors").exists()
     resumed = run_cli("train", recipe, "--out", cut, "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    expected, found = weights(whole), weights(cut)
+    expected, found = weights(undisturbed), weights(cut)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), name
@@ -98,7 +112,7 @@ def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
     train(Config.model_validate(values), learned, resume=True)
     assert (learned / "model.safetensors").stat().st_mtime_ns == before
     values["model"] = {**values["model"], "d_inner": 96}
-    with pytest.raises(ConfigError, match="another `model`"):
+    with pytest.raises(ConfigError, match="another model"):
         train(Config.model_validate(values), learned, resume=True)
 
 
@@ -127,7 +141,7 @@ def test_an_epoch_holds_every_cut_once_in_another_order_each_time(tones: Path) -
     assert sorted(epochs[1]) == sorted(epochs[0])
     assert epochs[1] != epochs[0] == epochs[2]
     for batch in plan_epoch(cuts, 3.0, 1, 0):
-        assert max(c.duration for c in batch) * len(batch) <= 3.0
+        assert sum(c.duration for c in batch) <= 3.0
 
 
 def test_a_bad_recording_is_skipped_and_reported(tones: Path, tmp_path: Path) -> None:
@@ -146,6 +160,34 @@ def test_a_bad_recording_is_skipped_and_reported(tones: Path, tmp_path: Path) ->
     result = run_cli("train", recipe, "--out", tmp_path / "run")
     assert result.returncode == 0, result.stderr
     assert f"skipped: {broken.id}" in " ".join(result.stderr.split())
+
+
+def test_batches_without_one_readable_recording_are_skipped_too(
+    tones: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    cuts = load_cuts(tones / "train.jsonl.gz")
+    gone = sorted(cuts, key=lambda c: c.duration)[-3:]  # batches of their own, at 1 s a batch
+    for cut in gone:
+        cut.recording.sources[0].source = str(tmp_path / "gone.wav")
+    cuts.to_file(tmp_path / "train.jsonl.gz")
+    shutil.copy(tones / "dev.jsonl.gz", tmp_path / "dev.jsonl.gz")
+    data = {"train": str(tmp_path / "train.jsonl.gz"), "batch_seconds": 1.0}
+    bundle = train(
+        Config.model_validate(tones_recipe(tones, data=data, training={"epochs": 1})),
+        tmp_path / "run",
+    )
+    assert "skipped as unreadable | 3" in (bundle / "README.md").read_text("utf-8")
+
+
+def test_a_diverging_run_stops_and_keeps_its_last_sound_state(tones: Path, tmp_path: Path) -> None:
+    schedule = {"kind": "constant", "lr": 1e30}
+    recipe = tones_recipe(tones, training={"schedule": schedule, "checkpoint_steps": 1})
+    result = run_cli("train", write_recipe(tmp_path / "r.yaml", recipe), "--out", tmp_path / "run")
+    assert result.returncode == 1
+    assert "lower the learning rate" in " ".join(result.stderr.split())
+    assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_unusable_manifests_are_named(tmp_path: Path, tones: Path) -> None:

@@ -6,19 +6,23 @@ values (`weights_only`), so that nobody's checkpoint can run code.
 """
 
 import logging
+import random
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lhotse import CutSet
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
+from safetensors.torch import save
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from asr.bundle import WEIGHTS, Bundle, write_atomically
+from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, read_tensors, write_atomically
 from asr.card import count_parameters, model_card
 from asr.config import Config, dump_config, load_config
 from asr.data import (
@@ -33,7 +37,7 @@ from asr.data import (
     trainable,
     with_speeds,
 )
-from asr.errors import ConfigError
+from asr.errors import AudioError, ConfigError, DataError
 from asr.recognizer import choose_device
 from asr.tokenizer import Tokenizer
 from asr.train.progress import EpochLines
@@ -43,6 +47,9 @@ log = logging.getLogger(__name__)
 
 # Corpus statistics of the features come from so many utterances at most.
 _FIT_UTTERANCES = 2000
+_FINISHED = "finished"
+# What a run that goes on must share with its beginning.
+_FIXED = ("seed", "data", "features", "tokenizer", "model")
 
 
 class Corpus(L.LightningDataModule):
@@ -58,6 +65,21 @@ class Corpus(L.LightningDataModule):
         self.dataset: SpeechDataset | None = None
         self.done = 0
 
+    @property
+    def unreadable(self) -> set[str]:
+        """Cuts that were skipped so far, as far as this process read them."""
+        return self.dataset.failed if self.dataset else set()
+
+    def some_waves(self) -> Iterator[Tensor]:
+        """A random part of the training recordings, those that can be read."""
+        cuts = list(self.train_cuts)
+        random.Random(self.config.seed).shuffle(cuts)
+        for cut in cuts[:_FIT_UTTERANCES]:
+            try:
+                yield read_wave(cut, self.config.features.sample_rate)
+            except AudioError as error:
+                log.warning("skipped: %s", error)
+
     def read_with(self, bundle: Bundle) -> None:
         """Features and tokens of the batches to come."""
         rate = self.config.features.sample_rate
@@ -68,7 +90,7 @@ class Corpus(L.LightningDataModule):
         cuts = self.dev_cuts if epoch is None else self.train_cuts
         return plan_epoch(cuts, self.config.data.batch_seconds, self.config.seed, epoch)
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> DataLoader[Batch | None]:
         """The epoch's batches, less those that a resumed run had done."""
         assert self.trainer is not None
         assert self.dataset is not None
@@ -76,17 +98,37 @@ class Corpus(L.LightningDataModule):
         batches = EpochBatches(self.plan(self.trainer.current_epoch), done)
         return loader(self.dataset, batches, self.config.data.num_workers)
 
-    def val_dataloader(self) -> DataLoader[Batch]:
+    def val_dataloader(self) -> DataLoader[Batch | None]:
         """All dev cuts."""
         assert self.dataset is not None
         return loader(self.dataset, EpochBatches(self.plan(None)), self.config.data.num_workers)
 
 
-class LastState(Callback):
-    """Keeps `last.ckpt`, written every so many steps and after each epoch, whole or not at all."""
+class Checkpoints(Callback):
+    """`last.ckpt`, from which a run goes on, and the weights of the best epochs.
 
-    def __init__(self, path: Path, every: int, corpus: Corpus) -> None:
-        self.path, self.every, self.corpus = path, every, corpus
+    Lightning's own ModelCheckpoint saves the best after all other callbacks, so that a state
+    saved at an epoch's end would not know of it. Here an epoch's weights are written first, then
+    the state that names them, then those that are no longer wanted go: a kill between any two
+    loses nothing.
+    """
+
+    def __init__(self, folder: Path, config: Config, corpus: Corpus) -> None:
+        self.folder, self.corpus = folder, corpus
+        self.every, self.n_best = config.training.checkpoint_steps, config.training.average
+        self.cer_by_epoch: dict[int, float] = {}
+        self.batches_done = 0
+
+    @property
+    def last(self) -> Path:
+        """The state of the run."""
+        return self.folder / "last.ckpt"
+
+    @property
+    def best(self) -> list[Path]:
+        """The weights of the best epochs, best first; of equals the later."""
+        ranked = sorted(self.cer_by_epoch, key=lambda epoch: (self.cer_by_epoch[epoch], -epoch))
+        return [self._weights(epoch) for epoch in ranked[: self.n_best]]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
@@ -97,22 +139,32 @@ class LastState(Callback):
             self._save(trainer, batch_idx + 1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save between epochs."""
+        """Save the epoch's weights and the state; runs after validation."""
+        if not trainer.global_step:
+            raise DataError(f"{self.corpus.config.data.train}: not one recording could be read")
+        assert isinstance(pl_module, RecognizerTask)
+        epoch, weights = trainer.current_epoch, save(pl_module.model.state_dict())
+        write_atomically(self._weights(epoch), lambda path: path.write_bytes(weights))
+        self.cer_by_epoch[epoch] = float(trainer.callback_metrics["val/cer"])
         self._save(trainer, 0)
+        for path in set(self.folder.glob("epoch*.safetensors")) - set(self.best):
+            path.unlink()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many batches of the epoch were done, and how good past epochs were."""
+        return {"batches_done": self.batches_done, "cer_by_epoch": self.cer_by_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the corpus begin after the batches that were done."""
+        self.batches_done = self.corpus.done = state_dict["batches_done"]
+        self.cer_by_epoch = state_dict["cer_by_epoch"]
 
     def _save(self, trainer: L.Trainer, done: int) -> None:
         self.batches_done = done
-        write_atomically(self.path, trainer.save_checkpoint)
+        write_atomically(self.last, trainer.save_checkpoint)
 
-    def state_dict(self) -> dict[str, Any]:
-        """How many batches of the epoch were done."""
-        return {"batches_done": self.batches_done}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the corpus begin after them."""
-        self.batches_done = self.corpus.done = state_dict["batches_done"]
-
-    batches_done = 0
+    def _weights(self, epoch: int) -> Path:
+        return self.folder / f"epoch{epoch}.safetensors"
 
 
 def train(config: Config, out: Path, resume: bool = False, device: str = "auto") -> Path:
@@ -120,77 +172,72 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
 
     Raises ConfigError where `out` holds another run, DataError where the cuts are unusable.
     """
-    warnings.filterwarnings("ignore", module="lightning|lhotse|torch")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    state = out / "training"
-    if _is_finished(config, out, state, resume):
+    chosen, state = choose_device(device), out / "training"
+    if _is_finished(config, out, resume):
         log.info("%s: this run is finished, nothing is left to do", out)
         return out
     L.seed_everything(config.seed, verbose=False)
     corpus = Corpus(config)
-    bundle = _bundle(config, corpus, state)
+    bundle = _begin(config, corpus, state)
     corpus.read_with(bundle)
     log.info(
         "%d utterances, %.1f h; %d tokens; %.2f M parameters", len(corpus.train_cuts),
         sum(cut.duration for cut in corpus.train_cuts) / 3600, bundle.tokenizer.vocab_size,
         count_parameters(bundle.model) / 1e6,
     )  # fmt: skip
-    task = RecognizerTask(bundle, total_steps=len(corpus.plan(0)) * config.training.epochs)
-    best = ModelCheckpoint(
-        state, "epoch{epoch}", monitor="val/cer", save_top_k=config.training.average,
-        auto_insert_metric_name=False, enable_version_counter=False, save_weights_only=True,
-    )  # fmt: skip
-    last = LastState(state / "last.ckpt", config.training.checkpoint_steps, corpus)
+    checkpoints = Checkpoints(state, config, corpus)
     start = time.monotonic()
-    trainer = _trainer(config, state, device, [best, EpochLines(), last])
-    begun = last.path if last.path.is_file() else None
-    try:
-        trainer.fit(task, corpus, ckpt_path=begun, weights_only=True)
-    except SystemExit:  # what Lightning makes of Ctrl-C
-        raise KeyboardInterrupt from None
-    average_into(bundle, [Path(path) for path in best.best_k_models])
+    _fit(config, bundle, corpus, checkpoints, chosen)
+    average_into(bundle, checkpoints.best)
     facts = {
-        "training utterances": f"{len(corpus.train_cuts)} of {config.data.train}",
+        "training cuts": f"{len(corpus.train_cuts)} from {config.data.train}",
         "epochs": config.training.epochs,
-        "training time": f"{(time.monotonic() - start) / 60:.1f} min",
-        "dev CER of the best epoch, greedy": f"{float(best.best_model_score or 1.0):.2%}",
+        "training time, last session": f"{(time.monotonic() - start) / 60:.1f} min on {chosen}",
+        "dev CER of the best epoch, greedy": f"{min(checkpoints.cer_by_epoch.values()):.2%}",
+        "recordings skipped as unreadable": len(corpus.unreadable),
     }
     bundle.save(out, model_card(bundle.config, count_parameters(bundle.model), facts))
+    (state / _FINISHED).touch()
     return out
 
 
 def average_into(bundle: Bundle, checkpoints: list[Path]) -> None:
-    """Give a bundle the mean of its weights in several checkpoints."""
-    states = [torch.load(path, map_location="cpu", weights_only=True) for path in checkpoints]
-    weights = [
-        {k.removeprefix("parts."): v for k, v in s["state_dict"].items() if k.startswith("parts.")}
-        for s in states
-    ]
+    """Give a bundle's network the mean of its weights in several files."""
+    weights = [read_tensors(path) for path in checkpoints]
     mean = {k: torch.stack([w[k].double() for w in weights]).mean(0) for k in weights[0]}
-    bundle.parts.load_state_dict(mean)
+    bundle.model.load_state_dict(mean)
 
 
-def _is_finished(config: Config, out: Path, state: Path, resume: bool) -> bool:
+def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     """Whether the very run was done before; a different one in its place is refused."""
-    if not (state / "config.yaml").is_file():
+    state = out / "training"
+    if not (state / CONFIG).is_file():
         return False
     if not resume:
         raise ConfigError(
             f"{out}: holds a run already: go on with it by --resume, or give another --out"
         )
-    before = load_config(state / "config.yaml")
-    for part in ("seed", "features", "tokenizer", "model"):
-        if getattr(before, part) != getattr(config, part):
-            raise ConfigError(
-                f"{out}: was begun with another `{part}` (see {state / 'config.yaml'}): give "
-                "another --out, or the recipe as it was"
-            )
-    return before == config and (out / WEIGHTS).is_file()
+    before = load_config(state / CONFIG)
+    changed = [p for p in _FIXED if getattr(before, p) != getattr(config, p)]
+    if config.training.epochs < before.training.epochs:
+        changed.append("training.epochs (fewer)")
+    if changed:
+        raise ConfigError(
+            f"{out}: was begun with another {', '.join(changed)} (see {state / CONFIG}): give "
+            "another --out, or the recipe as it was"
+        )
+    return before == config and (state / _FINISHED).is_file() and (out / WEIGHTS).is_file()
 
 
-def _bundle(config: Config, corpus: Corpus, state: Path) -> Bundle:
-    """Fresh weights, and the tokens and statistics of the training cuts alone."""
-    tokenizer = Tokenizer.train(map(text_of, corpus.train_cuts), config.tokenizer)
+def _begin(config: Config, corpus: Corpus, state: Path) -> Bundle:
+    """Fresh weights, and the tokens and statistics of the training cuts alone.
+
+    The tokens of a run that goes on are those that it began with.
+    """
+    if (state / CONFIG).is_file():
+        tokenizer = Tokenizer((state / TOKENIZER).read_bytes())
+    else:
+        tokenizer = Tokenizer.train(map(text_of, corpus.train_cuts), config.tokenizer)
     expected = config.tokenizer.vocab_size
     if config.tokenizer.kind == "char" and expected not in (None, tokenizer.vocab_size):
         log.warning(
@@ -199,29 +246,43 @@ def _bundle(config: Config, corpus: Corpus, state: Path) -> Bundle:
         )  # fmt: skip
     bundle = Bundle.create(config, tokenizer)
     if config.features.normalize == "corpus":
-        some = corpus.train_cuts.subset(first=min(_FIT_UTTERANCES, len(corpus.train_cuts)))
-        rate = config.features.sample_rate
-        bundle.features.fit(read_wave(cut, rate) for cut in some)
+        bundle.features.fit(corpus.some_waves())
     state.mkdir(parents=True, exist_ok=True)
-    write_atomically(state / "config.yaml", lambda p: p.write_text(dump_config(config), "utf-8"))
+    for left in [*state.glob(".*.tmp"), state / _FINISHED]:
+        left.unlink(missing_ok=True)
+    write_atomically(state / TOKENIZER, lambda path: path.write_bytes(tokenizer.model))
+    write_atomically(state / CONFIG, lambda path: path.write_text(dump_config(config), "utf-8"))
     return bundle
 
 
-def _trainer(config: Config, state: Path, device: str, callbacks: list[Callback]) -> L.Trainer:
-    accelerator = choose_device(device).type
-    return L.Trainer(
-        accelerator="gpu" if accelerator == "cuda" else "cpu",
-        devices=1,
-        precision="bf16-mixed" if accelerator == "cuda" else "32-true",
-        max_epochs=config.training.epochs,
-        gradient_clip_val=config.training.clip_norm,
-        callbacks=callbacks,
-        logger=TensorBoardLogger(state, name="", version="curves"),
-        reload_dataloaders_every_n_epochs=1,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        deterministic=accelerator == "cpu",
-        log_every_n_steps=10,
-    )
+def _fit(
+    config: Config, bundle: Bundle, corpus: Corpus, checkpoints: Checkpoints, device: torch.device
+) -> None:
+    """Let Lightning run the epochs, from the last state if there is one."""
+    on_gpu = device.type == "cuda"
+    task = RecognizerTask(bundle, total_steps=len(corpus.plan(0)) * config.training.epochs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning|lhotse|torch")
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        trainer = L.Trainer(
+            accelerator="gpu" if on_gpu else "cpu",
+            devices=[device.index or 0] if on_gpu else 1,
+            precision="bf16-mixed" if on_gpu else "32-true",
+            max_epochs=config.training.epochs,
+            gradient_clip_val=config.training.clip_norm,
+            callbacks=[EpochLines(), checkpoints],
+            logger=TensorBoardLogger(checkpoints.folder, name="", version="curves"),
+            enable_checkpointing=False,
+            reload_dataloaders_every_n_epochs=1,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            deterministic=not on_gpu,
+            log_every_n_steps=10,
+        )
+        begun = checkpoints.last if checkpoints.last.is_file() else None
+        try:
+            trainer.fit(task, corpus, ckpt_path=begun, weights_only=True)
+        except SystemExit:  # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from None

@@ -16,6 +16,7 @@ from asr.bundle import Bundle
 from asr.config import LinearSchedule, NoamSchedule, TrainingConfig
 from asr.ctc import BLANK
 from asr.data import Batch
+from asr.errors import AsrError
 from asr.features import spec_augment
 from asr.metrics import ErrorCounts, character_errors
 from asr.recognizer import decode
@@ -31,7 +32,6 @@ class RecognizerTask(L.LightningModule):
         self.config = bundle.config
         self.tokenizer = bundle.tokenizer
         self.total_steps = total_steps
-        self.parts = bundle.parts
         self.model = bundle.model
         self.errors = ErrorCounts()
 
@@ -46,8 +46,14 @@ class RecognizerTask(L.LightningModule):
             feats = spec_augment(batch.feats_BTF, batch.frames_B, self.config.augment, generator)
             batch.feats_BTF = feats
         losses = self.losses(batch)
+        if not losses["loss"].isfinite():
+            raise AsrError(
+                f"step {self.global_step}: the loss is {losses['loss'].item()} (utterances "
+                f"{', '.join(batch.ids):.200}): lower the learning rate; last.ckpt is sound"
+            )
         for name, value in losses.items():
             self.log(f"train/{name}", value, batch_size=len(batch.ids))
+        self.log("train/rate", self.trainer.optimizers[0].param_groups[0]["lr"])
         return losses["loss"]
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
@@ -85,8 +91,10 @@ class RecognizerTask(L.LightningModule):
         """Count errors afresh."""
         self.errors = ErrorCounts()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch | None, batch_idx: int) -> None:
         """The loss, and the errors of texts decoded greedily, never with the reference as input."""
+        if batch is None:
+            return
         loss = self.losses(batch)["loss"]
         self.log("val/loss", loss, batch_size=len(batch.ids))
         counts = torch.tensor(self.tokenizer.word_counts(), dtype=torch.float32, device=self.device)
@@ -102,7 +110,9 @@ class RecognizerTask(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """Adam as the papers have it (thesis 4.2.4), its rate set anew at every step."""
         training, d_model = self.config.training, self.config.model.d_model
-        adam = Adam(self.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        # Lightning cannot clip gradients for a fused Adam in mixed precision, which GPUs use.
+        on_cpu = self.device.type == "cpu"
+        adam = Adam(self.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=on_cpu)
         schedule = LambdaLR(adam, lambda step: rate(step + 1, training, d_model, self.total_steps))
         return {"optimizer": adam, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -8,6 +8,6 @@ asr=${1:-asr}
 "$asr" prepare demo data/demo
 "$asr" train recipes/demo/lrt.yaml --resume
 "$asr" evaluate exp/demo/lrt data/demo/test.jsonl.gz --worst 3
-wav=$(find data/demo/wav/test -name '*.wav' | sort | head -n 1)
+wav=$(find data/demo/wav/test -name '*.wav' | sort | sed -n 1p)
 echo "transcript of $wav (synthetic speech of an unseen voice):"
 "$asr" transcribe exp/demo/lrt "$wav"
