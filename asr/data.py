@@ -4,6 +4,7 @@ Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
 """
 
 import logging
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,11 +152,13 @@ def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None)
     rules = {"max_duration": batch_seconds, "shuffle": epoch is not None, "seed": seed}
     alone = {"world_size": 1, "rank": 0}
     n_buckets = min(30, len(cuts) // 50)
-    sampler = (
-        DynamicBucketingSampler(cuts, num_buckets=n_buckets, **rules, **alone)
-        if n_buckets > 1
-        else SimpleCutSampler(cuts, **rules, **alone)
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # lhotse would rather have cuts that are read lazily
+        sampler = (
+            DynamicBucketingSampler(cuts, num_buckets=n_buckets, **rules, **alone)
+            if n_buckets > 1
+            else SimpleCutSampler(cuts, **rules, **alone)
+        )
     sampler.set_epoch(epoch or 0)
     return list(sampler)
 
