@@ -5,6 +5,7 @@ Layout: `data_aishell/wav/{train,dev,test}/S????/*.wav` and
 are joined, as every recipe does; about 360 recordings have no line and are left out.
 """
 
+import gzip
 import shutil
 import tarfile
 import zlib
@@ -202,10 +203,14 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
     try:
         with (
             content or Path(archive).open("rb") as file,
-            tarfile.open(fileobj=file, mode="r|*") as tar,
+            gzip.GzipFile(fileobj=file) as unpacked,
+            tarfile.open(fileobj=unpacked, mode="r|") as tar,
         ):
             yield tar
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+            # To tar, damage can look like the end; gzip's checksum, at the true end, tells.
+            while unpacked.read(1 << 20):
+                pass
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{archive}: is damaged or incomplete ({error}); download it again."
         ) from error

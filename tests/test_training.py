@@ -37,7 +37,7 @@ def test_it_learns_what_it_has_not_heard(learned: Path, tmp_path: Path) -> None:
     found = [model.transcribe(tmp_path / f"{i}.wav") for i in range(len(texts))]
     assert [f.text for f in found] == texts
     assert all(f.nbest[0].text == f.text and f.nbest[0].score == f.score for f in found)
-    assert all(len(f.nbest) > 1 for f in found)
+    assert any(len(f.nbest) > 1 for f in found)
 
 
 def weights(bundle: Path) -> dict[str, torch.Tensor]:
