@@ -118,13 +118,14 @@ def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
 
 def test_ctrl_c_says_how_to_go_on(tones: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", tones_recipe(tones, training={"epochs": 2000}))
-    command = [sys.executable, "-c", "from asr.cli import main; main()", "train", str(recipe)]
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}; from asr.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", str(recipe)]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "run")],
         stderr=subprocess.PIPE,
         text=True,
-        # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     last = tmp_path / "run" / "training" / "last.ckpt"
     for _ in range(600):
