@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from asr.model.frontend import VggConfig, keep_mask
-from asr.model.layers import DecoderLayer, EncoderLayer, MultiHeadAttention, NormOrder
+from asr.model.layers import Convolution, DecoderLayer, EncoderLayer, MultiHeadAttention, NormOrder
 from asr.model.projection import DenseConfig, LowRank, LowRankConfig
-from asr.model.transformer import ModelConfig, SpeechTransformer, sinusoids
+from asr.model.transformer import EncoderConfig, ModelConfig, SpeechTransformer, sinusoids
 
 D, INNER, HEADS, VOCAB, FREQS = 16, 32, 4, 11, 21
 
@@ -21,9 +21,11 @@ def tiny(
     projection: DenseConfig | LowRankConfig | None = None,
     ctc: float = 0.0,
     norm: NormOrder = "post",
+    convolution: int | None = None,
 ) -> ModelConfig:
     return ModelConfig(
         norm=norm,
+        encoder=EncoderConfig(convolution=convolution),
         d_model=D,
         d_inner=INNER,
         n_heads=HEADS,
@@ -161,9 +163,39 @@ def padded_batch(lengths: list[int], noise: float) -> tuple[Tensor, Tensor, list
     return batch, torch.tensor(lengths), alone
 
 
+def test_the_convolution_of_a_layer_equals_its_definition_in_float64() -> None:
+    unit = build(tiny(DenseConfig(), convolution=5)).encoder.layers[0].convolution
+    assert isinstance(unit, Convolution) and unit.depthwise.bias is not None
+    x = torch.randn(1, 7, D)
+
+    def weight(parameter: Tensor) -> np.ndarray:
+        return parameter.detach().double().numpy()
+
+    def sigmoid(z: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-z))
+
+    def layer_norm(z: np.ndarray, norm: nn.LayerNorm) -> np.ndarray:
+        z = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + norm.eps)
+        return z * weight(norm.weight) + weight(norm.bias)
+
+    x0 = weight(x[0])
+    inner = x0 @ weight(unit.inner.weight).T + weight(unit.inner.bias)
+    padded = np.pad(inner[:, :D] * sigmoid(inner[:, D:]), ((2, 2), (0, 0)))
+    kernel = weight(unit.depthwise.weight)[:, 0]
+    mixed = np.stack([(padded[t : t + 5] * kernel.T).sum(0) for t in range(7)])
+    mixed = layer_norm(mixed + weight(unit.depthwise.bias), unit.norm)
+    branch = mixed * sigmoid(mixed) @ weight(unit.outer.weight).T + weight(unit.outer.bias)
+    expected = torch.from_numpy(layer_norm(x0 + branch, unit.residual.norm)).float()
+    found = unit(x, torch.ones(1, 7, dtype=torch.bool))
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("convolution", [None, 7])
 @pytest.mark.parametrize("noise", [0.0, 100.0])
-def test_padding_never_changes_an_encoding_whatever_stands_in_it(noise: float) -> None:
-    model = build(tiny())
+def test_padding_never_changes_an_encoding_whatever_stands_in_it(
+    noise: float, convolution: int | None
+) -> None:
+    model = build(tiny(convolution=convolution))
     batch, lengths, alone = padded_batch([23, 8, 31, 5], noise)
     memory, keep = model.encode(batch, lengths)
     for i, feats in enumerate(alone):
@@ -233,3 +265,5 @@ def test_impossible_sizes_are_refused_with_their_numbers() -> None:
         ModelConfig(d_model=30, n_heads=4, projection=DenseConfig())
     with pytest.raises(ValidationError, match=r"rank 600 .* 512"):
         ModelConfig(projection=LowRankConfig(rank=600))
+    with pytest.raises(ValidationError, match="4 steps have no middle: make it 5"):
+        EncoderConfig(convolution=4)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import glu, silu
 
 from asr.model.attention import Cache, FullAttention
 from asr.model.projection import ProjectionConfig
@@ -113,17 +114,52 @@ class FeedForward(nn.Module):
         return self.residual.leave(x_BTD, self.outer(inner))
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward."""
+class Convolution(nn.Module):
+    """What neighbouring steps say together: gate, depthwise convolution, SiLU (Conformer, 2020).
 
-    def __init__(self, self_attention: MultiHeadAttention, feed_forward: FeedForward) -> None:
+    Its pointwise maps are the recipe's projections; layer in place of batch normalisation, so
+    that batch-mates and padding never change a result.
+    """
+
+    def __init__(
+        self, d_model: int, kernel_size: int, projection: ProjectionConfig, residual: Residual
+    ) -> None:
+        super().__init__()
+        self.inner = projection.build(d_model, 2 * d_model)
+        self.depthwise = nn.Conv1d(
+            d_model, d_model, kernel_size, padding=kernel_size // 2, groups=d_model
+        )
+        self.norm = nn.LayerNorm(d_model)
+        self.outer = projection.build(d_model, d_model)
+        self.residual = residual
+
+    def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
+        """(B, S, D) to (B, S, D); steps where `keep_BS` is False are as nothing."""
+        gated_BSD = glu(self.inner(self.residual.enter(x_BSD))) * keep_BS[..., None]
+        mixed_BSD = self.depthwise(gated_BSD.transpose(1, 2)).transpose(1, 2)
+        return self.residual.leave(x_BSD, self.outer(silu(self.norm(mixed_BSD))))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, a convolution where the recipe has one, then feed-forward."""
+
+    def __init__(
+        self,
+        self_attention: MultiHeadAttention,
+        convolution: Convolution | None,
+        feed_forward: FeedForward,
+    ) -> None:
         super().__init__()
         self.self_attention = self_attention
+        self.convolution = convolution
         self.feed_forward = feed_forward
 
     def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
         """(B, S, D) to (B, S, D)."""
-        return self.feed_forward(self.self_attention(x_BSD, keep_BS))
+        x_BSD = self.self_attention(x_BSD, keep_BS)
+        if self.convolution is not None:
+            x_BSD = self.convolution(x_BSD, keep_BS)
+        return self.feed_forward(x_BSD)
 
 
 class DecoderLayer(nn.Module):

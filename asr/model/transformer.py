@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Self
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 from torch import Tensor, nn
 
 from asr.model.attention import (
@@ -21,6 +21,7 @@ from asr.model.attention import (
 )
 from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
 from asr.model.layers import (
+    Convolution,
     DecoderLayer,
     EncoderLayer,
     FeedForward,
@@ -35,10 +36,21 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EncoderConfig(Node):
-    """The stack that refines the front end's steps."""
+    """The stack that refines the front end's steps.
+
+    `convolution` is the width, in steps, of a convolution in each layer; without it there is none.
+    """
 
     n_layers: PositiveInt = 2
     attention: EncoderAttentionConfig = FullAttentionConfig()
+    convolution: PositiveInt | None = None
+
+    @field_validator("convolution")
+    @classmethod
+    def _has_a_middle(cls, width: int | None) -> int | None:
+        if width is not None and width % 2 == 0:
+            raise ValueError(f"{width} steps have no middle: make it {width + 1}")
+        return width
 
 
 class DecoderConfig(Node):
@@ -93,6 +105,13 @@ class ModelConfig(Node):
             self.d_model, self.n_heads, self.projection, built, self._residual()
         )
 
+    def convolution(self) -> Convolution | None:
+        """The encoder layer's convolution, if it has one."""
+        width = self.encoder.convolution
+        if width is None:
+            return None
+        return Convolution(self.d_model, width, self.projection, self._residual())
+
     def feed_forward(self) -> FeedForward:
         """LRFF, or the Transformer's own with a dense projection."""
         return FeedForward(
@@ -125,7 +144,11 @@ class Encoder(nn.Module):
         super().__init__()
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            EncoderLayer(config.attention_unit(config.encoder.attention), config.feed_forward())
+            EncoderLayer(
+                config.attention_unit(config.encoder.attention),
+                config.convolution(),
+                config.feed_forward(),
+            )
             for _ in range(config.encoder.n_layers)
         )
         self.norm = config.last_norm()
