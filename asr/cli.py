@@ -7,6 +7,7 @@ Results go to standard output, everything else to standard error.
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -56,9 +57,9 @@ def main() -> None:
             raise
         err.print(f"asr: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:  # of the signal that it names, or of Ctrl-C
         err.print("asr: interrupted")
-        sys.exit(130)
+        sys.exit(128 + int(error.args[0] if error.args else signal.SIGINT))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import Array
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from lhotse.cut import Cut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from asr.config import DataConfig
 from asr.errors import AudioError, DataError
@@ -23,6 +24,8 @@ from asr.features import FeatureExtractor
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
+
+_ID_BYTES = 200
 
 
 @dataclass
@@ -41,6 +44,21 @@ class Batch:
         tensors = {name: value.to(device) for name, value in vars(self).items() if
                    isinstance(value, Tensor)}  # fmt: skip
         return Batch(ids=self.ids, texts=self.texts, **tensors)
+
+
+@dataclass
+class Step:
+    """One process's part of an optimiser's step: batches whose gradients add up, maybe none.
+
+    `unreadable` are the utterances that are missing, for their recordings could not be read.
+    """
+
+    batches: list[Batch]
+    unreadable: list[str]
+
+    def to(self, device: torch.device) -> "Step":
+        """The same step on a device (Lightning's hook)."""
+        return Step([batch.to(device) for batch in self.batches], self.unreadable)
 
 
 def text_of(cut: Cut) -> str:
@@ -94,21 +112,39 @@ def trainable(cuts: CutSet, config: DataConfig, source: Path) -> CutSet:
     return kept
 
 
-class SpeechDataset(Dataset[Batch | None]):
-    """Reads the recordings of a batch of cuts, as lhotse's samplers give them."""
+class SpeechDataset(Dataset[Step]):
+    """Reads the recordings of a step's batches."""
 
-    def __init__(self, features: FeatureExtractor, tokenizer: Tokenizer, sample_rate: int) -> None:
+    def __init__(
+        self,
+        features: FeatureExtractor,
+        tokenizer: Tokenizer,
+        sample_rate: int,
+        num_workers: int = 0,
+    ) -> None:
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
         self.failed: set[str] = set()
+        # What each worker reads at the moment: when one dies, its owner can tell of what.
+        self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 
-    def __getitem__(self, cuts: CutSet) -> Batch | None:
-        """A batch of those that can be read; others are reported once and skipped.
+    def __getitem__(self, parts: list[list[Cut]]) -> Step:
+        """The batches of the cuts that can be read; others are reported once and skipped."""
+        step = Step([], [])
+        for cuts in parts:
+            read = []
+            for cut in cuts:
+                self._note(cut.id)
+                feats = self._read(cut)
+                if feats is None:
+                    step.unreadable.append(cut.id)
+                else:
+                    read.append((cut, feats))
+            if read:
+                step.batches.append(self._batch(read))
+        self._note("")
+        return step
 
-        None where not one of them can be read, which Lightning skips.
-        """
-        read = [(cut, feats) for cut in cuts if (feats := self._read(cut)) is not None]
-        if not read:
-            return None
+    def _batch(self, read: list[tuple[Cut, Tensor]]) -> Batch:
         texts = [text_of(cut) for cut, _ in read]
         tokens = [torch.tensor([SOS, *self.tokenizer.encode(text), EOS]) for text in texts]
         return Batch(
@@ -120,6 +156,10 @@ class SpeechDataset(Dataset[Batch | None]):
             lengths_B=torch.tensor([len(t) for t in tokens]),
         )
 
+    def _note(self, cut_id: str) -> None:
+        if worker := get_worker_info():
+            self.reading[worker.id].value = cut_id.encode()[: _ID_BYTES - 1]
+
     def _read(self, cut: Cut) -> Tensor | None:
         try:
             return self.features(read_wave(cut, self.sample_rate))
@@ -130,18 +170,18 @@ class SpeechDataset(Dataset[Batch | None]):
             return None
 
 
-class EpochBatches(Sampler[CutSet]):
-    """The batches of one epoch; the first `skip` were trained on before the run was cut off."""
+class EpochSteps(Sampler[list[list[Cut]]]):
+    """The steps of one epoch, each the cuts of its batches; the first `skip` were done before."""
 
-    def __init__(self, batches: list[CutSet], skip: int = 0) -> None:
-        self.batches, self.skip = batches, skip
+    def __init__(self, steps: list[list[list[Cut]]], skip: int = 0) -> None:
+        self.steps, self.skip = steps, skip
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.steps)
 
-    def __iter__(self) -> Iterator[CutSet]:
+    def __iter__(self) -> Iterator[list[list[Cut]]]:
         skip, self.skip = self.skip, 0
-        return iter(self.batches[skip:])
+        return iter(self.steps[skip:])
 
 
 def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
@@ -163,11 +203,9 @@ def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None)
     return list(sampler)
 
 
-def loader(
-    dataset: SpeechDataset, batches: EpochBatches, num_workers: int
-) -> DataLoader[Batch | None]:
-    """A loader of planned batches."""
-    return DataLoader(dataset, batch_size=None, sampler=batches, num_workers=num_workers)
+def loader(dataset: SpeechDataset, steps: EpochSteps, num_workers: int) -> DataLoader[Step]:
+    """A loader of planned steps."""
+    return DataLoader(dataset, batch_size=None, sampler=steps, num_workers=num_workers)
 
 
 def with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
