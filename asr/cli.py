@@ -122,7 +122,8 @@ def train(
             soft_wrap=True,
         )
         raise
-    out.print(f"{out_dir}", highlight=False)
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+        out.print(f"{out_dir}", highlight=False)
 
 
 @app.command()
@@ -266,3 +267,7 @@ def _show_evaluation(cuts: Path, result: "Evaluation") -> None:
             markup=False,
             highlight=False,
         )
+
+
+if __name__ == "__main__":  # torchrun -m asr.cli
+    main()
