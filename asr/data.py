@@ -4,6 +4,7 @@ Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
 """
 
 import logging
+import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from asr.config import DataConfig
 from asr.errors import AudioError, DataError
 from asr.features import FeatureExtractor
+from asr.shar import by_shard, fetch, load_shar
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
 
 _ID_BYTES = 200
+# So many shards are read side by side.
+_SHARDS = 8
 
 
 @dataclass
@@ -67,14 +71,14 @@ def text_of(cut: Cut) -> str:
 
 
 def load_cuts(path: Path) -> CutSet:
-    """The cuts of a manifest that `asr prepare` or lhotse wrote.
+    """The cuts of a manifest that `asr prepare` or lhotse wrote, or of a folder of lhotse Shar.
 
     Raises DataError that names the manifest where it is missing, empty or not one.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path}: no such manifest: write it with `asr prepare`")
     try:
-        cuts = CutSet.from_file(path).to_eager()
+        cuts = load_shar(path) if path.is_dir() else CutSet.from_file(path).to_eager()
         if not all(isinstance(cut, Cut) for cut in cuts):
             raise TypeError("its items are no cuts")
     except Exception as error:  # lhotse raises whatever a broken file makes it stumble over
@@ -89,7 +93,7 @@ def load_cuts(path: Path) -> CutSet:
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:
     """The mono samples (N,) of a cut at a rate in Hz. Raises AudioError that names the cut."""
     try:
-        wave_N = torch.from_numpy(cut.resample(sample_rate).load_audio()).float().mean(0)
+        wave_N = torch.from_numpy(fetch(cut).resample(sample_rate).load_audio()).float().mean(0)
     except Exception as error:  # lhotse's audio backends raise whatever they like
         raise AudioError(f"{cut.id}: the recording cannot be read ({error})") from error
     if not wave_N.isfinite().all():
@@ -187,8 +191,19 @@ class EpochSteps(Sampler[list[list[Cut]]]):
 def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
     """Batches of cuts of like length, at most `batch_seconds` before padding, all cuts once.
 
-    The order follows from `seed` and `epoch` alone; without an epoch cuts are not shuffled.
+    The order follows from `seed` and `epoch` alone; without an epoch cuts are not shuffled. Of a
+    corpus in shards a few are read at a time, whose cuts share batches.
     """
+    shards = by_shard(cuts)
+    names = sorted(shards)
+    if epoch is not None:
+        random.Random(f"{seed} {epoch}").shuffle(names)
+    windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
+    together = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
+    return [batch for part in together for batch in _plan(part, batch_seconds, seed, epoch)]
+
+
+def _plan(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
     rules = {"max_duration": batch_seconds, "shuffle": epoch is not None, "seed": seed}
     alone = {"world_size": 1, "rank": 0}
     n_buckets = min(30, len(cuts) // 50)

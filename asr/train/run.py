@@ -17,7 +17,7 @@ from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, write_atomically
 from asr.card import count_parameters, model_card
 from asr.config import Config, dump_config, load_config
 from asr.data import text_of
-from asr.errors import ConfigError
+from asr.errors import AsrError, ConfigError
 from asr.node import Node
 from asr.recognizer import choose_device
 from asr.tokenizer import Tokenizer
@@ -149,7 +149,13 @@ def _write_beginning(config: Config, bundle: Bundle, state: Path) -> None:
     copies = config.training.average + 1 + 2 * 3 + 1
     size = 4 * copies * count_parameters(bundle.model)
     room = state / "room"
-    write_atomically(room, lambda path: _reserve(path, size))
+    try:
+        write_atomically(room, lambda path: _reserve(path, size))
+    except AsrError as error:
+        raise AsrError(
+            f"{state}: no room for the {size / 1e6:.0f} MB that this run will write "
+            f"({error.__cause__}): free some, or give another --out"
+        ) from error
     room.unlink()
     write_atomically(state / TOKENIZER, lambda path: path.write_bytes(bundle.tokenizer.model))
     write_atomically(state / CONFIG, lambda path: path.write_text(dump_config(config), "utf-8"))
