@@ -57,9 +57,9 @@ def main() -> None:
             raise
         err.print(f"asr: {error}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt as error:  # of the signal that it names, or of Ctrl-C
+    except KeyboardInterrupt:
         err.print("asr: interrupted")
-        sys.exit(128 + int(error.args[0] if error.args else signal.SIGINT))
+        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -115,13 +115,13 @@ def train(
     out_dir = out_dir or Path("exp") / recipe.resolve().parent.name / recipe.stem
     try:
         run(config, out_dir, resume, device)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         changes = "".join(f" --set '{change}'" for change in overrides or [])
         err.print(
             f"interrupted; go on with: asr train {recipe}{changes} --out {out_dir} --resume",
             soft_wrap=True,
         )
-        raise
+        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
     if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
         out.print(f"{out_dir}", highlight=False)
 
