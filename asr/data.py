@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from lhotse import CutSet
-from lhotse.cut import Cut
+from lhotse.cut import Cut, MixedCut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -81,6 +81,8 @@ def load_cuts(path: Path) -> CutSet:
         cuts = load_shar(path) if path.is_dir() else CutSet.from_file(path).to_eager()
         if not all(isinstance(cut, Cut) for cut in cuts):
             raise TypeError("its items are no cuts")
+        if any(map(_runs_commands, cuts)):
+            raise TypeError("a recording's source is a shell command, which is not run")
     except Exception as error:  # lhotse raises whatever a broken file makes it stumble over
         raise DataError(
             f"{path}: not a lhotse manifest of cuts ({error}): prepare it again"
@@ -88,6 +90,14 @@ def load_cuts(path: Path) -> CutSet:
     if not len(cuts):
         raise DataError(f"{path}: holds no utterance: prepare it again")
     return cuts
+
+
+def _runs_commands(cut: Cut) -> bool:
+    parts = [track.cut for track in cut.tracks] if isinstance(cut, MixedCut) else [cut]
+    return any(
+        source.type == "command"
+        for part in parts if part.has_recording for source in part.recording.sources
+    )  # fmt: skip
 
 
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:
