@@ -224,8 +224,8 @@ def _plan(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> l
             if n_buckets > 1
             else SimpleCutSampler(cuts, **rules, **alone)
         )
-    sampler.set_epoch(epoch or 0)
-    return list(sampler)
+        sampler.set_epoch(epoch or 0)
+        return list(sampler)
 
 
 def loader(dataset: SpeechDataset, steps: EpochSteps, num_workers: int) -> DataLoader[Step]:

@@ -16,8 +16,8 @@ ORDER = [
     "asr.model.projection", "asr.model.attention", "asr.model.frontend", "asr.model.layers",
     "asr.model.transformer", "asr.ctc", "asr.search", "asr.config", "asr.bundle", "asr.shar",
     "asr.data", "asr.recognizer", "asr.evaluate", "asr.card", "asr.train.processes",
-    "asr.train.corpus", "asr.train.task", "asr.train.checkpoints", "asr.train.progress", "asr.train.fit",
-    "asr.train.run",
+    "asr.train.corpus", "asr.train.task", "asr.train.checkpoints", "asr.train.progress",
+    "asr.train.fit", "asr.train.run",
 ]  # fmt: skip
 
 
