@@ -7,6 +7,7 @@ Results go to standard output, everything else to standard error.
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -114,14 +115,15 @@ def train(
     out_dir = out_dir or Path("exp") / recipe.resolve().parent.name / recipe.stem
     try:
         run(config, out_dir, resume, device)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         changes = "".join(f" --set '{change}'" for change in overrides or [])
         err.print(
             f"interrupted; go on with: asr train {recipe}{changes} --out {out_dir} --resume",
             soft_wrap=True,
         )
-        raise
-    out.print(f"{out_dir}", highlight=False)
+        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+        out.print(f"{out_dir}", highlight=False)
 
 
 @app.command()
@@ -265,3 +267,7 @@ def _show_evaluation(cuts: Path, result: "Evaluation") -> None:
             markup=False,
             highlight=False,
         )
+
+
+if __name__ == "__main__":  # torchrun -m asr.cli
+    main()

@@ -23,7 +23,8 @@ FORMAT = 1
 class DataConfig(Node):
     """Where the cuts are, and how they become batches.
 
-    `batch_seconds` is the audio in a training batch, before padding; `speed_factors` other than
+    `batch_seconds` is the audio in a batch of one process, before padding; a step has such a batch
+    for each process and each turn of `training.accumulate`. `speed_factors` other than
     1 add copies of the training cuts at these speeds; durations are in seconds.
     """
 
@@ -63,7 +64,9 @@ class TrainingConfig(Node):
     """How the weights are found.
 
     `average` is how many of the best epochs (by validation CER) the bundle's weights are the mean
-    of; `checkpoint_steps` how many steps a killed run can lose at most.
+    of; `checkpoint_steps` how many steps a killed run can lose at most; `accumulate` how many
+    batches a process adds up before a step; `patience` after how many epochs without a better
+    validation CER the run ends; `precision: auto` is bfloat16 on a GPU, float32 elsewhere.
     """
 
     epochs: PositiveInt = 30
@@ -74,6 +77,9 @@ class TrainingConfig(Node):
     clip_norm: PositiveFloat = 5.0
     average: PositiveInt = 5
     checkpoint_steps: PositiveInt = 200
+    accumulate: PositiveInt = 1
+    patience: PositiveInt | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
 
 
 class Config(Node):

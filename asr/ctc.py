@@ -75,6 +75,12 @@ class CtcPrefixScorer:
         return _shift(phi, 0.0 if self.is_empty else _NEVER)
 
 
+def steps_needed(labels_BU: Tensor, lengths_B: Tensor) -> Tensor:
+    """(B,): the fewest encoder steps that can spell labels: one each, and a blank in each pair."""
+    pair_BU = torch.arange(1, labels_BU.shape[1], device=labels_BU.device) < lengths_B[:, None]
+    return lengths_B + ((labels_BU[:, 1:] == labels_BU[:, :-1]) & pair_BU).sum(1)
+
+
 def _shift(x: Tensor, first: float) -> Tensor:
     """One frame later along the last axis."""
     return torch.cat((torch.full_like(x[..., :1], first), x[..., :-1]), dim=-1)

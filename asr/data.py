@@ -4,25 +4,32 @@ Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
 """
 
 import logging
+import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import Array
 from pathlib import Path
 
 import torch
 from lhotse import CutSet
-from lhotse.cut import Cut
+from lhotse.cut import Cut, MixedCut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from asr.config import DataConfig
 from asr.errors import AudioError, DataError
 from asr.features import FeatureExtractor
+from asr.shar import by_shard, fetch, load_shar
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
+
+_ID_BYTES = 200
+# So many shards are read side by side.
+_SHARDS = 8
 
 
 @dataclass
@@ -43,22 +50,39 @@ class Batch:
         return Batch(ids=self.ids, texts=self.texts, **tensors)
 
 
+@dataclass
+class Step:
+    """One process's part of an optimiser's step: batches whose gradients add up, maybe none.
+
+    `unreadable` are the utterances that are missing, for their recordings could not be read.
+    """
+
+    batches: list[Batch]
+    unreadable: list[str]
+
+    def to(self, device: torch.device) -> "Step":
+        """The same step on a device (Lightning's hook)."""
+        return Step([batch.to(device) for batch in self.batches], self.unreadable)
+
+
 def text_of(cut: Cut) -> str:
     """The transcript of a cut."""
     return " ".join(s.text for s in cut.supervisions if s.text)
 
 
 def load_cuts(path: Path) -> CutSet:
-    """The cuts of a manifest that `asr prepare` or lhotse wrote.
+    """The cuts of a manifest that `asr prepare` or lhotse wrote, or of a folder of lhotse Shar.
 
     Raises DataError that names the manifest where it is missing, empty or not one.
     """
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"{path}: no such manifest: write it with `asr prepare`")
     try:
-        cuts = CutSet.from_file(path).to_eager()
+        cuts = load_shar(path) if path.is_dir() else CutSet.from_file(path).to_eager()
         if not all(isinstance(cut, Cut) for cut in cuts):
             raise TypeError("its items are no cuts")
+        if any(map(_runs_commands, cuts)):
+            raise TypeError("a recording's source is a shell command, which is not run")
     except Exception as error:  # lhotse raises whatever a broken file makes it stumble over
         raise DataError(
             f"{path}: not a lhotse manifest of cuts ({error}): prepare it again"
@@ -68,10 +92,18 @@ def load_cuts(path: Path) -> CutSet:
     return cuts
 
 
+def _runs_commands(cut: Cut) -> bool:
+    parts = [track.cut for track in cut.tracks] if isinstance(cut, MixedCut) else [cut]
+    return any(
+        source.type == "command"
+        for part in parts if part.has_recording for source in part.recording.sources
+    )  # fmt: skip
+
+
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:
     """The mono samples (N,) of a cut at a rate in Hz. Raises AudioError that names the cut."""
     try:
-        wave_N = torch.from_numpy(cut.resample(sample_rate).load_audio()).float().mean(0)
+        wave_N = torch.from_numpy(fetch(cut).resample(sample_rate).load_audio()).float().mean(0)
     except Exception as error:  # lhotse's audio backends raise whatever they like
         raise AudioError(f"{cut.id}: the recording cannot be read ({error})") from error
     if not wave_N.isfinite().all():
@@ -94,21 +126,39 @@ def trainable(cuts: CutSet, config: DataConfig, source: Path) -> CutSet:
     return kept
 
 
-class SpeechDataset(Dataset[Batch | None]):
-    """Reads the recordings of a batch of cuts, as lhotse's samplers give them."""
+class SpeechDataset(Dataset[Step]):
+    """Reads the recordings of a step's batches."""
 
-    def __init__(self, features: FeatureExtractor, tokenizer: Tokenizer, sample_rate: int) -> None:
+    def __init__(
+        self,
+        features: FeatureExtractor,
+        tokenizer: Tokenizer,
+        sample_rate: int,
+        num_workers: int = 0,
+    ) -> None:
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
         self.failed: set[str] = set()
+        # What each worker reads at the moment: when one dies, its owner can tell of what.
+        self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 
-    def __getitem__(self, cuts: CutSet) -> Batch | None:
-        """A batch of those that can be read; others are reported once and skipped.
+    def __getitem__(self, parts: list[list[Cut]]) -> Step:
+        """The batches of the cuts that can be read; others are reported once and skipped."""
+        step = Step([], [])
+        for cuts in parts:
+            read = []
+            for cut in cuts:
+                self._note(cut.id)
+                feats = self._read(cut)
+                if feats is None:
+                    step.unreadable.append(cut.id)
+                else:
+                    read.append((cut, feats))
+            if read:
+                step.batches.append(self._batch(read))
+        self._note("")
+        return step
 
-        None where not one of them can be read, which Lightning skips.
-        """
-        read = [(cut, feats) for cut in cuts if (feats := self._read(cut)) is not None]
-        if not read:
-            return None
+    def _batch(self, read: list[tuple[Cut, Tensor]]) -> Batch:
         texts = [text_of(cut) for cut, _ in read]
         tokens = [torch.tensor([SOS, *self.tokenizer.encode(text), EOS]) for text in texts]
         return Batch(
@@ -120,6 +170,10 @@ class SpeechDataset(Dataset[Batch | None]):
             lengths_B=torch.tensor([len(t) for t in tokens]),
         )
 
+    def _note(self, cut_id: str) -> None:
+        if worker := get_worker_info():
+            self.reading[worker.id].value = cut_id.encode()[: _ID_BYTES - 1]
+
     def _read(self, cut: Cut) -> Tensor | None:
         try:
             return self.features(read_wave(cut, self.sample_rate))
@@ -130,25 +184,36 @@ class SpeechDataset(Dataset[Batch | None]):
             return None
 
 
-class EpochBatches(Sampler[CutSet]):
-    """The batches of one epoch; the first `skip` were trained on before the run was cut off."""
+class EpochSteps(Sampler[list[list[Cut]]]):
+    """The steps of one epoch, each the cuts of its batches; the first `skip` were done before."""
 
-    def __init__(self, batches: list[CutSet], skip: int = 0) -> None:
-        self.batches, self.skip = batches, skip
+    def __init__(self, steps: list[list[list[Cut]]], skip: int = 0) -> None:
+        self.steps, self.skip = steps, skip
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.steps)
 
-    def __iter__(self) -> Iterator[CutSet]:
+    def __iter__(self) -> Iterator[list[list[Cut]]]:
         skip, self.skip = self.skip, 0
-        return iter(self.batches[skip:])
+        return iter(self.steps[skip:])
 
 
 def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
     """Batches of cuts of like length, at most `batch_seconds` before padding, all cuts once.
 
-    The order follows from `seed` and `epoch` alone; without an epoch cuts are not shuffled.
+    The order follows from `seed` and `epoch` alone; without an epoch cuts are not shuffled. Of a
+    corpus in shards a few are read at a time, whose cuts share batches.
     """
+    shards = by_shard(cuts)
+    names = sorted(shards)
+    if epoch is not None:
+        random.Random(f"{seed} {epoch}").shuffle(names)
+    windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
+    together = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
+    return [batch for part in together for batch in _plan(part, batch_seconds, seed, epoch)]
+
+
+def _plan(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
     rules = {"max_duration": batch_seconds, "shuffle": epoch is not None, "seed": seed}
     alone = {"world_size": 1, "rank": 0}
     n_buckets = min(30, len(cuts) // 50)
@@ -159,15 +224,13 @@ def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None)
             if n_buckets > 1
             else SimpleCutSampler(cuts, **rules, **alone)
         )
-    sampler.set_epoch(epoch or 0)
-    return list(sampler)
+        sampler.set_epoch(epoch or 0)
+        return list(sampler)
 
 
-def loader(
-    dataset: SpeechDataset, batches: EpochBatches, num_workers: int
-) -> DataLoader[Batch | None]:
-    """A loader of planned batches."""
-    return DataLoader(dataset, batch_size=None, sampler=batches, num_workers=num_workers)
+def loader(dataset: SpeechDataset, steps: EpochSteps, num_workers: int) -> DataLoader[Step]:
+    """A loader of planned steps."""
+    return DataLoader(dataset, batch_size=None, sampler=steps, num_workers=num_workers)
 
 
 def with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:

@@ -1,0 +1,114 @@
+"""The batches of a run, dealt out to its processes."""
+
+import functools
+import logging
+import random
+from collections.abc import Iterator
+
+import lightning as L
+from lhotse import CutSet
+from lhotse.cut import Cut
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from asr.bundle import Bundle
+from asr.config import Config
+from asr.data import (
+    EpochSteps,
+    SpeechDataset,
+    Step,
+    load_cuts,
+    loader,
+    plan_epoch,
+    read_wave,
+    trainable,
+    with_speeds,
+)
+from asr.errors import AudioError
+from asr.train.processes import rank, world_size
+
+log = logging.getLogger(__name__)
+
+# Corpus statistics of the features come from so many utterances at most.
+_FIT_UTTERANCES = 2000
+
+
+class Corpus(L.LightningDataModule):
+    """Train and dev batches of a recipe; a run's state knows how far into an epoch it is.
+
+    The batch of a step is planned for all processes and their `training.accumulate` turns
+    together, the same in each process, and its cuts are then dealt out: so every process makes as
+    many steps, every cut is in one place, and a step is the same however many share it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        data = config.data
+        train = trainable(load_cuts(data.train), data, data.train)
+        self.train_cuts: CutSet = with_speeds(train, data.speed_factors)
+        self.dev_cuts: CutSet = trainable(load_cuts(data.dev), data, data.dev)
+        self.dataset: SpeechDataset | None = None
+        self.done = 0
+        self.plan = functools.lru_cache(maxsize=2)(self._plan)
+
+    @property
+    def parts(self) -> int:
+        """Into how many batches a step is dealt: each process has `training.accumulate`."""
+        return world_size() * self.config.training.accumulate
+
+    @property
+    def step_seconds(self) -> float:
+        """The audio of a step, of all processes, before padding."""
+        return self.config.data.batch_seconds * self.parts
+
+    def some_waves(self) -> Iterator[Tensor]:
+        """A random part of the training recordings, those that can be read."""
+        cuts = list(self.train_cuts)
+        random.Random(self.config.seed).shuffle(cuts)
+        for cut in cuts[:_FIT_UTTERANCES]:
+            try:
+                yield read_wave(cut, self.config.features.sample_rate)
+            except AudioError as error:
+                log.warning("skipped: %s", error)
+
+    def read_with(self, bundle: Bundle) -> None:
+        """Features and tokens of the batches to come."""
+        rate, workers = self.config.features.sample_rate, self.config.data.num_workers
+        self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers)
+
+    def largest(self, epoch: int | None) -> Step:
+        """The batch that takes most memory, of all processes, read."""
+        assert self.dataset is not None
+        parts = [part for batch in self.plan(epoch) for part in deal(batch, self.parts) if part]
+        return self.dataset[[max(parts, key=_padded_seconds)]]
+
+    def train_dataloader(self) -> DataLoader[Step]:
+        """The epoch's steps, less those that a resumed run had done."""
+        assert self.trainer is not None
+        done, self.done = self.done, 0
+        return self._loader(self.trainer.current_epoch, done)
+
+    def val_dataloader(self) -> DataLoader[Step]:
+        """All dev cuts."""
+        return self._loader(None)
+
+    def _plan(self, epoch: int | None) -> list[CutSet]:
+        """What each step of a training epoch holds, or the dev cuts; the same in all processes."""
+        cuts = self.dev_cuts if epoch is None else self.train_cuts
+        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch)
+
+    def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[Step]:
+        assert self.dataset is not None
+        mine = [deal(batch, self.parts)[rank() :: world_size()] for batch in self.plan(epoch)]
+        return loader(self.dataset, EpochSteps(mine, done), self.config.data.num_workers)
+
+
+def deal(batch: CutSet, n_parts: int) -> list[list[Cut]]:
+    """The cuts of a batch in parts of like size and length; some are empty where cuts are few."""
+    ordered = sorted(batch, key=lambda cut: (-cut.duration, cut.id))
+    return [ordered[i::n_parts] for i in range(n_parts)]
+
+
+def _padded_seconds(cuts: list[Cut]) -> float:
+    return len(cuts) * max(cut.duration for cut in cuts)
