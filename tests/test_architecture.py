@@ -13,10 +13,10 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 # Top to bottom, the way of the data: a module may import those above it, never those below.
 ORDER = [
     "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
-    "asr.model.projection", "asr.model.attention", "asr.model.frontend", "asr.model.layers",
-    "asr.model.transformer", "asr.ctc", "asr.search", "asr.config", "asr.bundle", "asr.data",
-    "asr.recognizer", "asr.evaluate", "asr.card", "asr.train.task", "asr.train.progress",
-    "asr.train.run",
+    "asr.model.projection", "asr.model.dropout", "asr.model.attention", "asr.model.frontend",
+    "asr.model.layers", "asr.model.transformer", "asr.ctc", "asr.search", "asr.config",
+    "asr.bundle", "asr.data", "asr.recognizer", "asr.evaluate", "asr.card", "asr.train.memory",
+    "asr.train.task", "asr.train.progress", "asr.train.run",
 ]  # fmt: skip
 
 

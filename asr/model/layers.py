@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.attention import Cache, FullAttention
+from asr.model.dropout import Dropout
 from asr.model.projection import ProjectionConfig
 
 NormOrder = Literal["post", "pre"]
@@ -25,7 +26,7 @@ class Residual(nn.Module):
         super().__init__()
         self.is_pre = order == "pre"
         self.norm = nn.LayerNorm(d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def enter(self, x_BTD: Tensor) -> Tensor:
         """What the unit sees of x."""
@@ -104,7 +105,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = projection.build(d_model, d_inner)
         self.outer = projection.build(d_inner, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.residual = residual
 
     def forward(self, x_BTD: Tensor) -> Tensor:

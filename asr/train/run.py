@@ -40,6 +40,7 @@ from asr.data import (
 from asr.errors import AudioError, ConfigError, DataError
 from asr.recognizer import choose_device
 from asr.tokenizer import Tokenizer
+from asr.train.memory import keep_buffers
 from asr.train.progress import EpochLines
 from asr.train.task import RecognizerTask
 
@@ -176,6 +177,7 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
     if _is_finished(config, out, resume):
         log.info("%s: this run is finished, nothing is left to do", out)
         return out
+    keep_buffers()
     L.seed_everything(config.seed, verbose=False)
     corpus = Corpus(config)
     bundle = _begin(config, corpus, state)
