@@ -1,8 +1,5 @@
 """Dropout is what it says it is, and attention with it is attention."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -70,22 +67,3 @@ def test_attention_with_dropout_has_attention_as_its_mean(causal: bool) -> None:
     found = kernel.train()(*many, None if keep is None else keep.expand(20_000, 5))
     torch.testing.assert_close(found.mean(0, keepdim=True), expected, atol=0.03, rtol=0)
     assert found.std(0).max() > 0.1
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is meant")
-def test_a_training_process_keeps_the_memory_of_large_buffers() -> None:
-    code = """
-import resource, sys, torch
-from asr.train.memory import keep_buffers
-if sys.argv[1] == "keep": keep_buffers()
-faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-torch.ones(30_000_000); before = faults()
-for _ in range(3): torch.ones(30_000_000)
-print(faults() - before)
-"""
-
-    def faults(how: str) -> int:
-        run = [sys.executable, "-c", code, how]
-        return int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
-
-    assert faults("keep") < faults("leave") / 20
