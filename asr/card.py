@@ -25,8 +25,7 @@ def parameters_by_part(model: SpeechTransformer) -> dict[str, int]:
     """Parameters of each part of the network, in the order of the data's way; no total."""
     decoder = model.decoder
     parts: dict[str, nn.Module] = {
-        "front end, convolutions": nn.ModuleList([model.frontend.block1, model.frontend.block2]),
-        "front end, projection": nn.ModuleList([model.frontend.project, model.frontend.norm]),
+        **{f"front end, {name}": part for name, part in model.frontend.parts().items()},
         "encoder": model.encoder,
         "embedding": decoder.embed,
         "decoder": decoder.layers,

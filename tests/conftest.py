@@ -60,7 +60,7 @@ def tones_recipe(corpus: Path, **changes: Any) -> dict[str, Any]:
             "dropout": 0.1,
             "norm": "pre",
             "projection": {"kind": "low_rank", "rank": 8},
-            "frontend": {"channels": [4, 8]},
+            "frontend": {"kind": "vgg", "channels": [4, 8]},
             "encoder": {"n_layers": 1},
             "decoder": {"n_layers": 1},
             "ctc_weight": 0.5,

@@ -77,7 +77,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "features": {"kind": "log_mel", "n_mels": 40},
             "model": {
                 "d_model": 32, "d_inner": 64, "n_heads": 2, "ctc_weight": 0.3,
-                "projection": {"kind": "low_rank", "rank": 8}, "frontend": {"channels": [4, 4]},
+                "projection": {"kind": "low_rank", "rank": 8},
+                "frontend": {"kind": "vgg", "channels": [4, 4]},
             },
             "search": {"beam_size": 2, "ctc_weight": 0.5},
         }

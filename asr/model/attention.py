@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from asr.model.dropout import dropout
 from asr.node import Node
 
 # What a kernel remembers of the past while decoding; every tensor has the rows first.
@@ -28,14 +29,24 @@ class FullAttention(nn.Module):
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
     ) -> Tensor:
         """Attend; keys where `keep_BS` is False are not seen. Returns (B, H, T, K)."""
+        mask = None if keep_BS is None else keep_BS[:, None, None, :]
+        p = self.dropout if self.training else 0.0
+        if p and q_BHTK.is_cpu:
+            return self._with_dropout(q_BHTK, k_BHSK, v_BHSK, mask)
         return scaled_dot_product_attention(
-            q_BHTK,
-            k_BHSK,
-            v_BHSK,
-            attn_mask=None if keep_BS is None else keep_BS[:, None, None, :],
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal,
+            q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=p, is_causal=self.causal
         )
+
+    def _with_dropout(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The same step by step: torch has no kernel for it on a CPU, and a slow dropout."""
+        if self.causal:
+            mask = torch.ones(q_BHTK.shape[2], k_BHSK.shape[2], dtype=torch.bool).tril()
+        scores_BHTS = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHSK.transpose(-2, -1)
+        if mask is not None:
+            scores_BHTS = scores_BHTS.masked_fill(~mask, torch.finfo(scores_BHTS.dtype).min)
+        return dropout(scores_BHTS.softmax(-1), self.dropout) @ v_BHSK
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import glu, silu
 
 from asr.model.attention import Cache, FullAttention
+from asr.model.dropout import Dropout
 from asr.model.projection import ProjectionConfig
 
 NormOrder = Literal["post", "pre"]
@@ -26,7 +27,7 @@ class Residual(nn.Module):
         super().__init__()
         self.is_pre = order == "pre"
         self.norm = nn.LayerNorm(d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def enter(self, x_BTD: Tensor) -> Tensor:
         """What the unit sees of x."""
@@ -105,7 +106,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = projection.build(d_model, d_inner)
         self.outer = projection.build(d_inner, d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.residual = residual
 
     def forward(self, x_BTD: Tensor) -> Tensor:

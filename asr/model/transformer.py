@@ -19,6 +19,7 @@ from asr.model.attention import (
     EncoderAttentionConfig,
     FullAttentionConfig,
 )
+from asr.model.dropout import Dropout
 from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
 from asr.model.layers import (
     Convolution,
@@ -142,7 +143,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
             EncoderLayer(
                 config.attention_unit(config.encoder.attention),
@@ -203,7 +204,7 @@ class Decoder(nn.Module):
         self.d_model = config.d_model
         self.embed = nn.Embedding(vocab_size, config.d_model)
         nn.init.normal_(self.embed.weight, std=config.d_model**-0.5)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         attention = config.decoder.attention
         self.layers = nn.ModuleList(
             DecoderLayer(

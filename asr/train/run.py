@@ -24,6 +24,7 @@ from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import LAST, Checkpoints, average_into
 from asr.train.corpus import Corpus
 from asr.train.fit import check_precision, fit
+from asr.train.memory import keep_buffers
 from asr.train.processes import connected, first, rank, world_size
 from asr.train.task import RecognizerTask
 
@@ -48,6 +49,7 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         if first(lambda: _is_finished(config, out, resume)):
             log.info("%s: this run is finished, nothing is left to do", out)
             return out
+        keep_buffers()
         L.seed_everything(config.seed, verbose=False)
         corpus, bundle = first(lambda: _begin(config, state))
         checkpoints = Checkpoints(state, config, corpus)

@@ -1,0 +1,96 @@
+"""What a batch costs before it reaches the network, beside what a training step costs.
+
+    python benchmarks/data.py [--quick]
+
+Recordings of 4.5 s (noise: what they say does not matter) in 16-bit WAV are prepared as any
+corpus is, then read, cut into features and batched by the product's own loader, in the process
+that trains (`data.num_workers: 0`). The step is that of `benchmarks/training.py`.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import soundfile
+import torch
+from training import RECIPE, TOKENS, machine, matrix_rate, measure
+
+from asr.config import Config, load_config
+from asr.data import EpochBatches, SpeechDataset, load_cuts, loader, plan_epoch, text_of
+from asr.features import LogMelConfig
+from asr.tokenizer import Tokenizer
+from data_prep.manifest import Utterance, write_corpus
+
+SECONDS, RATE, BATCH = 4.5, 16000, 12
+LETTERS = [chr(0x4E00 + i) for i in range(200)]
+
+
+def corpus(root: Path, n: int) -> Config:
+    """The recipe over a corpus of n utterances in `root`."""
+    rng = np.random.default_rng(0)
+    utterances = []
+    for i in range(n):
+        path = root / f"{i}.wav"
+        soundfile.write(path, rng.normal(0, 0.1, int(SECONDS * RATE)), RATE, subtype="PCM_16")
+        text = "".join(rng.choice(LETTERS, TOKENS - 1))
+        utterances.append(Utterance(f"u{i}", path, text, "nobody"))
+    splits = {"train": utterances[:-2], "dev": utterances[-2:-1], "test": utterances[-1:]}
+    write_corpus(splits, root, corpus="noise", synthetic=True, jobs=1)
+    files = [f"data.{split}={root / split}.jsonl.gz" for split in ("train", "dev")]
+    return load_config(RECIPE, [*files, f"data.batch_seconds={BATCH * SECONDS + 0.1}"])
+
+
+def loading(config: Config) -> float:
+    """Median seconds of a batch."""
+    cuts = load_cuts(config.data.train)
+    tokenizer = Tokenizer.train(map(text_of, cuts), config.tokenizer)
+    dataset = SpeechDataset(config.features.build(), tokenizer, RATE)
+    batches = plan_epoch(cuts, config.data.batch_seconds, 1, 0)
+    seconds, start = [], time.perf_counter()
+    for batch in loader(dataset, EpochBatches(batches), 0):
+        assert batch is not None
+        if len(batch.ids) == BATCH:
+            seconds.append(time.perf_counter() - start)
+        start = time.perf_counter()
+    return median(seconds[1:])
+
+
+def times_real_time(extract: Callable[[torch.Tensor], torch.Tensor], rounds: int) -> float:
+    """How many seconds of audio a core makes features of in a second."""
+    wave_N, seconds = torch.randn(int(SECONDS * RATE)), []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        extract(wave_N)
+        seconds.append(time.perf_counter() - start)
+    return SECONDS / median(seconds)
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer batches and rounds")
+    quick = parser.parse_args().quick
+    print(f"{machine()}, matrix rate {matrix_rate() / 1e9:.0f} GFLOP/s")
+    with tempfile.TemporaryDirectory() as folder:
+        batch = loading(corpus(Path(folder), BATCH * (5 if quick else 20) + 2))
+    names = ["transformer_large", "lrt_r50", "lrt_r50, vgg_low_rank"]
+    steps, _ = measure(names, BATCH, 3 if quick else 7)
+    print("\n| what | measured | aim |\n|---|---|---|")
+    print(f"| loading a batch of {BATCH} | {1000 * batch:.0f} ms | |")
+    for name, s in steps.items():
+        print(f"| the same, of a step of {name} | {batch / s:.1%} | ≤ 10 % |")
+    torch.set_num_threads(1)
+    config = load_config(RECIPE)
+    for kind in (config.features, LogMelConfig(kind="log_mel")):
+        speed = times_real_time(kind.build(), 20 if quick else 200)
+        print(f"| {kind.kind} of a wave, one core | {speed:.0f} × real time | |")
+
+
+if __name__ == "__main__":
+    main()
