@@ -1,4 +1,4 @@
-"""The command line: prepare, train, evaluate, transcribe, info, serve.
+"""The command line: prepare, train, evaluate, report, score, transcribe, info, serve.
 
 Verbs import what they need inside, so that `asr --help` and a mistyped option answer at once.
 Results go to standard output, everything else to standard error.
@@ -155,6 +155,27 @@ def evaluate(
     else:
         _show_evaluation(cuts, result)
     write_evaluation(bundle, cuts, result)
+
+
+@app.command()
+def score(
+    references: Annotated[Path, typer.Argument(help="What was said, a line `id text` each.")],
+    hypotheses: Annotated[Path, typer.Argument(help="What was recognised, likewise.")],
+    format: Annotated[Literal["table", "json"], typer.Option()] = "table",
+) -> None:
+    """Pooled CER of one text file against another; ids are checked both ways."""
+    from asr.metrics import score_files
+
+    counts = score_files(references, hypotheses)
+    facts = {"cer": counts.rate, **vars(counts)}
+    if format == "json":
+        print(json.dumps(facts, indent=2))
+    else:
+        out.print(
+            f"CER {counts.rate:.2%}: {counts.substitutions} substitutions, {counts.insertions} "
+            f"insertions, {counts.deletions} deletions of {counts.reference_length} characters",
+            highlight=False,
+        )
 
 
 @app.command()

@@ -50,9 +50,38 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 def test_sizes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert "n_heads 5" in wrong(tmp_path, {"model": {"d_model": 32, "n_heads": 5}})
     projection = {"kind": "low_rank", "rank": 99}
-    message = wrong(tmp_path, {"model": {"d_model": 32, "n_heads": 2, "projection": projection}})
-    assert "rank 99" in message
+    for heads in (2, 5):
+        sizes = {"d_model": 32, "d_inner": 64, "n_heads": heads, "projection": projection}
+        message = wrong(tmp_path, {"model": sizes})
+        assert "rank 99 is above" in message and "32: a full rank" in message
+        assert ("n_heads 5" in message) == (heads == 5)
+    full = {"kind": "low_rank", "rank": 32}
+    values = {**tones_recipe(tmp_path), "model": {"d_model": 32, "d_inner": 64, "projection": full}}
+    del values["search"]
+    load_config(write_recipe(tmp_path / "recipe.yaml", values))
     assert "model.ctc_weight" in wrong(tmp_path, {"model": {}, "search": {"ctc_weight": 0.3}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.d_model", -4), ("model.d_inner", 5.5), ("model.projection.rank", 0),
+        ("model.dropout", 1), ("model.encoder.n_layers", "two"), ("training.clip_norm", -1),
+        ("training.epochs", None), ("data.batch_seconds", "nan"), ("search.beam_size", [8]),
+        ("features.sample_rate", -8000), ("data.speed_factors", []), ("seed", 2**40),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_or_of_another_type_is_told_by_its_key(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    message = wrong(tmp_path, {}, [f"{key}={yaml.safe_dump(value).removesuffix('...')}"])
+    assert f"recipe.yaml: {key}: " in message and "given: " in message
+    assert ";" not in message
+
+
+def test_a_choice_without_its_kind_is_told(tmp_path: Path) -> None:
+    message = wrong(tmp_path, {"model": {"projection": {"rank": 5}}})
+    assert "model.projection: has no kind" in message
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
