@@ -158,6 +158,27 @@ def evaluate(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Bundles, such as exp/aishell1/lrt_r50.")],
+    format: Annotated[Literal["md", "json"], typer.Option()] = "md",
+    out_file: Annotated[Path | None, typer.Option("--out", help="A file for the tables.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="A PNG of the losses by epoch.")] = None,
+) -> None:
+    """Runs in the papers' tables, beside the papers' figures; what each cost."""
+    from asr.bundle import write_atomically
+    from asr.report import as_json, compare, draw_losses, markdown, read_run
+
+    found = [read_run(run) for run in runs]
+    text = (as_json if format == "json" else markdown)(compare(found))
+    if plot:
+        draw_losses(found, plot)
+    if out_file:
+        write_atomically(out_file, lambda path: path.write_text(text, "utf-8"))
+    else:
+        print(text, end="")
+
+
+@app.command()
 def score(
     references: Annotated[Path, typer.Argument(help="What was said, a line `id text` each.")],
     hypotheses: Annotated[Path, typer.Argument(help="What was recognised, likewise.")],

@@ -7,7 +7,6 @@ values (`weights_only`), so that nobody's checkpoint can run code.
 
 import logging
 import random
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader
 from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, read_tensors, write_atomically
 from asr.card import count_parameters, model_card
 from asr.config import Config, dump_config, load_config
+from asr.cost import write_cost
 from asr.data import (
     Batch,
     EpochBatches,
@@ -40,6 +40,7 @@ from asr.data import (
 from asr.errors import AudioError, ConfigError, DataError
 from asr.recognizer import choose_device
 from asr.tokenizer import Tokenizer
+from asr.train.cost import CostMeter
 from asr.train.progress import EpochLines
 from asr.train.task import RecognizerTask
 
@@ -186,17 +187,19 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         count_parameters(bundle.model) / 1e6,
     )  # fmt: skip
     checkpoints = Checkpoints(state, config, corpus)
-    start = time.monotonic()
-    _fit(config, bundle, corpus, checkpoints, chosen)
+    cost = CostMeter(bundle)
+    _fit(config, bundle, corpus, checkpoints, cost, chosen)
     average_into(bundle, checkpoints.best)
     facts = {
         "training cuts": f"{len(corpus.train_cuts)} from {config.data.train}",
         "epochs": config.training.epochs,
-        "training time, last session": f"{(time.monotonic() - start) / 60:.1f} min on {chosen}",
+        "device": chosen,
+        **cost.total.facts(),
         "dev CER of the best epoch, greedy": f"{min(checkpoints.cer_by_epoch.values()):.2%}",
         "recordings skipped as unreadable": len(corpus.unreadable),
     }
     bundle.save(out, model_card(bundle.config, count_parameters(bundle.model), facts))
+    write_cost(out, cost.total)
     (state / _FINISHED).touch()
     return out
 
@@ -256,8 +259,9 @@ def _begin(config: Config, corpus: Corpus, state: Path) -> Bundle:
 
 
 def _fit(
-    config: Config, bundle: Bundle, corpus: Corpus, checkpoints: Checkpoints, device: torch.device
-) -> None:
+    config: Config, bundle: Bundle, corpus: Corpus, checkpoints: Checkpoints, cost: CostMeter,
+    device: torch.device,
+) -> None:  # fmt: skip
     """Let Lightning run the epochs, from the last state if there is one."""
     on_gpu = device.type == "cuda"
     task = RecognizerTask(bundle, total_steps=len(corpus.plan(0)) * config.training.epochs)
@@ -270,7 +274,7 @@ def _fit(
             precision="bf16-mixed" if on_gpu else "32-true",
             max_epochs=config.training.epochs,
             gradient_clip_val=config.training.clip_norm,
-            callbacks=[EpochLines(), checkpoints],
+            callbacks=[EpochLines(), cost, checkpoints],
             logger=TensorBoardLogger(checkpoints.folder, name="", version="curves"),
             enable_checkpointing=False,
             reload_dataloaders_every_n_epochs=1,
