@@ -1,10 +1,10 @@
 """What a bundle says of itself: its size by part, and the model card."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field, ValidationError
 from torch import nn
 
 from asr.bundle import CARD, EVALUATION, write_atomically
@@ -14,6 +14,17 @@ from asr.evaluate import Evaluation
 from asr.model.transformer import SpeechTransformer
 
 _RESULTS = "## Results"
+
+
+class KeptEvaluation(Evaluation):
+    """The last evaluation of a bundle, of which `cuts`.
+
+    `speed` is the rtf by kind of device (cpu, cuda), of all evaluations on these cuts with this
+    search.
+    """
+
+    cuts: str
+    speed: dict[str, float] = Field(default={})
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -79,20 +90,29 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
         "vocab_size": vocab_size,
         "n_freqs": config.features.n_freqs,
     }
-    if bundle and (bundle / EVALUATION).is_file():
-        try:
-            facts["evaluation"] = json.loads((bundle / EVALUATION).read_text("utf-8"))
-        except ValueError as error:
-            raise BundleError(
-                f"{bundle / EVALUATION}: not JSON: remove it, or evaluate again"
-            ) from error
+    if bundle and (evaluation := read_evaluation(bundle)):
+        facts["evaluation"] = evaluation.model_dump(mode="json")
     return facts
+
+
+def read_evaluation(bundle: Path) -> KeptEvaluation | None:
+    """The last evaluation, if there was one. Raises BundleError where its file is damaged."""
+    path = bundle / EVALUATION
+    if not path.is_file():
+        return None
+    try:
+        return KeptEvaluation.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise BundleError(f"{path}: not an evaluation: remove it, or evaluate again") from error
 
 
 def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
     """Keep a result in the bundle: evaluation.json, and a section of the card."""
-    facts = {"cuts": str(cuts), **result.model_dump(mode="json")}
-    text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+    before = read_evaluation(bundle)
+    alike = before and (before.cuts, before.search) == (str(cuts), result.search)
+    speed = {**(before.speed if before and alike else {}), result.device.split(":")[0]: result.rtf}
+    kept = KeptEvaluation(cuts=str(cuts), speed=speed, **dict(result))
+    text = kept.model_dump_json(indent=2) + "\n"
     write_atomically(bundle / EVALUATION, lambda path: path.write_text(text, "utf-8"))
     card = (bundle / CARD).read_text("utf-8") if (bundle / CARD).is_file() else ""
     section = f"""{_RESULTS}

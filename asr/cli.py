@@ -1,4 +1,4 @@
-"""The command line: prepare, train, evaluate, transcribe, info, serve.
+"""The command line: prepare, train, evaluate, report, score, transcribe, info, serve.
 
 Verbs import what they need inside, so that `asr --help` and a mistyped option answer at once.
 Results go to standard output, everything else to standard error.
@@ -157,6 +157,48 @@ def evaluate(
     else:
         _show_evaluation(cuts, result)
     write_evaluation(bundle, cuts, result)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Bundles, such as exp/aishell1/lrt_r50.")],
+    format: Annotated[Literal["md", "json"], typer.Option()] = "md",
+    out_file: Annotated[Path | None, typer.Option("--out", help="A file for the tables.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="A PNG of the losses by epoch.")] = None,
+) -> None:
+    """Runs in the papers' tables, beside the papers' figures; what each cost."""
+    from asr.bundle import write_atomically
+    from asr.report import as_json, compare, draw_losses, markdown, read_run
+
+    found = [read_run(run) for run in runs]
+    text = (as_json if format == "json" else markdown)(compare(found))
+    if plot:
+        draw_losses(found, plot)
+    if out_file:
+        write_atomically(out_file, lambda path: path.write_text(text, "utf-8"))
+    else:
+        print(text, end="")
+
+
+@app.command()
+def score(
+    references: Annotated[Path, typer.Argument(help="What was said, a line `id text` each.")],
+    hypotheses: Annotated[Path, typer.Argument(help="What was recognised, likewise.")],
+    format: Annotated[Literal["table", "json"], typer.Option()] = "table",
+) -> None:
+    """Pooled CER of one text file against another; ids are checked both ways."""
+    from asr.metrics import score_files
+
+    counts = score_files(references, hypotheses)
+    facts = {"cer": counts.rate, **vars(counts)}
+    if format == "json":
+        print(json.dumps(facts, indent=2))
+    else:
+        out.print(
+            f"CER {counts.rate:.2%}: {counts.substitutions} substitutions, {counts.insertions} "
+            f"insertions, {counts.deletions} deletions of {counts.reference_length} characters",
+            highlight=False,
+        )
 
 
 @app.command()

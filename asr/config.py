@@ -173,7 +173,9 @@ def _explain(error: ValidationError) -> str:
             clauses.append(f"{where}: unknown key{_nearest(loc[-1])}")
             continue
         what = item["msg"].removeprefix("Value error, ")
-        if item["type"] != "value_error":
+        if item["type"] == "union_tag_not_found":
+            what = "has no kind, and there are several: name one"
+        elif item["type"] != "value_error":
             what += f" (given: {item['input']!r:.60})"
         clauses.append(f"{'.'.join(keys)}: {what}" if keys else what)
     return "; ".join(clauses)

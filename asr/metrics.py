@@ -2,9 +2,11 @@
 
 import unicodedata
 from dataclasses import dataclass
+from pathlib import Path
 
 import jiwer
 
+from asr.errors import DataError
 from asr.tokenizer import normalize_text
 
 _GAP = "*"
@@ -56,6 +58,22 @@ def character_errors(reference: str, hypothesis: str) -> ErrorCounts:
     )
 
 
+def score_files(references: Path, hypotheses: Path) -> ErrorCounts:
+    """The errors of a file of hypotheses, pooled; both files have a line `id text` an utterance.
+
+    Raises DataError where a line has no id or one that was there before, or where the files are
+    not of the same utterances.
+    """
+    said, heard = _read_texts(references), _read_texts(hypotheses)
+    for path, ids in ((hypotheses, said.keys() - heard), (references, heard.keys() - said)):
+        if ids:
+            raise DataError(
+                f"{path}: {len(ids)} utterances of the other file are missing here "
+                f"({', '.join(sorted(ids)[:3])}): score files of the same utterances"
+            )
+    return sum((character_errors(said[id], heard[id]) for id in said), ErrorCounts())
+
+
 def alignment(reference: str, hypothesis: str) -> str:
     """Three lines for a terminal: both texts, normalised, and S, D or I under each error.
 
@@ -72,6 +90,27 @@ def alignment(reference: str, hypothesis: str) -> str:
             column = _column(said[i : i + 1], heard[i : i + 1], _MARKS[chunk.type])
             lines = [line + cell for line, cell in zip(lines, column, strict=True)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _read_texts(path: Path) -> dict[str, str]:
+    """Texts by id. An id ends at a tab, or in a line without one at the first space."""
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")
+    except ValueError as error:
+        raise DataError(f"{path}: not UTF-8 ({error}): convert it") from error
+    texts: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        id, _, text = line.partition("\t" if "\t" in line else " ")
+        id = id.strip()
+        if not id or id in texts:
+            what = f"{id} stands here a second time" if id else "no id before the text"
+            raise DataError(f"{path}, line {number}: {what}: give each utterance one line")
+        texts[id] = text
+    if not texts:
+        raise DataError(f"{path}: holds no utterance: a line is an id, a tab and a text")
+    return texts
 
 
 def _aligned(reference: str, hypothesis: str) -> jiwer.CharacterOutput:

@@ -50,9 +50,38 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 def test_sizes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert "n_heads 5" in wrong(tmp_path, {"model": {"d_model": 32, "n_heads": 5}})
     projection = {"kind": "low_rank", "rank": 99}
-    message = wrong(tmp_path, {"model": {"d_model": 32, "n_heads": 2, "projection": projection}})
-    assert "rank 99" in message
+    for heads in (2, 5):
+        sizes = {"d_model": 32, "d_inner": 64, "n_heads": heads, "projection": projection}
+        message = wrong(tmp_path, {"model": sizes})
+        assert "rank 99 is above" in message and "32: a full rank" in message
+        assert ("n_heads 5" in message) == (heads == 5)
+    full = {"kind": "low_rank", "rank": 32}
+    values = {**tones_recipe(tmp_path), "model": {"d_model": 32, "d_inner": 64, "projection": full}}
+    del values["search"]
+    load_config(write_recipe(tmp_path / "recipe.yaml", values))
     assert "model.ctc_weight" in wrong(tmp_path, {"model": {}, "search": {"ctc_weight": 0.3}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.d_model", -4), ("model.d_inner", 5.5), ("model.projection.rank", 0),
+        ("model.dropout", 1), ("model.encoder.n_layers", "two"), ("training.clip_norm", -1),
+        ("training.epochs", None), ("data.batch_seconds", "nan"), ("search.beam_size", [8]),
+        ("features.sample_rate", -8000), ("data.speed_factors", []), ("seed", 2**40),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_or_of_another_type_is_told_by_its_key(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    message = wrong(tmp_path, {}, [f"{key}={yaml.safe_dump(value).removesuffix('...')}"])
+    assert f"recipe.yaml: {key}: " in message and "given: " in message
+    assert ";" not in message
+
+
+def test_a_choice_without_its_kind_is_told(tmp_path: Path) -> None:
+    message = wrong(tmp_path, {"model": {"projection": {"rank": 5}}})
+    assert "model.projection: has no kind" in message
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -100,10 +129,16 @@ def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(
     assert command in recipe.read_text("utf-8").splitlines()[0]
 
 
-PAPER = {  # million parameters, from the thesis's numbers as the issue works them out
+PAPER = {  # million parameters, worked out by hand from the thesis's dimensions
+    "hkust/transformer_large": 28.4,
+    "hkust/transformer_medium": 11.5,
+    "hkust/transformer_small": 7.79,
     "hkust/lrt_r50": 7.79,
     "hkust/lrt_r75": 9.66,
     "hkust/lrt_r100": 11.53,
+    "aishell1/transformer_large": 30.5,
+    "aishell1/transformer_medium": 12.75,
+    "aishell1/transformer_small": 8.81,
     "aishell1/lrt_r50": 8.65,
     "aishell1/lrt_r75": 10.58,
     "aishell1/lrt_r100": 12.51,
@@ -117,7 +152,7 @@ def test_the_papers_models_have_the_papers_sizes(name: str, millions: float) -> 
     )
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
-    assert facts["parameters"] / 1e6 == pytest.approx(millions, rel=0.005)
+    assert facts["parameters"] / 1e6 == pytest.approx(millions, rel=0.01)
     assert sum(facts["parts"].values()) == facts["parameters"]
     assert facts["vocab_size"] == {"hkust": 3653, "aishell1": 4364}[name.split("/", maxsplit=1)[0]]
 

@@ -2,13 +2,17 @@
 
 import json
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asr.metrics import ErrorCounts, alignment, character_errors
+from asr.errors import DataError
+from asr.metrics import ErrorCounts, alignment, character_errors, score_files
 from asr.tokenizer import normalize_text
+
+from conftest import run_cli  # isort: skip
 
 TEXTS = st.text(alphabet="ab今天好 Ａ", max_size=12)
 
@@ -109,3 +113,55 @@ def test_alignment_shows_both_texts_and_every_error(reference, hypothesis):
     for column in set(places[0]) & set(places[1]):
         same = places[0][column] == places[1][column]
         assert column < 5 or same or marks[column : column + 1].strip()
+
+
+def texts(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return path
+
+
+REFERENCES = "a 今天天气\nb  ＧＯ left\nc\t打开\nd 好\n"
+
+
+def test_files_are_scored_by_id_whatever_their_order_width_case_and_spaces(tmp_path: Path) -> None:
+    said = texts(tmp_path / "ref.txt", REFERENCES)
+    heard = texts(tmp_path / "hyp.txt", "\ufeffc\t\r\nb go Left\r\n\r\nd\t好 吗\r\na\t今 天天汽")
+    assert score_files(said, heard) == ErrorCounts(1, 1, 2, 4 + 7 + 2 + 1)
+    printed = run_cli("score", said, heard, "--format", "json")
+    assert json.loads(printed.stdout) == {
+        "cer": pytest.approx(4 / 14), "substitutions": 1, "insertions": 1, "deletions": 2,
+        "reference_length": 14,
+    }  # fmt: skip
+    assert "CER 28.57%" in run_cli("score", said, heard).stdout
+    silent = texts(tmp_path / "silent.txt", "a\nb \nc\t\nd\n")
+    assert score_files(silent, silent) == ErrorCounts()
+    assert score_files(silent, said).rate == 1.0
+    assert score_files(said, silent) == ErrorCounts(0, 0, 14, 14)
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "words"),
+    [
+        ("a 今\nb x\n", ["hyp.txt: 2 utterances", "missing here", "c, d"]),
+        (REFERENCES + "e 好\n", ["ref.txt: 1 utterances", "(e)"]),
+        (REFERENCES + "a 好\n", ["hyp.txt, line 5", "a stands here a second time"]),
+        ("a 今\n\t今\n", ["hyp.txt, line 2", "no id"]),
+        ("", ["hyp.txt: holds no utterance"]),
+        ("a 今天".encode("gbk"), ["hyp.txt: not UTF-8"]),
+    ],
+)
+def test_files_of_other_utterances_are_refused(tmp_path: Path, hypotheses, words) -> None:
+    said = texts(tmp_path / "ref.txt", REFERENCES)
+    heard = texts(tmp_path / "hyp.txt", hypotheses)
+    with pytest.raises(DataError) as caught:
+        score_files(said, heard)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_score_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+    said = texts(tmp_path / "ref.txt", REFERENCES)
+    result = run_cli("score", said, texts(tmp_path / "hyp.txt", "a 今\n"))
+    assert result.returncode == 3 and "Traceback" not in result.stderr
+    missing = run_cli("score", said, tmp_path / "none.txt")
+    assert missing.returncode == 1 and "none.txt" in missing.stderr
+    assert "Traceback" not in missing.stderr

@@ -81,16 +81,19 @@ class ModelConfig(Node):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
+        problems = []
         if self.d_model % self.n_heads or self.d_model % 2:
-            raise ValueError(
+            problems.append(
                 f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"
             )
         smallest = min(self.d_model, self.d_inner)
         if isinstance(self.projection, LowRankConfig) and self.projection.rank > smallest:
-            raise ValueError(
+            problems.append(
                 f"projection.rank {self.projection.rank} is above the smaller of d_model and "
                 f"d_inner, {smallest}: a full rank is that at most"
             )
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     def build(self, n_freqs: int, vocab_size: int) -> "SpeechTransformer":

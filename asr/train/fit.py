@@ -17,6 +17,7 @@ from asr.config import Config
 from asr.errors import AsrError, ConfigError
 from asr.train.checkpoints import Checkpoints
 from asr.train.corpus import Corpus
+from asr.train.cost import CostMeter
 from asr.train.processes import is_lost_peer, on_stop, rank, world_size
 from asr.train.progress import EpochLines
 from asr.train.task import RecognizerTask
@@ -59,6 +60,7 @@ def fit(
     task: RecognizerTask,
     corpus: Corpus,
     checkpoints: Checkpoints,
+    cost: CostMeter,
     device: torch.device,
 ) -> None:
     """Run the epochs, from the last state if there is one.
@@ -69,7 +71,7 @@ def fit(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning|lhotse|torch")
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        trainer = _trainer(config, corpus, checkpoints, device)
+        trainer = _trainer(config, corpus, checkpoints, cost, device)
         begun = checkpoints.last if checkpoints.last.is_file() else None
         try:
             trainer.fit(task, corpus, ckpt_path=begun, weights_only=True)
@@ -92,7 +94,11 @@ def check_precision(config: Config, device: torch.device) -> None:
 
 
 def _trainer(
-    config: Config, corpus: Corpus, checkpoints: Checkpoints, device: torch.device
+    config: Config,
+    corpus: Corpus,
+    checkpoints: Checkpoints,
+    cost: CostMeter,
+    device: torch.device,
 ) -> L.Trainer:
     on_gpu, training = device.type == "cuda", config.training
     processes: dict[str, Any] = {"devices": [device.index or 0] if on_gpu else 1}
@@ -107,7 +113,7 @@ def _trainer(
         **processes,
         precision="bf16-mixed" if on_gpu and training.precision != "float32" else "32-true",
         max_epochs=training.epochs,
-        callbacks=[checkpoints, EpochLines(checkpoints), Beginning(corpus)],
+        callbacks=[cost, checkpoints, EpochLines(checkpoints), Beginning(corpus)],
         logger=TensorBoardLogger(checkpoints.folder, name="", version="curves"),
         enable_checkpointing=False,
         reload_dataloaders_every_n_epochs=1,

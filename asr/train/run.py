@@ -16,6 +16,7 @@ import torch
 from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, write_atomically
 from asr.card import count_parameters, model_card
 from asr.config import Config, dump_config, load_config
+from asr.cost import Cost, write_cost
 from asr.data import text_of
 from asr.errors import AsrError, ConfigError
 from asr.node import Node
@@ -23,6 +24,7 @@ from asr.recognizer import choose_device
 from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import LAST, Checkpoints, average_into
 from asr.train.corpus import Corpus
+from asr.train.cost import CostMeter
 from asr.train.fit import check_precision, fit
 from asr.train.memory import keep_buffers
 from asr.train.processes import connected, first, rank, world_size
@@ -54,14 +56,15 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         corpus, bundle = first(lambda: _begin(config, state))
         checkpoints = Checkpoints(state, config, corpus)
         task = RecognizerTask(bundle, len(corpus.plan(0)) * config.training.epochs)
-        fit(config, task, corpus, checkpoints, chosen)
+        cost = CostMeter(bundle)
+        fit(config, task, corpus, checkpoints, cost, chosen)
         if not rank():
-            _finish(bundle, corpus, checkpoints, task, out, chosen)
+            _finish(bundle, corpus, checkpoints, task, cost.total, out, chosen)
     return out
 
 
 def _finish(
-    bundle: Bundle, corpus: Corpus, checkpoints: Checkpoints, task: RecognizerTask,
+    bundle: Bundle, corpus: Corpus, checkpoints: Checkpoints, task: RecognizerTask, cost: Cost,
     out: Path, device: torch.device,
 ) -> None:  # fmt: skip
     """The bundle of the best epochs, and what is to be told of the run."""
@@ -72,12 +75,14 @@ def _finish(
         "epochs": len(checkpoints.history),
         "steps": task.global_step,
         "steps skipped as not finite": tally.skipped,
-        "training time": f"{checkpoints.seconds / 60:.1f} min on {world_size()} x {device.type}",
+        "trained on": f"{world_size()} x {device.type}",
+        **cost.facts(),
         "dev CER of the best epoch, greedy": f"{checkpoints.ranked[0]['val_cer']:.2%}",
         "recordings skipped as unreadable": tally.unreadable,
         "utterances with more text than CTC can place": tally.too_short,
     }
     bundle.save(out, model_card(bundle.config, count_parameters(bundle.model), facts))
+    write_cost(out, cost)
     (out / "training" / _FINISHED).touch()
 
 

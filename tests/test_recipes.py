@@ -1,0 +1,72 @@
+"""`recipes/<corpus>/run.sh MODEL` is the four commands, from a corpus on disk to text."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import tones_recipe, write_recipe  # isort: skip
+from test_data_prep import make_tree  # isort: skip
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The recipes alone, with a tiny model beside them: runs do not write into this checkout."""
+    for corpus, rate in (("aishell1", 16000), ("hkust", 8000)):
+        shutil.copytree(ROOT / "recipes" / corpus, tmp_path / "checkout" / "recipes" / corpus)
+        values = tones_recipe(
+            Path("data") / corpus,
+            features={"sample_rate": rate},
+            model={"ctc_weight": 0.0},
+            search={"ctc_weight": 0.0},
+            training={"epochs": 3},
+        )
+        write_recipe(tmp_path / "checkout" / "recipes" / corpus / "tiny.yaml", values)
+    return tmp_path / "checkout"
+
+
+def run(checkout: Path, corpus: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
+    asr = checkout / "asr.sh"
+    program = "from asr.cli import main; main()"
+    asr.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{program}' \"$@\"\n")
+    asr.chmod(0o755)
+    # The script lives in a checkout and is called from anywhere.
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.run(
+        [checkout / "recipes" / corpus / "run.sh", *args],
+        cwd=checkout.parent, env={**os.environ, "ASR": str(asr), "PYTHONPATH": paths},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_from_a_corpus_on_disk_to_text(checkout: Path) -> None:
+    make_tree(checkout.parent)
+    options = ("--set", "training.epochs=1")
+    result = run(checkout, "aishell1", "tiny", "data_aishell", *options)
+    assert result.returncode == 0, result.stderr
+    bundle = checkout / "exp" / "aishell1" / "tiny"
+    evaluation = json.loads((bundle / "evaluation.json").read_text("utf-8"))
+    assert evaluation["cuts"] == "data/aishell1/test.jsonl.gz" and evaluation["utterances"] == 1
+    assert "epochs: 1\n" in (bundle / "config.yaml").read_text("utf-8")
+    test_wav = "data_aishell/wav/test/S0764/BAC009S0764W0001.wav"
+    assert result.stdout.split("transcript of ")[1].splitlines()[0].endswith(f"{test_wav}:")
+
+
+def test_a_prepared_corpus_is_not_asked_for_and_a_run_goes_on(checkout: Path, tones: Path) -> None:
+    shutil.copytree(tones, checkout / "data" / "hkust")
+    assert run(checkout, "hkust", "tiny", "", "--set", "training.epochs=1").returncode == 0
+    result = run(checkout, "hkust", "tiny")
+    assert result.returncode == 0, result.stderr
+    assert "epoch 3/3" in result.stderr and "epoch 1/3" not in result.stderr
+
+
+def test_without_a_model_it_says_how(checkout: Path) -> None:
+    result = run(checkout, "hkust")
+    assert result.returncode != 0 and "usage: recipes/hkust/run.sh MODEL" in result.stderr
+    assert not (checkout / "exp").exists()
