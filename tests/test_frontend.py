@@ -25,14 +25,16 @@ def build(rank: int | None) -> VggFrontend:
 @pytest.mark.parametrize(("c_in", "c_out"), [(4, 6), (1, 6), (2, 30)])
 def test_a_convolution_of_full_rank_equals_a_plain_one(c_in: int, c_out: int) -> None:
     torch.manual_seed(0)
-    plain, full = nn.Conv2d(c_in, c_out, 3, padding=1), min(9 * c_in, c_out)
+    plain, full = nn.Conv2d(c_in, c_out, 3, padding=1), 3 * min(c_in, c_out)
     led = convolution(c_in, c_out, full)
     if isinstance(led, nn.Sequential):
-        point, patch = led[1], led[0]
-        u, s, vt = torch.linalg.svd(plain.weight.detach().flatten(1), full_matrices=False)
-        patch.load_state_dict({"weight": vt.view(full, c_in, 3, 3)})
+        matrix = plain.weight.detach().permute(1, 2, 0, 3).reshape(3 * c_in, 3 * c_out)
+        u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
+        over_time = (u * s).T.reshape(full, c_in, 3, 1)
+        over_bins = vt.reshape(full, c_out, 1, 3).transpose(0, 1)
         assert plain.bias is not None
-        point.load_state_dict({"weight": (u * s)[..., None, None], "bias": plain.bias.detach()})
+        led[0].load_state_dict({"weight": over_time})
+        led[1].load_state_dict({"weight": over_bins, "bias": plain.bias.detach()})
     else:  # of one channel
         led.load_state_dict(plain.state_dict())
     x = torch.randn(2, c_in, 7, 5)
@@ -43,7 +45,7 @@ def test_a_convolution_of_full_rank_equals_a_plain_one(c_in: int, c_out: int) ->
 def test_sizes_follow_from_the_formula(rank: int | None) -> None:
     def size(c_in: int, c_out: int) -> int:
         dense = rank is None or c_in == 1
-        return (9 * c_in * c_out if dense else rank * (9 * c_in + c_out)) + c_out  # type: ignore[operator]
+        return (9 * c_in * c_out if dense else 3 * rank * (c_in + c_out)) + c_out  # type: ignore[operator]
 
     expected = size(1, C0) + size(C0, C0) + size(C0, C1) + size(C1, C1)
     front = build(rank)
@@ -108,8 +110,8 @@ def test_a_block_starts_with_the_scale_of_the_plain_one_whatever_its_rank(rank: 
 
 
 def test_a_rank_that_saves_nothing_is_refused_with_its_numbers() -> None:
-    with pytest.raises(ValidationError, match=r"rank 65 .* 64"):
-        VggLowRankConfig(kind="vgg_low_rank", rank=65)
+    with pytest.raises(ValidationError, match=r"rank 193 .* 192"):
+        VggLowRankConfig(kind="vgg_low_rank", rank=193)
     assert (
         VggConfig().steps(450) == VggLowRankConfig(kind="vgg_low_rank", rank=64).steps(450) == 112
     )

@@ -8,7 +8,6 @@ from typing import Annotated, Literal, Self
 import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
 
 from asr.model.projection import ProjectionConfig
 from asr.node import Node
@@ -19,49 +18,36 @@ def keep_mask(lengths_B: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths_B.device) < lengths_B[:, None]
 
 
-class PatchConvolution(nn.Conv2d):
-    """A 3×3 convolution of one channel, as a product with all patches of nine numbers.
-
-    The usual kernels leave most of a CPU idle at one channel. What comes out has its channels
-    last, the layout in which a CPU convolves fastest, and the layers after it keep it so.
-    """
-
-    def forward(self, x_B1TF: Tensor) -> Tensor:
-        """(B, 1, T, F) to (B, C, T, F)."""
-        padded_BTF = pad(x_B1TF[:, 0], (1, 1, 1, 1))
-        patches_BTF9 = padded_BTF.unfold(1, 3, 1).unfold(2, 3, 1).flatten(3)
-        return linear(patches_BTF9, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
-
-
 def convolution(c_in: int, c_out: int, rank: int | None) -> nn.Module:
-    """A 3×3 convolution, or its LED: 3×3 to `rank` channels, then a product at every point.
+    """A 3×3 convolution, or its LED: 3 frames to `rank` channels, then 3 bins to all channels.
 
-    To thesis 3.1.1 a convolution is a product of patches: E is (9 · c_in, rank), D is
-    (rank, c_out). The first has 9 rows alone, which leaves nothing to save. Both start with the
-    variance that ReLU needs (He et al., 2015).
+    Thesis 3.1.1 carried over: the (3 · c_in, 3 · c_out) matrix from frame and channel to bin and
+    channel is of the given rank, 3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out.
+    One channel leaves nothing to save. Either starts with the variance that ReLU keeps (He et
+    al., 2015).
     """
     if rank is None or c_in == 1:
-        kind = PatchConvolution if c_in == 1 else nn.Conv2d
-        layers: list[nn.Conv2d] = [kind(c_in, c_out, 3, padding=1)]
+        layers = [nn.Conv2d(c_in, c_out, 3, padding=1)]
     else:
-        layers = [nn.Conv2d(c_in, rank, 3, padding=1, bias=False), nn.Conv2d(rank, c_out, 1)]
-    for layer in layers[:-1]:
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
+        layers = [
+            nn.Conv2d(c_in, rank, (3, 1), padding=(1, 0), bias=False),
+            nn.Conv2d(rank, c_out, (1, 3), padding=(0, 1)),
+        ]
+        nn.init.kaiming_normal_(layers[0].weight, nonlinearity="linear")
     nn.init.kaiming_normal_(layers[-1].weight, nonlinearity="relu")
     assert layers[-1].bias is not None
     nn.init.zeros_(layers[-1].bias)
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
-def rectify(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
-    """ReLU, with every frame beyond an utterance's end at zero, as what is before its start.
+def rectify_(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
+    """ReLU in place, with every frame beyond an utterance's end at zero, as at its edges.
 
-    `x_BCTF` is overwritten there, unseen by autograd: where ReLU gives zero its gradient is zero
-    too, so that nothing has to be kept or multiplied on the way back.
+    Autograd need not see how they became zero: where ReLU gives zero its gradient is zero too.
     """
     keep_BT = keep_mask(lengths_B, x_BCTF.shape[2])
     x_BCTF.detach().mul_(keep_BT[:, None, :, None])
-    return torch.relu(x_BCTF)
+    return x_BCTF.relu_()
 
 
 class VggBlock(nn.Module):
@@ -75,10 +61,10 @@ class VggBlock(nn.Module):
 
     def forward(self, x_BCTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """What is beyond an utterance's end must be zero, and is zero in the result."""
-        x_BCTF = rectify(self.conv1(x_BCTF), lengths_B)
+        x_BCTF = rectify_(self.conv1(x_BCTF), lengths_B)
         # ReLU and the maximum commute: after the pooling a quarter is left to rectify.
         lengths_B = lengths_B // 2
-        return rectify(self.pool(self.conv2(x_BCTF)), lengths_B), lengths_B
+        return rectify_(self.pool(self.conv2(x_BCTF)), lengths_B), lengths_B
 
 
 class VggFrontend(nn.Module):
@@ -104,8 +90,11 @@ class VggFrontend(nn.Module):
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
-        keep_BT = keep_mask(lengths_B, feats_BTF.shape[1])
-        x_BCTF, lengths_B = self.block1((feats_BTF * keep_BT[..., None])[:, None], lengths_B)
+        feats_BTF = feats_BTF * keep_mask(lengths_B, feats_BTF.shape[1])[..., None]
+        # Channels last, the layout in which a CPU convolves fastest, is told by the strides alone,
+        # which `contiguous` leaves as they are where there is one channel.
+        x_BCTF = feats_BTF[..., None].permute(0, 3, 1, 2)
+        x_BCTF, lengths_B = self.block1(x_BCTF, lengths_B)
         x_BCTF, lengths_B = self.block2(x_BCTF, lengths_B)
         return self.norm(self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2))), lengths_B
 
@@ -146,10 +135,11 @@ class VggLowRankConfig(_Channels):
 
     @model_validator(mode="after")
     def _rank_fits(self) -> Self:
-        if self.rank > min(self.channels):
+        full = 3 * min(self.channels)
+        if self.rank > full:
             raise ValueError(
-                f"frontend.rank {self.rank} is above the smaller of channels, "
-                f"{min(self.channels)}: a full rank is that at most"
+                f"rank {self.rank} is above {full}, 3 times the smaller of channels: a full rank "
+                "is that at most"
             )
         return self
 
