@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from lhotse import CutSet
+from lhotse.audio.backend import LibsndfileBackend, audio_backend
 from lhotse.cut import Cut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from asr.config import DataConfig
 from asr.errors import AudioError, DataError
 from asr.features import FeatureExtractor
+from asr.stored import read as read_stored
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -69,9 +71,14 @@ def load_cuts(path: Path) -> CutSet:
 
 
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:
-    """The mono samples (N,) of a cut at a rate in Hz. Raises AudioError that names the cut."""
+    """The mono samples (N,) of a cut at a rate in Hz, of the cut's channels alone.
+
+    Raises AudioError that names the cut.
+    """
     try:
-        wave_N = torch.from_numpy(cut.resample(sample_rate).load_audio()).float().mean(0)
+        # Left to choose, lhotse reads SPHERE files by a shell command of a program we do not need.
+        with audio_backend(LibsndfileBackend):
+            wave_N = torch.from_numpy(cut.resample(sample_rate).load_audio()).float().mean(0)
     except Exception as error:  # lhotse's audio backends raise whatever they like
         raise AudioError(f"{cut.id}: the recording cannot be read ({error})") from error
     if not wave_N.isfinite().all():
@@ -122,6 +129,9 @@ class SpeechDataset(Dataset[Batch | None]):
 
     def _read(self, cut: Cut) -> Tensor | None:
         try:
+            stored = read_stored(cut)
+            if stored is not None:
+                return self.features.normalized(stored)
             return self.features(read_wave(cut, self.sample_rate))
         except AudioError as error:
             if cut.id not in self.failed:
@@ -171,6 +181,10 @@ def loader(
 
 
 def with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
-    """The cuts once for each speed (3-way speed perturbation: 0.9, 1.0, 1.1)."""
-    copies = [cuts if factor == 1.0 else cuts.perturb_speed(factor) for factor in factors]
+    """The cuts once for each speed (3-way speed perturbation: 0.9, 1.0, 1.1).
+
+    Stored features are of speed 1 only; those of the others are computed as they are needed.
+    """
+    bare = cuts.drop_features()
+    copies = [cuts if factor == 1.0 else bare.perturb_speed(factor) for factor in factors]
     return CutSet.from_cuts(cut for copy in copies for cut in copy)

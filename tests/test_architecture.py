@@ -14,8 +14,8 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 ORDER = [
     "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
     "asr.model.projection", "asr.model.attention", "asr.model.frontend", "asr.model.layers",
-    "asr.model.transformer", "asr.ctc", "asr.search", "asr.config", "asr.bundle", "asr.data",
-    "asr.recognizer", "asr.evaluate", "asr.card", "asr.train.task", "asr.train.progress",
+    "asr.model.transformer", "asr.ctc", "asr.search", "asr.config", "asr.bundle", "asr.stored",
+    "asr.data", "asr.recognizer", "asr.evaluate", "asr.card", "asr.train.task", "asr.train.progress",
     "asr.train.run",
 ]  # fmt: skip
 

@@ -22,6 +22,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from asr import stored
 from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, read_tensors, write_atomically
 from asr.card import count_parameters, model_card
 from asr.config import Config, dump_config, load_config
@@ -62,6 +63,8 @@ class Corpus(L.LightningDataModule):
         train = trainable(load_cuts(data.train), data, data.train)
         self.train_cuts: CutSet = with_speeds(train, data.speed_factors)
         self.dev_cuts: CutSet = trainable(load_cuts(data.dev), data, data.dev)
+        stored.check(train, config.features, data.train)
+        stored.check(self.dev_cuts, config.features, data.dev)
         self.dataset: SpeechDataset | None = None
         self.done = 0
 
