@@ -80,7 +80,8 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
         with audio_backend(LibsndfileBackend):
             wave_N = torch.from_numpy(cut.resample(sample_rate).load_audio()).float().mean(0)
     except Exception as error:  # lhotse's audio backends raise whatever they like
-        raise AudioError(f"{cut.id}: the recording cannot be read ({error})") from error
+        reason = str(error).splitlines()[0]  # what follows is lhotse's account of its objects
+        raise AudioError(f"{cut.id}: the recording cannot be read ({reason})") from error
     if not wave_N.isfinite().all():
         raise AudioError(f"{cut.id}: the recording holds NaN or infinity", "non_finite_audio")
     return wave_N

@@ -93,8 +93,9 @@ def check(cuts: Iterable[Cut], config: FeaturesConfig, source: Path) -> None:
 def _manifest(cut: Cut) -> Features | None:
     """The pack's place; none for a part of a cut, and lhotse takes it off where speed changes."""
     found = getattr(cut, "features", None)
-    whole = found and (found.start, found.duration) == (cut.start, cut.duration)
-    return found if whole and found.storage_type == STORAGE else None
+    if found is None or found.storage_type != STORAGE:
+        return None
+    return found if (found.start, found.duration) == (cut.start, cut.duration) else None
 
 
 def _deflate(feats_TF: Tensor) -> Tensor:
@@ -103,5 +104,5 @@ def _deflate(feats_TF: Tensor) -> Tensor:
 
 
 def _inflate(packed: Tensor, shape: tuple[int, int]) -> Tensor:
-    planes_4N = np.frombuffer(zlib.decompress(packed.numpy()), np.uint8).reshape(4, -1)
+    planes_4N = np.frombuffer(zlib.decompress(packed.numpy().data), np.uint8).reshape(4, -1)
     return torch.from_numpy(planes_4N.T.copy().view("<f4").reshape(shape))

@@ -321,8 +321,8 @@ def compare_with_published(figures: Mapping[str, tuple[int, int]]) -> None:
     """Print each figure that was found beside the published one, and warn where they differ."""
     console = Console(stderr=True)
     for name, (found, published) in figures.items():
-        differs = "" if found == published else "  Warning: differs"
-        console.print(f"{name}: {found:,} of {published:,} as published{differs}", soft_wrap=True)
+        verdict = "" if found == published else "; warning: they differ"
+        console.print(f"{name}: {found:,}, published {published:,}{verdict}", soft_wrap=True)
 
 
 @contextmanager

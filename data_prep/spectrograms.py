@@ -45,7 +45,7 @@ def store(
     """
     folder = out / "features"
     folder.mkdir(exist_ok=True)
-    packs = set()
+    packs = set[Path]()
     for split in splits:
         work = _work(out / f"{split}.jsonl.gz", folder, config)
         packs.update(path for path, _ in work)

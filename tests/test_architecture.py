@@ -15,8 +15,8 @@ ORDER = [
     "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
     "asr.model.projection", "asr.model.attention", "asr.model.frontend", "asr.model.layers",
     "asr.model.transformer", "asr.ctc", "asr.search", "asr.config", "asr.bundle", "asr.stored",
-    "asr.data", "asr.recognizer", "asr.evaluate", "asr.card", "asr.train.task", "asr.train.progress",
-    "asr.train.run",
+    "asr.data", "asr.recognizer", "asr.evaluate", "asr.card", "asr.train.task",
+    "asr.train.progress", "asr.train.run",
 ]  # fmt: skip
 
 
