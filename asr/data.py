@@ -3,8 +3,13 @@
 Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
 """
 
+import contextlib
+import gzip
+import json
 import logging
 import warnings
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +19,7 @@ from lhotse import CutSet
 from lhotse.audio.backend import LibsndfileBackend, audio_backend
 from lhotse.cut import Cut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
+from lhotse.serialization import deserialize_item
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -62,12 +68,33 @@ def load_cuts(path: Path) -> CutSet:
         if not all(isinstance(cut, Cut) for cut in cuts):
             raise TypeError("its items are no cuts")
     except Exception as error:  # lhotse raises whatever a broken file makes it stumble over
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"{path}: not a lhotse manifest of cuts ({error}): prepare it again"
+            f"{path}: not a lhotse manifest of cuts ({_broken_lines(path)}{reason:.300}): prepare "
+            "it again"
         ) from error
     if not len(cuts):
         raise DataError(f"{path}: holds no utterance: prepare it again")
+    twice = [key for key, count in Counter(cut.id for cut in cuts).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{path}: holds {len(twice)} ids more than once, such as {twice[0]}: prepare it again"
+        )
     return cuts
+
+
+def _broken_lines(path: Path) -> str:
+    """Which lines of a manifest are no cuts, the first of them by number; empty if none is."""
+    broken = []
+    opened = gzip.open if path.suffix == ".gz" else open
+    with contextlib.suppress(OSError, EOFError, zlib.error), opened(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                assert isinstance(deserialize_item(json.loads(line)), Cut)
+            except Exception:
+                broken.append(str(number))
+    more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+    return f"at line {', '.join(broken[:5])}{more}: " if broken else ""
 
 
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from lhotse import Features
 from lhotse.cut import Cut, MonoCut
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from asr.bundle import write_atomically
@@ -34,7 +34,7 @@ def write_pack(path: Path, feats_by_id: Mapping[str, Tensor]) -> None:
     """Write log power features (time, freq) of some utterances, all of them or none."""
     packed = {key: _deflate(feats_TF) for key, feats_TF in feats_by_id.items()}
     frames = {key: str(len(feats_TF)) for key, feats_TF in feats_by_id.items()}
-    write_atomically(path, lambda partial: save_file(packed, partial, frames))
+    write_atomically(path, lambda partial: partial.write_bytes(save(packed, frames)))
 
 
 def frames_in(path: Path) -> dict[str, int]:

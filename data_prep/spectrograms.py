@@ -45,14 +45,13 @@ def store(
     """
     folder = out / "features"
     folder.mkdir(exist_ok=True)
-    packs = set[Path]()
-    for split in splits:
-        work = _work(out / f"{split}.jsonl.gz", folder, config)
-        packs.update(path for path, _ in work)
-        todo = [job for job in work if not job[0].exists()]
-        _compute_all(todo, split, config, jobs)
-        _rewrite(out / f"{split}.jsonl.gz", work, config)
-    for path in set(folder.iterdir()) - packs:
+    manifests = [out / f"{split}.jsonl.gz" for split in splits]
+    work = {manifest: _work(manifest, folder, config) for manifest in manifests}
+    every = [job for part in work.values() for job in part]
+    _compute_all([job for job in every if not job[0].exists()], config, jobs)
+    for manifest, part in work.items():
+        _rewrite(manifest, part, config)
+    for path in set(folder.iterdir()) - {path for path, _ in every}:
         path.unlink()
 
 
@@ -71,9 +70,7 @@ def _digest(lines: Sequence[str], config: FeaturesConfig) -> str:
     return digest.hexdigest()[:20]
 
 
-def _compute_all(
-    todo: Sequence[_Job], split: str, config: FeaturesConfig, jobs: int | None
-) -> None:
+def _compute_all(todo: Sequence[_Job], config: FeaturesConfig, jobs: int | None) -> None:
     if not todo:
         return
     # Spawned, since a fork would take along the threads that torch may have in this process.
@@ -81,7 +78,7 @@ def _compute_all(
     console = Console(stderr=True)
     with ProcessPoolExecutor(jobs or os.cpu_count(), context, _start_worker) as pool:
         done = pool.map(partial(_compute, config), todo)
-        for _ in track(done, f"features of {split}", len(todo), console=console):
+        for _ in track(done, "computing features", len(todo), console=console):
             pass
 
 
