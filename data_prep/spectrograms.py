@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -71,14 +72,13 @@ def _digest(lines: Sequence[str], config: FeaturesConfig) -> str:
 
 
 def _compute_all(todo: Sequence[_Job], config: FeaturesConfig, jobs: int | None) -> None:
-    if not todo:
-        return
+    jobs = min(jobs or os.cpu_count() or 1, len(todo))
+    compute, console = partial(_compute, config), Console(stderr=True)
     # Spawned, since a fork would take along the threads that torch may have in this process.
-    context = get_context("spawn")
-    console = Console(stderr=True)
-    with ProcessPoolExecutor(jobs or os.cpu_count(), context, _start_worker) as pool:
-        done = pool.map(partial(_compute, config), todo)
-        for _ in track(done, "computing features", len(todo), console=console):
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker) if jobs > 1 else None
+    with pool or nullcontext():
+        done = pool.map(compute, todo) if pool else map(compute, todo)
+        for _ in track(done, "computing features", len(todo), console=console, disable=not todo):
             pass
 
 

@@ -146,7 +146,7 @@ def test_what_cannot_be_used_is_counted_with_its_place(tmp_path: Path) -> None:
         f"{bad}:5": "malformed_line", f"{bad}-A-000550-000650": "outside_recording",
         f"{bad}-A-000201-000201": "empty_segment", f"{bad}-B-000250-000210": "empty_segment",
         f"{bad}:9": "undecodable_gbk", f"{bad}-A-000300-000400": "empty_transcript",
-        f"{bad}-A-000300-000401": "broken_line", "20040509_101010_A1_B2-A-000400-000500":
+        f"{bad}-A-000300-000402": "broken_line", "20040509_101010_A1_B2-A-000400-000500":
         "no_recording", "20040507_1_A1_B2-B-000100-000200": "missing_channel",
         "20040508_1_A1_B2-A-000100-000200": "truncated", "20040510_1_A1_B2": "no_transcript",
         again.stem: "duplicate_file",
