@@ -20,6 +20,8 @@ from rich.table import Table
 from asr.errors import AsrError, AudioError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asr.evaluate import Evaluation
     from data_prep.manifest import Report
 
@@ -41,6 +43,10 @@ Overrides = Annotated[
 Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr train` makes it.")]
 Corpus = Annotated[Path, typer.Argument(metavar="CORPUS_DIR", help="The corpus as published.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the cuts go.")]
+Features = Annotated[
+    Path | None,
+    typer.Option(metavar="RECIPE", help="Compute the features of this recipe now, and store them."),
+]
 
 
 def main() -> None:
@@ -85,15 +91,38 @@ def demo(
     from data_prep.demo import prepare
 
     sizes = {} if train is None else {"train": train}
-    _show_report(prepare(out_dir, seed=seed, jobs=jobs, **sizes))
+    _show_report(prepare(out_dir, seed=seed, jobs=jobs, **sizes), out_dir)
 
 
 @prepare_app.command()
-def aishell1(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
+def aishell1(corpus: Corpus, out_dir: Out, jobs: Jobs = None, features: Features = None) -> None:
     """AiShell-1: the extracted tree, or data_aishell.tgz."""
     from data_prep.aishell1 import prepare
 
-    _show_report(prepare(corpus, out_dir, jobs=jobs))
+    _prepare(prepare, corpus, out_dir, jobs, features)
+
+
+@prepare_app.command()
+def hkust(corpus: Corpus, out_dir: Out, jobs: Jobs = None, features: Features = None) -> None:
+    """HKUST: a folder that holds LDC2005S15 and LDC2005T32."""
+    from data_prep.hkust import prepare
+
+    _prepare(prepare, corpus, out_dir, jobs, features)
+
+
+def _prepare(
+    prepare: "Callable[..., Report]", corpus: Path, out: Path, jobs: int | None,
+    recipe: Path | None,
+) -> None:  # fmt: skip
+    from asr.config import load_config
+
+    config = recipe and load_config(recipe).features  # a mistake shows before the work
+    report = prepare(corpus, out, jobs=jobs)
+    _show_report(report, out)
+    if config:
+        from data_prep.spectrograms import store
+
+        store(out, report.splits, config, jobs=jobs)
 
 
 @app.command()
@@ -278,11 +307,15 @@ def serve(
     uvicorn.run(create_app(bundle, device=device), host=host, port=port, log_level="info")
 
 
-def _show_report(report: "Report") -> None:
+def _show_report(report: "Report", folder: Path) -> None:
     table = Table("split", "utterances", "speakers", "hours", "characters", "left out")
     for name, split in report.splits.items():
         table.add_row(*_report_row(name, split))
     out.print(table)
+    if left := report.left_out:
+        reasons = ", ".join(f"{n:,} {reason}" for reason, n in left.items())
+        listed = folder / "left_out.tsv"
+        out.print(f"left out: {reasons}; listed in {listed}", highlight=False, soft_wrap=True)
 
 
 def _report_row(name: str, split: Any) -> list[str]:

@@ -3,9 +3,14 @@
 Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
 """
 
+import contextlib
+import gzip
+import json
 import logging
 import random
 import warnings
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import Array
@@ -13,8 +18,10 @@ from pathlib import Path
 
 import torch
 from lhotse import CutSet
+from lhotse.audio.backend import LibsndfileBackend, audio_backend
 from lhotse.cut import Cut, MixedCut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
+from lhotse.serialization import deserialize_item
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
@@ -23,6 +30,7 @@ from asr.config import DataConfig
 from asr.errors import AudioError, DataError
 from asr.features import FeatureExtractor
 from asr.shar import by_shard, fetch, load_shar
+from asr.stored import read as read_stored
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -84,11 +92,18 @@ def load_cuts(path: Path) -> CutSet:
         if any(map(_runs_commands, cuts)):
             raise TypeError("a recording's source is a shell command, which is not run")
     except Exception as error:  # lhotse raises whatever a broken file makes it stumble over
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"{path}: not a lhotse manifest of cuts ({error}): prepare it again"
+            f"{path}: not a lhotse manifest of cuts ({_broken_lines(path)}{reason:.300}): prepare "
+            "it again"
         ) from error
     if not len(cuts):
         raise DataError(f"{path}: holds no utterance: prepare it again")
+    twice = [key for key, count in Counter(cut.id for cut in cuts).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{path}: holds {len(twice)} ids more than once, such as {twice[0]}: prepare it again"
+        )
     return cuts
 
 
@@ -100,12 +115,35 @@ def _runs_commands(cut: Cut) -> bool:
     )  # fmt: skip
 
 
+def _broken_lines(path: Path) -> str:
+    """Which lines of a manifest are no cuts, the first of them by number; empty if none is."""
+    broken = []
+    opened = gzip.open if path.suffix == ".gz" else open
+    with contextlib.suppress(OSError, EOFError, zlib.error), opened(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                good = isinstance(deserialize_item(json.loads(line)), Cut)
+            except Exception:  # lhotse raises whatever a broken line makes it stumble over
+                good = False
+            if not good:
+                broken.append(str(number))
+    more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+    return f"at line {', '.join(broken[:5])}{more}: " if broken else ""
+
+
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:
-    """The mono samples (N,) of a cut at a rate in Hz. Raises AudioError that names the cut."""
+    """The mono samples (N,) of a cut at a rate in Hz, of the cut's channels alone.
+
+    Raises AudioError that names the cut.
+    """
     try:
-        wave_N = torch.from_numpy(fetch(cut).resample(sample_rate).load_audio()).float().mean(0)
+        # Left to choose, lhotse reads SPHERE files by a shell command of a program we do not need.
+        with audio_backend(LibsndfileBackend):
+            wave_N = torch.from_numpy(fetch(cut).resample(sample_rate).load_audio()).float().mean(0)
     except Exception as error:  # lhotse's audio backends raise whatever they like
-        raise AudioError(f"{cut.id}: the recording cannot be read ({error})") from error
+        # What follows the first line is lhotse's account of its objects.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AudioError(f"{cut.id}: the recording cannot be read ({reason})") from error
     if not wave_N.isfinite().all():
         raise AudioError(f"{cut.id}: the recording holds NaN or infinity", "non_finite_audio")
     return wave_N
@@ -176,6 +214,9 @@ class SpeechDataset(Dataset[Step]):
 
     def _read(self, cut: Cut) -> Tensor | None:
         try:
+            stored = read_stored(cut)
+            if stored is not None:
+                return self.features.normalized(stored)
             return self.features(read_wave(cut, self.sample_rate))
         except AudioError as error:
             if cut.id not in self.failed:
@@ -234,6 +275,10 @@ def loader(dataset: SpeechDataset, steps: EpochSteps, num_workers: int) -> DataL
 
 
 def with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
-    """The cuts once for each speed (3-way speed perturbation: 0.9, 1.0, 1.1)."""
-    copies = [cuts if factor == 1.0 else cuts.perturb_speed(factor) for factor in factors]
+    """The cuts once for each speed (3-way speed perturbation: 0.9, 1.0, 1.1).
+
+    Stored features are of speed 1 only; those of the others are computed as they are needed.
+    """
+    bare = cuts.drop_features()
+    copies = [cuts if factor == 1.0 else bare.perturb_speed(factor) for factor in factors]
     return CutSet.from_cuts(cut for copy in copies for cut in copy)

@@ -79,7 +79,10 @@ class FeatureExtractor(nn.Module):
         Gain never matters, and any finite wave, be it silence or a single sample, gives finite
         features. With `normalize: corpus`, `fit` or a loaded bundle must have set the statistics.
         """
-        feats_TF = self.log_power(wave_N)
+        return self.normalized(self.log_power(wave_N))
+
+    def normalized(self, feats_TF: Tensor) -> Tensor:
+        """Log power of one utterance (time, freq), as computed or as stored, normalised."""
         if self.config.normalize == "corpus":
             return (feats_TF - self.mean_F) / self.std_F
         std, mean = torch.std_mean(feats_TF, correction=0)

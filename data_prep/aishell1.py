@@ -18,14 +18,24 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.errors import DataError
-from data_prep.manifest import LeftOut, Report, Utterance, write_corpus
+from data_prep.manifest import (
+    LeftOut,
+    Report,
+    Utterance,
+    compare_with_published,
+    write_corpus,
+)
 
 SPLITS = ("train", "dev", "test")
 TRANSCRIPT = "transcript/aishell_transcript_v0.8.txt"
 ARCHIVE = "data_aishell.tgz"
 
-# Utterances and speakers with a transcript, as published.
+# Utterances and speakers with a transcript, as published, and the archive's bytes.
 FULL = {"train": (120_098, 340), "dev": (14_326, 40), "test": (7_176, 20)}
+FULL_SIZE = 15_582_913_665
+
+# The published archives have 142,330 members together.
+MOST_MEMBERS = 200_000
 
 
 class _Line(NamedTuple):
@@ -56,14 +66,19 @@ def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
     splits = {
         split: _utterances(paths, split, lines, dropped) for split, paths in recordings.items()
     }
-    heard = {path.stem for paths in recordings.values() for path in paths}
+    heard = {_key(path.stem) for paths in recordings.values() for path in paths}
     dropped.extend(
         LeftOut(key, "", line.where, "no_recording")
         for key, line in lines.items()
         if key not in heard
     )
     report = write_corpus(splits, out, corpus="aishell1", left_out=dropped, jobs=jobs)
-    _compare_with_published(report)
+    figures = {}
+    for split, (utterances, speakers) in FULL.items():
+        found = report.splits[split]
+        figures[f"{split} utterances"] = (found.utterances, utterances)
+        figures[f"{split} speakers"] = (found.speakers, speakers)
+    compare_with_published(figures)
     return report
 
 
@@ -90,7 +105,7 @@ def _read_transcript(path: Path) -> tuple[dict[str, _Line], list[LeftOut]]:
         if not line.strip():
             continue
         first, *rest = line.split(maxsplit=1)
-        key, where = first.decode("utf-8", "backslashreplace"), f"{path}:{number}"
+        key, where = _key(first.decode("utf-8", "backslashreplace")), f"{path}:{number}"
         if key in lines:
             repeated.append(LeftOut(key, "", where, "duplicate_line"))
             continue
@@ -114,26 +129,20 @@ def _utterances(
     """Pair recordings with their lines; those that find none go to `dropped`."""
     utterances = []
     for path in paths:
-        line = lines.get(path.stem)
+        key = _key(path.stem)
+        line = lines.get(key)
         if line is None:
-            dropped.append(LeftOut(path.stem, split, str(path), "no_transcript"))
+            dropped.append(LeftOut(key, split, str(path), "no_transcript"))
         elif line.text is None:
-            dropped.append(LeftOut(path.stem, split, line.where, "undecodable_transcript"))
+            dropped.append(LeftOut(key, split, line.where, "undecodable_transcript"))
         else:
-            utterances.append(Utterance(path.stem, path, line.text, path.parent.name))
+            utterances.append(Utterance(key, path, line.text, path.parent.name.upper()))
     return utterances
 
 
-def _compare_with_published(report: Report) -> None:
-    counts = {split: (s.utterances, s.speakers) for split, s in report.splits.items()}
-    if counts["train"][0] < FULL["train"][0] // 2 or counts == FULL:
-        return
-    differing = ", ".join(
-        f"{split} has {counts[split]} where {FULL[split]} are published"
-        for split in SPLITS
-        if counts[split] != FULL[split]
-    )
-    Console(stderr=True).print(f"Warning: (utterances, speakers) differ: {differing}.")
+def _key(name: str) -> str:
+    """Return an utterance's id: the published ones have capitals only, some file systems none."""
+    return name.upper()
 
 
 def _extract_corpus(archive: Path, extracted: Path) -> None:
@@ -142,6 +151,13 @@ def _extract_corpus(archive: Path, extracted: Path) -> None:
     _claim(archive, marks)
     if (marks / ARCHIVE).exists():
         return
+    size = archive.stat().st_size
+    if size != FULL_SIZE:
+        Console(stderr=True).print(
+            f"Warning: {archive} has {size:,} bytes, the published one {FULL_SIZE:,}; if this is "
+            "not a copy of your own making, download it again.",
+            soft_wrap=True,
+        )
     with _open(archive) as tar:
         for member in track(
             _members(tar, archive), "extracting", None, console=Console(stderr=True)
@@ -220,7 +236,12 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
 
 def _members(tar: tarfile.TarFile, archive: Path | str) -> Iterator[tarfile.TarInfo]:
     """Yield the files of an archive; DataError at one that would reach outside its folder."""
-    for member in tar:
+    for number, member in enumerate(tar, 1):
+        if number > MOST_MEMBERS:
+            raise DataError(
+                f"{archive}: holds more than {MOST_MEMBERS:,} files; it is not the published "
+                "archive, so do not use it."
+            )
         # Otherwise the archive remembers every member that it has passed.
         tar.members = []  # type: ignore[attr-defined]
         name = PurePosixPath(member.name)

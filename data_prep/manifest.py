@@ -8,10 +8,11 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -31,10 +32,19 @@ from asr.tokenizer import normalize_text
 # Writers that cannot seek leave this or its like where the length should be.
 UNKNOWN_LENGTH = 0x7FFFF000
 
+# What to do where all that can be said of a corpus is one reason.
+MENDS = {
+    "shorten_compressed": "unpack every file with `sph2pipe IN.sph OUT.sph`, which comes with the "
+    "LDC's tools"
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """What a corpus knows of one utterance; `start` and `seconds` cut it from a longer file."""
+    """What a corpus knows of one utterance.
+
+    `start` and `seconds` cut it from a longer file, `channel` (from 0) from one of several.
+    """
 
     id: str
     path: Path
@@ -42,6 +52,7 @@ class Utterance:
     speaker: str
     start: float = 0.0
     seconds: float | None = None
+    channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +109,14 @@ def write_corpus(
     with _staged(out) as stage:
         for split, utterances in splits.items():
             outcomes = _cuts(utterances, split, synthetic, jobs)
-            with _gzip_text(stage / f"{split}.jsonl.gz") as file:
+            with gzip_text(stage / f"{split}.jsonl.gz") as file:
                 cuts = _kept(outcomes, split, seen, dropped)
                 reports[split] = _write_split(file, split, cuts, characters, dropped)
         left = dict(Counter(one.reason for one in dropped).most_common())
         if not seen:
             raise DataError(
-                f"{out}: none of the {len(dropped)} recordings of {corpus} can be used ({left}); "
-                "check that the corpus is complete."
+                f"{out}: none of the {len(dropped)} utterances of {corpus} can be used ({left}); "
+                f"{MENDS.get(next(iter(left), ''), 'check that the corpus is complete')}."
             )
         report = Report(
             corpus=corpus,
@@ -139,13 +150,19 @@ def probe(path: Path) -> sf._SoundFileInfo:
     """Return soundfile's info (frames, samplerate in Hz, channels) of a recording that is whole.
 
     Reads the header and the last sample; only float files, which alone can hold NaN, are decoded.
-    Raises AudioError whose `code` is missing, unreadable, no_samples, truncated or not_finite.
+    Raises AudioError whose `code` is missing, unreadable, shorten_compressed, no_samples, truncated
+    or not_finite.
     """
     if not path.is_file():
         raise AudioError(f"{path}: there is no such file.", "missing")
     try:
+        sphere = _sphere_header(path)
+        if b"embedded-shorten" in sphere:
+            mend = MENDS["shorten_compressed"]
+            raise AudioError(f"{path}: is compressed by shorten; {mend}.", "shorten_compressed")
         info = sf.info(str(path), verbose=True)
-        if _is_cut_short(info.extra_info):
+        claimed = re.search(rb"^sample_count -i (\d+)", sphere, re.MULTILINE)
+        if _is_cut_short(info.extra_info) or (claimed and int(claimed[1]) > info.frames):
             raise AudioError(f"{path}: ends before its header says; copy it again.", "truncated")
         if info.frames <= 0:
             raise AudioError(f"{path}: holds no samples; remove it.", "no_samples")
@@ -154,6 +171,12 @@ def probe(path: Path) -> sf._SoundFileInfo:
     except (sf.LibsndfileError, OSError) as error:
         raise AudioError(f"{path}: is not readable audio ({error}).", "unreadable") from error
     return info
+
+
+def _sphere_header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        header = file.read(1024)
+    return header if header.startswith(b"NIST_1A") else b""
 
 
 def _check_samples(path: Path, file: sf.SoundFile) -> None:
@@ -218,8 +241,16 @@ def _write_split(
 def _cuts(
     utterances: Sequence[Utterance], split: str, synthetic: bool, jobs: int | None
 ) -> Iterator[tuple[Utterance, MonoCut | str]]:
+    # A conversation holds some hundred utterances, which follow one another: look at it once.
+    @lru_cache(maxsize=256)
+    def probed(path: Path) -> sf._SoundFileInfo | str:
+        try:
+            return probe(path)
+        except AudioError as error:
+            return error.code
+
     def cut_many(first: int) -> list[MonoCut | str]:
-        return [_cut_or_reason(u, synthetic) for u in utterances[first : first + 200]]
+        return [_cut_or_reason(u, probed, synthetic) for u in utterances[first : first + 200]]
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
         batches = pool.map(cut_many, range(0, len(utterances), 200))
@@ -228,14 +259,17 @@ def _cuts(
         yield from track(pairs, f"checking {split}", len(utterances), console=bar)
 
 
-def _cut_or_reason(utterance: Utterance, synthetic: bool) -> MonoCut | str:
+def _cut_or_reason(
+    utterance: Utterance, probed: Callable[[Path], sf._SoundFileInfo | str], synthetic: bool
+) -> MonoCut | str:
     text = normalize_text(utterance.text)
     if not text:
         return "empty_transcript"
-    try:
-        info = probe(utterance.path)
-    except AudioError as error:
-        return error.code
+    info = probed(utterance.path)
+    if isinstance(info, str):
+        return info
+    if utterance.channel >= info.channels:
+        return "missing_channel"
     whole = info.frames / info.samplerate
     seconds = whole - utterance.start if utterance.seconds is None else utterance.seconds
     if utterance.start < 0 or seconds <= 0 or utterance.start + seconds > whole + 1e-3:
@@ -260,6 +294,7 @@ def _cut(
         recording_id=recording.id,
         start=0.0,
         duration=seconds,
+        channel=utterance.channel,
         text=text,
         speaker=utterance.speaker,
         custom={"synthetic": True} if synthetic else None,
@@ -268,7 +303,7 @@ def _cut(
         id=utterance.id,
         start=utterance.start,
         duration=seconds,
-        channel=0,
+        channel=utterance.channel,
         supervisions=[supervision],
         recording=recording,
     )
@@ -282,9 +317,17 @@ def _write_left_out(path: Path, dropped: Iterable[LeftOut]) -> None:
             file.write("\t".join(re.sub(r"[\t\r\n]", " ", field) for field in fields) + "\n")
 
 
+def compare_with_published(figures: Mapping[str, tuple[int, int]]) -> None:
+    """Print each figure that was found beside the published one, and warn where they differ."""
+    console = Console(stderr=True)
+    for name, (found, published) in figures.items():
+        verdict = "" if found == published else "; warning: they differ"
+        console.print(f"{name}: {found:,}, published {published:,}{verdict}", soft_wrap=True)
+
+
 @contextmanager
-def _gzip_text(path: Path) -> Iterator[IO[str]]:
-    # Without a name and a time in its header, the same cuts are the same bytes.
+def gzip_text(path: Path) -> Iterator[IO[str]]:
+    """Open a file to write whose bytes follow from its text alone, without a name or a time."""
     with (
         path.open("wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,

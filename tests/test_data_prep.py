@@ -361,6 +361,26 @@ def test_hostile_archive_is_refused_by_name(tmp_path, hostile):
     assert not [p for p in (tmp_path / "out").rglob("*") if p.is_symlink() or p.suffix == ".wav"]
 
 
+def test_aishell_archive_of_too_many_files_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(aishell1, "MOST_MEMBERS", 3)
+    archive = pack(make_tree(tmp_path / "corpus"), tmp_path / "data_aishell.tgz")
+    with pytest.raises(DataError, match="holds more than 3 files"):
+        aishell1.prepare(archive, tmp_path / "out")
+
+
+def test_aishell_names_differ_in_case_only(tmp_path, capsys):
+    tree = make_tree(tmp_path)
+    first, second, *_ = TEXTS
+    folder = tree / "wav/train/S0002"
+    (folder / f"{first}.wav").rename(folder / f"{first.lower()}.WAV")
+    shutil.copy(folder / f"{second}.wav", folder / f"{second}.Wav")
+    report = aishell1.prepare(tree, tmp_path / "out")
+    assert left_out(tmp_path / "out") >= {(second, "train", "duplicate_id")}
+    assert {key for key, *_ in said(tmp_path / "out")["train"]} >= {first, second}
+    assert report.splits["train"].utterances == 3
+    assert "train utterances: 3, published 120,098; warning" in capsys.readouterr().err
+
+
 def test_aishell_elsewhere_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"is not AISHELL-1; give the folder"):
         aishell1.prepare(tmp_path, tmp_path / "out")

@@ -11,6 +11,7 @@ from lhotse.cut import Cut
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from asr import stored
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.data import (
@@ -48,6 +49,8 @@ class Corpus(L.LightningDataModule):
         train = trainable(load_cuts(data.train), data, data.train)
         self.train_cuts: CutSet = with_speeds(train, data.speed_factors)
         self.dev_cuts: CutSet = trainable(load_cuts(data.dev), data, data.dev)
+        stored.check(train, config.features, data.train)
+        stored.check(self.dev_cuts, config.features, data.dev)
         self.dataset: SpeechDataset | None = None
         self.done = 0
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
