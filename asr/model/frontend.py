@@ -23,21 +23,24 @@ def convolution(c_in: int, c_out: int, rank: int | None) -> nn.Module:
 
     Thesis 3.1.1 carried over: the (3 · c_in, 3 · c_out) matrix from frame and channel to bin and
     channel is of the given rank, 3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out.
-    One channel leaves nothing to save. Either starts with the variance that ReLU keeps (He et
-    al., 2015).
+    One channel leaves nothing to save.
     """
     if rank is None or c_in == 1:
-        layers = [nn.Conv2d(c_in, c_out, 3, padding=1)]
-    else:
-        layers = [
-            nn.Conv2d(c_in, rank, (3, 1), padding=(1, 0), bias=False),
-            nn.Conv2d(rank, c_out, (1, 3), padding=(0, 1)),
-        ]
-        nn.init.kaiming_normal_(layers[0].weight, nonlinearity="linear")
-    nn.init.kaiming_normal_(layers[-1].weight, nonlinearity="relu")
-    assert layers[-1].bias is not None
-    nn.init.zeros_(layers[-1].bias)
-    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+        return nn.Conv2d(c_in, c_out, 3, padding=1)
+    return nn.Sequential(
+        nn.Conv2d(c_in, rank, (3, 1), padding=(1, 0), bias=False),
+        nn.Conv2d(rank, c_out, (1, 3), padding=(0, 1)),
+    )
+
+
+def initialise(convolution: nn.Module) -> None:
+    """Let it start with the variance that ReLU keeps (He et al., 2015), as a whole."""
+    *first, last = (m for m in convolution.modules() if isinstance(m, nn.Conv2d))
+    for layer in first:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
+    nn.init.kaiming_normal_(last.weight, nonlinearity="relu")
+    assert last.bias is not None
+    nn.init.zeros_(last.bias)
 
 
 def rectify_(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
@@ -58,6 +61,8 @@ class VggBlock(nn.Module):
         self.conv1 = convolution(c_in, c_out, rank)
         self.conv2 = convolution(c_out, c_out, rank)
         self.pool = nn.MaxPool2d(2)
+        for conv in (self.conv1, self.conv2):
+            initialise(conv)
 
     def forward(self, x_BCTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """What is beyond an utterance's end must be zero, and is zero in the result."""
