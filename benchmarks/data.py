@@ -20,7 +20,7 @@ import torch
 from training import RECIPE, TOKENS, machine, matrix_rate, measure
 
 from asr.config import Config, load_config
-from asr.data import EpochBatches, SpeechDataset, load_cuts, loader, plan_epoch, text_of
+from asr.data import EpochSteps, SpeechDataset, load_cuts, loader, plan_epoch, text_of
 from asr.features import LogMelConfig
 from asr.tokenizer import Tokenizer
 from data_prep.manifest import Utterance, write_corpus
@@ -49,11 +49,10 @@ def loading(config: Config) -> float:
     cuts = load_cuts(config.data.train)
     tokenizer = Tokenizer.train(map(text_of, cuts), config.tokenizer)
     dataset = SpeechDataset(config.features.build(), tokenizer, RATE)
-    batches = plan_epoch(cuts, config.data.batch_seconds, 1, 0)
+    steps = [[list(batch)] for batch in plan_epoch(cuts, config.data.batch_seconds, 1, 0)]
     seconds, start = [], time.perf_counter()
-    for batch in loader(dataset, EpochBatches(batches), 0):
-        assert batch is not None
-        if len(batch.ids) == BATCH:
+    for step in loader(dataset, EpochSteps(steps), 0):
+        if len(step.batches[0].ids) == BATCH:
             seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
     return median(seconds[1:])
