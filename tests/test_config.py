@@ -157,6 +157,14 @@ def test_the_papers_models_have_the_papers_sizes(name: str, millions: float) -> 
     assert facts["vocab_size"] == {"hkust": 3653, "aishell1": 4364}[name.split("/", maxsplit=1)[0]]
 
 
+@pytest.mark.parametrize("corpus", ["aishell1", "hkust"])
+def test_the_best_recipe_is_low_rank_and_within_13_million(corpus: str) -> None:
+    recipe = ROOT / "recipes" / corpus / "best.yaml"
+    result = CliRunner().invoke(app, ["info", str(recipe), "--format", "json"])
+    assert 10e6 < json.loads(result.stdout)["parameters"] <= 13e6
+    assert load_config(recipe).model.projection.kind == "low_rank"
+
+
 def test_the_default_model_is_the_papers_r100() -> None:
     values = yaml.safe_load((ROOT / "recipes/aishell1/lrt_r100.yaml").read_text("utf-8"))
     del values["model"]
