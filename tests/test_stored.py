@@ -46,9 +46,10 @@ def prepare(root: Path, n: int = 120, seconds: float = 0.3) -> Path:
 def read(cuts: CutSet, config: SpectrogramConfig | LogMelConfig) -> dict[str, Tensor]:
     tokenizer = Tokenizer.train(map(text_of, cuts), TokenizerConfig())
     dataset = SpeechDataset(config.build(), tokenizer, config.sample_rate)
-    batch = dataset[cuts]
-    if batch is None:
+    step = dataset[[list(cuts)]]
+    if not step.batches:
         return {}
+    batch = step.batches[0]
     rows = zip(batch.ids, batch.feats_BTF, batch.frames_B, strict=True)
     return {key: feats_TF[:n] for key, feats_TF, n in rows}
 
