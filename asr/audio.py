@@ -5,7 +5,7 @@ it needs eight times soxr's time, so soxr does it here.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import SEEK_END
@@ -53,30 +53,66 @@ def load_audio(
     """Read a wav, flac, ogg or mp3 file as mono float32 at `sample_rate` Hz.
 
     `source` is a path or a seekable binary file, which stays open; `name` stands for it in
-    messages. Decoding goes block by block and stops at `max_seconds`, so that a small file that
-    unpacks to hours costs no more memory than that. What a truncated file still holds is decoded,
+    messages. Decoding stops at `max_seconds`, so that a small file that unpacks to hours costs no
+    more memory than that. What a truncated file still holds is decoded,
     with a warning.
 
     Raises AudioError, whose `code` is empty_audio, unsupported_media, non_finite_audio, too_long
     or unreadable_audio.
     """
-    label = name or (str(source) if isinstance(source, str | Path) else "the recording")
-    with _binary(source, label) as binary, _opened(binary, label) as sound:
-        decoder = _Decoder(sound, label, max_seconds)
-        resampler = soxr.ResampleStream(sound.samplerate, sample_rate, 1, dtype="float32")
-        pieces = [resampler.resample_chunk(block) for block in decoder]
-        pieces.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-        seconds, warnings = decoder.seconds, decoder.warnings(sample_rate)
-    wave = np.concatenate(pieces)
-    if not np.isfinite(wave).all():
-        raise AudioError(
-            f"{label} holds samples that are NaN or infinite: record or export it again",
-            "non_finite_audio",
-        )
-    # A sample or two at a high rate can be less than one at a low rate, but never no audio.
-    wave = wave if len(wave) else np.zeros(1, np.float32)
+    recording = Recording(source, sample_rate, name=name, max_seconds=max_seconds)
+    wave = np.concatenate(list(recording))
     wave /= max(1.0, np.abs(wave).max())
-    return Audio(torch.from_numpy(wave), seconds, warnings)
+    return Audio(torch.from_numpy(wave), recording.seconds, recording.warnings)
+
+
+class Recording:
+    """A recording that is decoded while it is iterated and never held as a whole.
+
+    It gives blocks (samples,), float32 mono at `sample_rate` Hz, their levels as recorded, one
+    sample at least. Meanwhile `seconds` of the source and the `fraction` of its bytes are what was
+    read so far; `warnings` are known at the end. Arguments and errors are those of `load_audio`.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | BinaryIO,
+        sample_rate: int,
+        *,
+        name: str | None = None,
+        max_seconds: float | None = None,
+    ) -> None:
+        self.source, self.sample_rate, self.max_seconds = source, sample_rate, max_seconds
+        self.label = name or (str(source) if isinstance(source, str | Path) else "the recording")
+        self.seconds, self.fraction = 0.0, 0.0
+        self.warnings: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        n_samples = 0
+        for wave in self._resampled():
+            if not np.isfinite(wave).all():
+                raise AudioError(
+                    f"{self.label} holds samples that are NaN or infinite: record or export it "
+                    "again",
+                    "non_finite_audio",
+                )
+            n_samples += len(wave)
+            yield wave
+        if not n_samples:  # a sample or two at a high rate can be less than one at a low rate
+            yield np.zeros(1, np.float32)
+
+    def _resampled(self) -> Iterator[np.ndarray]:
+        with _binary(self.source, self.label) as binary, _opened(binary, self.label) as sound:
+            start = binary.tell()
+            size = binary.seek(0, SEEK_END)
+            binary.seek(start)
+            decoder = _Decoder(sound, self.label, self.max_seconds)
+            resampler = soxr.ResampleStream(sound.samplerate, self.sample_rate, 1, dtype="float32")
+            for block in decoder:
+                self.seconds, self.fraction = decoder.seconds, binary.tell() / size
+                yield resampler.resample_chunk(block)
+            yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+            self.warnings = decoder.warnings(self.sample_rate)
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -209,26 +245,36 @@ def _empty(label: str) -> AudioError:
 
 
 def split_at_silence(
-    wave_N: torch.Tensor, sample_rate: int, max_seconds: float = 20.0
-) -> list[tuple[int, int]]:
-    """Cut a wave (samples,) into pieces of at most `max_seconds`: (start, end) in samples.
+    blocks: Iterable[np.ndarray], sample_rate: int, max_seconds: float = 20.0
+) -> Iterator[np.ndarray]:
+    """Cut a wave that comes in blocks (samples,) into pieces (samples,) of at most `max_seconds`.
 
-    The pieces cover the wave in order, without gap or overlap. Each cut is in the middle of the
-    quietest 100 ms of the last half of what a piece may hold. Time is linear in the length.
+    The pieces are the wave in order, without gap or overlap. Each cut is in the middle of the
+    quietest 100 ms of the last half of what a piece may hold. A piece is given as soon as its cut
+    is known: one piece and one block are held, time is linear in the length.
     """
     hop, longest = sample_rate // 100, int(max_seconds * sample_rate)
     assert longest >= 40 * hop > 0, "pieces must be long enough to hold several 100 ms windows"
-    if len(wave_N) <= longest:
-        return [(0, len(wave_N))] if len(wave_N) else []
-    hops = wave_N[: len(wave_N) // hop * hop].reshape(-1, hop)
-    power = torch.linalg.vector_norm(hops, dim=1).double().square().numpy()
-    # loudness[i] is of the window that starts at hop i and is ten hops long.
+    held: list[np.ndarray] = []
+    n_held = 0
+    for block in blocks:
+        held.append(block)
+        n_held += len(block)
+        while n_held > longest:
+            wave = np.concatenate(held)
+            cut = _quietest(wave[:longest], hop)
+            yield wave[:cut]
+            held, n_held = [wave[cut:]], n_held - cut
+    if n_held:
+        yield np.concatenate(held)
+
+
+def _quietest(wave: np.ndarray, hop: int) -> int:
+    """The middle of the quietest ten hops in the last half of a wave (samples,)."""
+    first = -(-(len(wave) // 2) // hop)
+    hops = wave[first * hop : len(wave) // hop * hop].reshape(-1, hop)
+    power = np.square(hops, dtype=np.float64).sum(1)
     loudness = np.convolve(power, np.ones(10), "valid")
-    cuts = [0]
-    while len(wave_N) - cuts[-1] > longest:
-        first = -(-(cuts[-1] + longest // 2) // hop)
-        last = (cuts[-1] + longest) // hop - 10
-        # Of equally quiet windows (digital silence) the last one leaves the fewest pieces.
-        quietest = last - int(np.argmin(loudness[first : last + 1][::-1]))
-        cuts.append((quietest + 5) * hop)
-    return list(zip(cuts, [*cuts[1:], len(wave_N)], strict=True))
+    # Of equally quiet windows (digital silence) the last one leaves the fewest pieces.
+    last = len(loudness) - 1
+    return (first + last - int(np.argmin(loudness[::-1])) + 5) * hop

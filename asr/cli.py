@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from asr.errors import AsrError, AudioError
+from asr.errors import AsrError, AudioError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asr.evaluate import Evaluation
+    from asr.recognizer import Transcript
     from data_prep.manifest import Report
 
 app = typer.Typer(
@@ -233,37 +234,61 @@ def score(
 @app.command()
 def transcribe(
     bundle: Bundle,
-    files: Annotated[list[Path], typer.Argument(help="Recordings: wav, flac, ogg or mp3.")],
-    format: Annotated[Literal["txt", "json"], typer.Option()] = "txt",
+    recordings: Annotated[
+        list[str],
+        typer.Argument(help="wav, flac, ogg or mp3: files, folders with all below, quoted globs."),
+    ],
+    format: Annotated[Literal["txt", "json", "srt", "vtt", "tsv"], typer.Option()] = "txt",
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="A folder for a file each; those there are kept.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Write anew what --out holds.")] = False,
     beam: Annotated[
         int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")
     ] = None,
     device: Device = "auto",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with a GPU in turn.")] = 1,
 ) -> None:
     """The text of recordings; a bad one is told and the others go on (exit code 1)."""
-    import asr
+    from rich.progress import Progress
 
-    recognizer = asr.load(bundle, device)
-    search = recognizer.config.search
-    search = search if beam is None else search.model_copy(update={"beam_size": beam})
-    failed = 0
-    for file in files:
-        try:
-            result = recognizer.transcribe(file, search)
-        except AudioError as error:
-            failed += 1
-            err.print(f"asr: {error}", markup=False, highlight=False, soft_wrap=True)
-            continue
-        for warning in result.warnings:
-            err.print(f"{file}: {warning}", markup=False, highlight=False, soft_wrap=True)
-        if format == "json":
-            print(
-                json.dumps({"file": str(file), **result.as_dict()}, ensure_ascii=False), flush=True
-            )
-        else:
-            print(result.text if len(files) == 1 else f"{file}\t{result.text}", flush=True)
+    from asr.transcription import find_tasks, transcribe_all
+
+    tasks = find_tasks(recordings, out_dir, format)
+    if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
+        raise ConfigError(f"--format {format} is a file a recording: add --out DIR")
+    todo = [task for task in tasks if overwrite or not (task.out and task.out.is_file())]
+    skipped, failed = len(tasks) - len(todo), 0
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("transcribing", total=len(tasks), completed=skipped)
+        results = transcribe_all(
+            todo, bundle, device, beam, jobs, lambda n: progress.update(bar, completed=skipped + n)
+        )
+        for task, result in results:
+            notes = [f"asr: {result}"] if isinstance(result, AudioError) else result.warnings
+            for note in notes:
+                err.print(note, markup=False, highlight=False, soft_wrap=True)
+            if isinstance(result, AudioError):
+                failed += 1
+            elif not out_dir:
+                _show_transcript(str(task.recording), result, format, alone=len(tasks) == 1)
+    if out_dir:
+        err.print(
+            f"{len(todo) - failed} written to {out_dir}, {skipped} were there already",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if failed:
         raise typer.Exit(1)
+
+
+def _show_transcript(name: str, result: "Transcript", format: str, alone: bool) -> None:
+    from asr.formats import FORMATS
+
+    if format == "json":
+        print(json.dumps({"file": name, **result.as_dict()}, ensure_ascii=False), flush=True)
+    else:
+        text = FORMATS[format](result) if alone else f"{name}\t{result.text}\n"
+        print(text, end="", flush=True)
 
 
 @app.command()

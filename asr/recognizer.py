@@ -3,31 +3,44 @@
 Legend: N samples, B utterances, T frames, F frequency bins, S encoder steps.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.audio import load_audio, split_at_silence
+from asr.align import align
+from asr.audio import Recording, split_at_silence
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.ctc import CtcPrefixScorer
-from asr.errors import ConfigError
+from asr.ctc import CtcPrefixScorer, steps_needed
+from asr.errors import AudioError, ConfigError
 from asr.model.transformer import SpeechTransformer
 from asr.search import BeamSearch, Hypothesis, SearchConfig
 from asr.tokenizer import normalize_text
 
 # Longer recordings are cut at silences, so that memory does not grow with them; so many seconds
-# share a batch.
+# share a batch, and so many pieces of one recording or of several are read before they are
+# sorted into batches.
 _PIECE_SECONDS = 20.0
-_BATCH_SECONDS = 160.0
+_BATCH_SECONDS = 80.0
+_GROUP_SECONDS, _GROUP_PIECES = 4 * _BATCH_SECONDS, 64
+
+_FRAMES_PER_STEP = 4  # of the front end
 
 # A recording with fewer frames than one encoder step needs says nothing.
 _NOTHING = Hypothesis((), 0.0, 0.0, None, "eos")
+
+Source = str | Path | BinaryIO
+# The n best, and where the best one's tokens start and end in encoder steps, if that is known.
+_Found = tuple[list[Hypothesis], list[list[int]] | None]
 
 
 @dataclass(frozen=True)
@@ -42,10 +55,36 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Token:
+    """A token of a text and when it was said, in seconds from the recording's start."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a recording, from `start` to `end` in seconds, its text and its score.
+
+    Together the tokens' texts are the segment's; `tokens` is None where nothing tells their times:
+    the model has no CTC head, or its frames are too few for the text.
+    """
+
+    start: float
+    end: float
+    text: str
+    score: float
+    ended: Literal["eos", "length", "no_speech"]
+    tokens: tuple[Token, ...] | None
+
+
+@dataclass(frozen=True)
 class Transcript:
     """What was said: the best text and its score, seconds of audio, and the n best.
 
-    A recording of over 20 s is recognised in pieces; its score is their sum, and `nbest` is empty.
+    A recording of over 20 s is recognised in `segments` that follow each other without a gap; its
+    score is their sum, and `nbest` is empty.
     """
 
     text: str
@@ -53,10 +92,44 @@ class Transcript:
     duration: float
     nbest: tuple[Candidate, ...]
     warnings: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+
+@dataclass
+class _Reading:
+    """A recording on its way through `Recognizer.transcribe_all`."""
+
+    recording: Recording
+    segments: list[Segment] = field(default_factory=list)
+    nbest: tuple[Candidate, ...] = ()
+    error: AudioError | None = None
+    ended: bool = False
+
+    def pieces(self) -> Iterator[tuple[float, Tensor]]:
+        """Each piece's start in seconds and its wave (N,)."""
+        rate, n_samples = self.recording.sample_rate, 0
+        try:
+            for wave in split_at_silence(self.recording, rate, _PIECE_SECONDS):
+                yield n_samples / rate, torch.from_numpy(wave)
+                n_samples += len(wave)
+        except AudioError as error:
+            self.error = error
+        self.ended = True
+
+    def result(self) -> Transcript | AudioError:
+        """What was heard, or why it cannot be."""
+        return self.error or Transcript(
+            text=normalize_text(" ".join(segment.text for segment in self.segments)),
+            score=sum(segment.score for segment in self.segments),
+            duration=self.recording.seconds,
+            nbest=self.nbest if len(self.segments) == 1 else (),
+            warnings=self.recording.warnings,
+            segments=tuple(self.segments),
+        )
 
 
 class Recognizer:
@@ -74,41 +147,75 @@ class Recognizer:
         )
 
     def transcribe(
-        self,
-        source: str | Path | BinaryIO,
-        search: SearchConfig | None = None,
-        max_seconds: float | None = None,
+        self, source: Source, search: SearchConfig | None = None, max_seconds: float | None = None
     ) -> Transcript:
         """The text of a recording: a path or an open binary file; wav, flac, ogg or mp3.
 
-        Raises AudioError where it cannot be read as speech.
+        Memory does not grow with its length. Raises AudioError where it cannot be read as speech.
         """
-        audio = load_audio(source, self.sample_rate, max_seconds=max_seconds)
-        ((text, pieces),) = self.texts([audio.wave_N], search)
-        return Transcript(
-            text=text,
-            score=sum(nbest[0].score for nbest in pieces),
-            duration=audio.seconds,
-            nbest=tuple(self._candidate(h) for h in pieces[0]) if len(pieces) == 1 else (),
-            warnings=audio.warnings,
-        )
+        if max_seconds is not None:  # one that is too long is refused before any work on it
+            for _ in Recording(source, self.sample_rate, max_seconds=max_seconds):
+                pass
+        (result,) = self.transcribe_all([source], search)
+        if isinstance(result, AudioError):
+            raise result
+        return result
+
+    def transcribe_all(
+        self,
+        sources: Iterable[Source],
+        search: SearchConfig | None = None,
+        on_progress: Callable[[float], object] = lambda _: None,
+    ) -> Iterator[Transcript | AudioError]:
+        """The transcripts of recordings in their order, or the error of one that cannot be read.
+
+        Short ones share batches, long ones are decoded as they are read. `on_progress` is told how
+        many recordings are done, the read part of the last one included.
+        """
+        search = search or self.config.search
+        readings: deque[_Reading] = deque()
+        group: list[tuple[_Reading, float, Tensor]] = []
+        for number, source in enumerate(sources):
+            reading = _Reading(Recording(source, self.sample_rate))
+            readings.append(reading)
+            for start, wave in reading.pieces():
+                group.append((reading, start, wave))
+                seconds = sum(len(wave) for _, _, wave in group) / self.sample_rate
+                if seconds >= _GROUP_SECONDS or len(group) == _GROUP_PIECES:
+                    self._hear(group, search)
+                    group.clear()
+                    on_progress(number + reading.recording.fraction)
+                    while readings[0].ended:
+                        yield readings.popleft().result()
+        self._hear(group, search)
+        yield from (reading.result() for reading in readings)
+
+    def _hear(self, group: list[tuple[_Reading, float, Tensor]], search: SearchConfig) -> None:
+        """Recognise pieces and add the segments to their recordings, in order."""
+        found = self._recognize([wave for _, _, wave in group], search, timed=True)
+        for (reading, start, wave), (nbest, spans) in zip(group, found, strict=True):
+            best = self._candidate(nbest[0])
+            end = start + len(wave) / self.sample_rate
+            tokens = None if spans is None else self._tokens(nbest[0], spans, start, end)
+            reading.nbest = tuple(self._candidate(h) for h in nbest)
+            reading.segments.append(
+                Segment(start, end, best.text, best.score, best.ended, tokens),
+            )
 
     def texts(
         self, waves: Sequence[Tensor], search: SearchConfig | None = None
     ) -> list[tuple[str, list[list[Hypothesis]]]]:
         """The text of each wave (N,) of any length, and the n best of the pieces it was cut to."""
-        cuts = [split_at_silence(wave, self.sample_rate, _PIECE_SECONDS) for wave in waves]
-        pieces = [
-            w[start:end] for w, ranges in zip(waves, cuts, strict=True) for start, end in ranges
-        ]
+        rate = self.sample_rate
+        cut = [list(split_at_silence([w.numpy()], rate, _PIECE_SECONDS)) for w in waves]
+        pieces = [torch.from_numpy(piece) for pieces in cut for piece in pieces]
         results = iter(self.recognize(pieces, search))
-        heard = [[next(results) for _ in ranges] for ranges in cuts]
+        heard = [[next(results) for _ in pieces] for pieces in cut]
         return [(self._text(nbests), nbests) for nbests in heard]
 
     def _text(self, pieces: list[list[Hypothesis]]) -> str:
         return normalize_text(" ".join(self.tokenizer.decode(n[0].tokens) for n in pieces))
 
-    @torch.inference_mode()
     def recognize(
         self, waves: Sequence[Tensor], search: SearchConfig | None = None
     ) -> list[list[Hypothesis]]:
@@ -116,7 +223,14 @@ class Recognizer:
 
         Waves of like length share batches; a result does not depend on its batch-mates.
         """
-        results: list[list[Hypothesis]] = [[_NOTHING] for _ in waves]
+        found = self._recognize(waves, search or self.config.search, timed=False)
+        return [nbest for nbest, _ in found]
+
+    @torch.inference_mode()
+    def _recognize(
+        self, waves: Sequence[Tensor], search: SearchConfig, timed: bool
+    ) -> list[_Found]:
+        results: list[_Found] = [([_NOTHING], None) for _ in waves]
         feats = {i: self.features(wave) for i, wave in enumerate(waves)}
         steps = self.config.model.frontend.steps
         spoken = sorted((i for i in feats if steps(len(feats[i]))), key=lambda i: len(feats[i]))
@@ -125,17 +239,52 @@ class Recognizer:
             longest_ms = len(feats[spoken[-1]]) * hop_ms
             size = max(1, int(_BATCH_SECONDS * 1000 / longest_ms))
             spoken, batch = spoken[:-size], spoken[-size:]
-            found = self._search([feats[i] for i in batch], search or self.config.search)
-            for i, nbest in zip(batch, found, strict=True):
-                results[i] = nbest
+            found = self._search([feats[i] for i in batch], search, timed)
+            for i, result in zip(batch, found, strict=True):
+                results[i] = result
         return results
 
-    def _search(self, feats: list[Tensor], search: SearchConfig) -> list[list[Hypothesis]]:
+    def _search(self, feats: list[Tensor], search: SearchConfig, timed: bool) -> list[_Found]:
         frames_B = torch.tensor([len(f) for f in feats], device=self.device)
         feats_BTF = pad_sequence(feats, batch_first=True).to(self.device)
         if search.ctc_weight and not self.model.ctc_head:
             raise ConfigError("search.ctc_weight: this model has no CTC head, set it to 0")
-        return decode(self.model, feats_BTF, frames_B, BeamSearch(search, self._word_count_V))
+        memory_BSD, keep_BS = self.model.encode(feats_BTF, frames_B)
+        beam = BeamSearch(search, self._word_count_V)
+        nbests = decode_memory(self.model, memory_BSD, keep_BS, beam)
+        if not timed or not self.model.ctc_head:
+            return [(nbest, None) for nbest in nbests]
+        logp_BSV = self.model.ctc_head(memory_BSD).log_softmax(-1)
+        best = [torch.tensor(nbest[0].tokens, dtype=torch.long) for nbest in nbests]
+        labels_BU = pad_sequence(best, batch_first=True).to(self.device)
+        lengths_B, steps_B = torch.tensor([len(b) for b in best]).to(self.device), keep_BS.sum(1)
+        spans_BU2 = align(logp_BSV, steps_B, labels_BU, lengths_B).tolist()
+        fits_B = (steps_needed(labels_BU, lengths_B) <= steps_B).tolist()
+        return [
+            (nbest, spans[: len(nbest[0].tokens)] if fits else None)
+            for nbest, spans, fits in zip(nbests, spans_BU2, fits_B, strict=True)
+        ]
+
+    def _tokens(
+        self, hypothesis: Hypothesis, spans: list[list[int]], start: float, end: float
+    ) -> tuple[Token, ...]:
+        """The tokens of a piece from `start` to `end`, in seconds of the recording.
+
+        CTC marks where a token begins and is blank for the rest of it, so a token lasts until the
+        next begins, but no longer than is usual in the piece: what follows then is a pause.
+        """
+        step = _FRAMES_PER_STEP * self.config.features.hop_ms / 1000
+        firsts = [first for first, _ in spans]
+        usual = median(b - a for a, b in pairwise(firsts)) if len(firsts) > 1 else 0
+        ends = [
+            min(max(last, first + usual), following)
+            for (first, last), following in zip(spans, [*firsts[1:], inf], strict=True)
+        ]
+        texts = self.tokenizer.pieces(hypothesis.tokens)
+        return tuple(
+            Token(text, min(start + first * step, end), min(start + last * step, end))
+            for text, first, last in zip(texts, firsts, ends, strict=True)
+        )
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
         h = hypothesis
@@ -148,7 +297,13 @@ def decode(
     model: SpeechTransformer, feats_BTF: Tensor, frames_B: Tensor, search: BeamSearch
 ) -> list[list[Hypothesis]]:
     """Encode a batch and search each utterance's text, of at most one token an encoder step."""
-    memory_BSD, keep_BS = model.encode(feats_BTF, frames_B)
+    return decode_memory(model, *model.encode(feats_BTF, frames_B), search)
+
+
+def decode_memory(
+    model: SpeechTransformer, memory_BSD: Tensor, keep_BS: Tensor, search: BeamSearch
+) -> list[list[Hypothesis]]:
+    """The same for a batch that is encoded."""
     steps_B = keep_BS.sum(1)
     ctc = None
     if search.config.ctc_weight and model.ctc_head:

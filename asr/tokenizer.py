@@ -109,6 +109,10 @@ class Tokenizer:
         """The text of token ids; special tokens are silent."""
         return normalize_text(self._sp.decode([t for t in tokens if t not in SPECIAL]))
 
+    def pieces(self, tokens: Iterable[int]) -> list[str]:
+        """The text of each token, with a space where a word begins."""
+        return [self._sp.id_to_piece(t).replace("▁", " ") for t in tokens]
+
     def word_counts(self) -> list[int]:
         """How much each token adds to wc(Y) of thesis eq. 4.1.
 

@@ -1,0 +1,139 @@
+"""Long recordings, and times in them: tones and pauses of which every boundary is known."""
+
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+import asr
+from asr.audio import Recording, split_at_silence
+from asr.config import Config
+from asr.errors import AudioError
+from asr.recognizer import Recognizer
+from asr.tokenizer import normalize_text
+from asr.train.run import train
+from data_prep.manifest import Utterance, write_corpus
+
+from conftest import RATE, TONES, learning_recipe, speak  # isort: skip
+
+
+def say(n_tones: int, seed: int) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
+    """Tones with pauses of up to 0.6 s between some: the wave, and each tone's start and end."""
+    rng = np.random.default_rng(seed)
+    parts, spoken, at = [], [], 0.0
+    for text in rng.choice(list(TONES), size=n_tones):
+        pause = np.zeros(int(rng.choice([0, 0, rng.uniform(0, 0.6)]) * RATE))
+        tone = speak(text, seed)
+        parts += [pause, tone]
+        begin = at + len(pause) / RATE + 0.02
+        spoken.append((str(text), begin, begin + 0.1))
+        at += (len(pause) + len(tone)) / RATE
+    wave = np.concatenate(parts)
+    return wave + 0.003 * rng.normal(size=len(wave)), spoken
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Recognizer:
+    root = tmp_path_factory.mktemp("paused")
+    splits: dict[str, list[Utterance]] = {"train": [], "dev": [], "test": []}
+    for split, n in (("train", 160), ("dev", 6), ("test", 6)):
+        for i in range(n):
+            wave, spoken = say(1 + i % 8, len(split) * 1000 + i)
+            path = root / f"{split}{i}.wav"
+            sf.write(path, wave, RATE)
+            text = "".join(token for token, _, _ in spoken)
+            splits[split].append(Utterance(f"{split}{i}", path, text, "tone"))
+    write_corpus(splits, root / "data", corpus="paused tones", synthetic=True, jobs=1)
+    config = Config.model_validate(learning_recipe(root / "data"))
+    return asr.load(train(config, root / "model"), "cpu")
+
+
+def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Path) -> None:
+    """Recordings of six tones, joined with silence to a minute and a half, so cut and batched."""
+    silence, waves, spoken, at = np.zeros(int(1.5 * RATE)), [], [], 0.0
+    for seed in range(30):
+        wave, tones = say(6, seed)
+        spoken += [(text, at + start, at + end) for text, start, end in tones]
+        waves += [wave, silence]
+        at += (len(wave) + len(silence)) / RATE
+    sf.write(tmp_path / "joined.wav", np.concatenate(waves), RATE)
+    heard = model.transcribe(tmp_path / "joined.wav")
+    assert len(heard.segments) > 3
+    tokens = [token for segment in heard.segments for token in segment.tokens or ()]
+    assert normalize_text("".join(token.text for token in tokens)) == heard.text
+    for segment in heard.segments:
+        times = [t for token in segment.tokens or () for t in (token.start, token.end)]
+        assert times == sorted(times)
+        assert all(segment.start <= t <= segment.end for t in times)
+    errors = []
+    for text, start, end in spoken:
+        near = [t for t in tokens if t.text == text and abs(t.start - start) < 0.5]
+        if near:
+            token = min(near, key=lambda t: abs(t.start - start))
+            errors += [abs(token.start - start), abs(token.end - end)]
+    assert len(errors) > 1.6 * len(spoken), "most tones are recognised"
+    assert mean(errors) < 0.1
+
+
+def test_a_long_file_says_what_its_pieces_say(model: Recognizer, tmp_path: Path) -> None:
+    path = tmp_path / "long.flac"
+    with sf.SoundFile(path, "w", RATE, 1) as file:
+        for seed in range(260):
+            file.write(say(5, seed)[0])
+    found = model.transcribe(path)
+    assert found.duration > 400 and found.nbest == ()
+    pieces = list(split_at_silence(Recording(path, RATE), RATE))
+    assert len(pieces) == len(found.segments) > 20
+    at = 0.0
+    for i, (piece, segment) in enumerate(zip(pieces, found.segments, strict=True)):
+        assert segment.start == pytest.approx(at)
+        at = segment.end
+        if i % 8 == 0:
+            sf.write(tmp_path / "piece.wav", piece, RATE, subtype="FLOAT")
+            alone = model.transcribe(tmp_path / "piece.wav")
+            assert alone.text == segment.text
+            assert alone.score == pytest.approx(segment.score, abs=1e-4)
+            assert alone.nbest[0].score == alone.score
+    assert at == pytest.approx(found.duration)
+    assert found.text == normalize_text(" ".join(s.text for s in found.segments))
+    assert found.score == pytest.approx(sum(s.score for s in found.segments))
+
+
+def test_recordings_share_batches_and_keep_their_order(model: Recognizer, tmp_path: Path) -> None:
+    paths = []
+    for i in range(70):
+        paths.append(tmp_path / f"{i}.wav")
+        sf.write(paths[-1], np.tile(say(4, i)[0], 12 if i == 40 else 1), RATE)
+    paths[3].write_bytes(b"no audio")
+    paths[69].unlink()
+    told: list[float] = []
+    found = list(model.transcribe_all(paths, on_progress=told.append))
+    assert [i for i, result in enumerate(found) if isinstance(result, AudioError)] == [3, 69]
+    assert told == sorted(told) and 0 < told[0] < 70
+    for i in (0, 2, 4, 40, 68):
+        assert found[i].text == model.transcribe(paths[i]).text  # type: ignore[union-attr]
+
+
+def test_memory_does_not_grow_with_the_recording(model: Recognizer, tmp_path: Path) -> None:
+    peaks = []
+    for minutes in (8, 32):
+        path = tmp_path / f"{minutes}.flac"
+        with sf.SoundFile(path, "w", RATE, 1) as file:
+            for _ in range(minutes * 2):
+                file.write(np.zeros(30 * RATE))
+        tracemalloc.start()
+        assert model.transcribe(path).duration == minutes * 60
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_segments_follow_each_other_without_a_gap(model: Recognizer, tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", np.concatenate([say(6, i)[0] for i in range(40)]), RATE)
+    segments = model.transcribe(tmp_path / "a.wav").segments
+    assert segments[0].start == 0
+    assert all(a.end == b.start for a, b in pairwise(segments))
