@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from asr.audio import load_audio, split_at_silence
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.ctc import CtcPrefixScorer
+from asr.decoding import decode, is_constant
 from asr.errors import ConfigError
-from asr.model.transformer import SpeechTransformer
-from asr.search import BeamSearch, Hypothesis, SearchConfig
+from asr.score import NO_SPEECH, Hypothesis, SearchConfig
+from asr.search import BeamSearch
 from asr.tokenizer import normalize_text
 
 # Longer recordings are cut at silences, so that memory does not grow with them; so many seconds
@@ -26,19 +26,19 @@ from asr.tokenizer import normalize_text
 _PIECE_SECONDS = 20.0
 _BATCH_SECONDS = 160.0
 
-# A recording with fewer frames than one encoder step needs says nothing.
-_NOTHING = Hypothesis((), 0.0, 0.0, None, "eos")
-
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the texts that a recording may hold; scores as in `asr.search.Hypothesis`."""
+    """One of the texts that a recording may hold; the rest as in `asr.score.Hypothesis`."""
 
     text: str
     score: float
-    log_prob: float
+    log_prob: float | None
     ctc_log_prob: float | None
     ended: Literal["eos", "length", "no_speech"]
+    lm_log_prob: float | None = None
+    length_score: float = 0.0
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class Recognizer:
 
         Waves of like length share batches; a result does not depend on its batch-mates.
         """
-        results: list[list[Hypothesis]] = [[_NOTHING] for _ in waves]
-        feats = {i: self.features(wave) for i, wave in enumerate(waves)}
+        results: list[list[Hypothesis]] = [[NO_SPEECH] for _ in waves]
+        feats = {i: self.features(w) for i, w in enumerate(waves) if not is_constant(w)}
         steps = self.config.model.frontend.steps
         spoken = sorted((i for i in feats if steps(len(feats[i]))), key=lambda i: len(feats[i]))
         hop_ms = self.config.features.hop_ms
@@ -133,29 +133,11 @@ class Recognizer:
     def _search(self, feats: list[Tensor], search: SearchConfig) -> list[list[Hypothesis]]:
         frames_B = torch.tensor([len(f) for f in feats], device=self.device)
         feats_BTF = pad_sequence(feats, batch_first=True).to(self.device)
-        if search.ctc_weight and not self.model.ctc_head:
-            raise ConfigError("search.ctc_weight: this model has no CTC head, set it to 0")
         return decode(self.model, feats_BTF, frames_B, BeamSearch(search, self._word_count_V))
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
-        h = hypothesis
-        text = self.tokenizer.decode(h.tokens)
-        ended = "no_speech" if h is _NOTHING else h.ended
-        return Candidate(text, h.score, h.log_prob, h.ctc_log_prob, ended)
-
-
-def decode(
-    model: SpeechTransformer, feats_BTF: Tensor, frames_B: Tensor, search: BeamSearch
-) -> list[list[Hypothesis]]:
-    """Encode a batch and search each utterance's text, of at most one token an encoder step."""
-    memory_BSD, keep_BS = model.encode(feats_BTF, frames_B)
-    steps_B = keep_BS.sum(1)
-    ctc = None
-    if search.config.ctc_weight and model.ctc_head:
-        logp_BSV = model.ctc_head(memory_BSD).log_softmax(-1)
-        ctc = CtcPrefixScorer(logp_BSV, steps_B, search.config.beam_size)
-    state = model.decoder.start(memory_BSD, keep_BS)
-    return search(model.decoder.step, state, steps_B, ctc)
+        values = dict(vars(hypothesis))
+        return Candidate(text=self.tokenizer.decode(values.pop("tokens")), **values)
 
 
 def choose_device(name: str) -> torch.device:
