@@ -1,4 +1,4 @@
-"""The command line: prepare, train, evaluate, report, score, transcribe, info, serve.
+"""The command line: prepare, train, evaluate, tune, report, score, transcribe, info, serve.
 
 Verbs import what they need inside, so that `asr --help` and a mistyped option answer at once.
 Results go to standard output, everything else to standard error.
@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 
-from asr.errors import AsrError, AudioError
+from asr.errors import AsrError, AudioError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asr.evaluate import Evaluation
+    from asr.score import SearchConfig
     from data_prep.manifest import Report
 
 app = typer.Typer(
@@ -40,6 +41,13 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; default: all c
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
 ]
+Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")]
+Method = Annotated[
+    Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] | None,
+    typer.Option(help="How texts are looked for; default: the recipe's."),
+]
+Lm = Annotated[Path | None, typer.Option(help="A language model: ARPA, or `asr train-lm`'s.")]
+LmWeight = Annotated[float | None, typer.Option(min=0, help="Its weight, as `asr tune` finds it.")]
 Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr train` makes it.")]
 Corpus = Annotated[Path, typer.Argument(metavar="CORPUS_DIR", help="The corpus as published.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the cuts go.")]
@@ -159,9 +167,10 @@ def train(
 def evaluate(
     bundle: Bundle,
     cuts: Annotated[Path, typer.Argument(help="A manifest, such as data/demo/test.jsonl.gz.")],
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")
-    ] = None,
+    beam: Beam = None,
+    method: Method = None,
+    lm: Lm = None,
+    lm_weight: LmWeight = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst to show.")] = 10,
     format: Annotated[Literal["table", "json"], typer.Option()] = "table",
     device: Device = "auto",
@@ -175,8 +184,7 @@ def evaluate(
     from asr.evaluate import evaluate as run
 
     recognizer = asr.load(bundle, device)
-    search = recognizer.config.search
-    search = search if beam is None else search.model_copy(update={"beam_size": beam})
+    search = _search(recognizer.config.search, beam, method, lm, lm_weight)
     chosen = load_cuts(cuts)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("evaluating", total=len(chosen))
@@ -186,6 +194,44 @@ def evaluate(
     else:
         _show_evaluation(cuts, result)
     write_evaluation(bundle, cuts, result)
+
+
+@app.command()
+def tune(
+    bundle: Bundle,
+    cuts: Annotated[Path, typer.Argument(help="The dev manifest; never the test's.")],
+    beam: Beam = None,
+    method: Method = None,
+    lm: Lm = None,
+    most: Annotated[int, typer.Option(min=1, help="Utterances heard, at most.")] = 1000,
+    write: Annotated[bool, typer.Option(help="Write what is best into the bundle.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Find the weights of CTC head, language model and length on dev."""
+    from rich.progress import Progress
+
+    import asr
+    from asr.data import load_cuts
+    from asr.tune import tune as run
+    from asr.tune import write_weights
+
+    recognizer = asr.load(bundle, device)
+    changes = {"beam_size": beam, "method": method, "lm": lm}
+    search = recognizer.config.search.model_copy(
+        update={name: value for name, value in changes.items() if value is not None}
+    )
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("tuning", total=None)
+        trials = run(recognizer, load_cuts(cuts), search, most, lambda _: progress.advance(task))
+    table = Table("ctc_weight", "lm_weight", "gamma", "CER", title=f"{cuts}: best first")
+    for trial in trials:
+        tried = trial.search
+        weights = (tried.ctc_weight, tried.lm_weight, tried.gamma)
+        table.add_row(*(f"{weight:g}" for weight in weights), f"{trial.cer:.2%}")
+    out.print(table)
+    if write:
+        write_weights(bundle, trials[0].search)
+        out.print(f"written: {bundle / 'config.yaml'}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -235,17 +281,17 @@ def transcribe(
     bundle: Bundle,
     files: Annotated[list[Path], typer.Argument(help="Recordings: wav, flac, ogg or mp3.")],
     format: Annotated[Literal["txt", "json"], typer.Option()] = "txt",
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")
-    ] = None,
+    beam: Beam = None,
+    method: Method = None,
+    lm: Lm = None,
+    lm_weight: LmWeight = None,
     device: Device = "auto",
 ) -> None:
     """The text of recordings; a bad one is told and the others go on (exit code 1)."""
     import asr
 
     recognizer = asr.load(bundle, device)
-    search = recognizer.config.search
-    search = search if beam is None else search.model_copy(update={"beam_size": beam})
+    search = _search(recognizer.config.search, beam, method, lm, lm_weight)
     failed = 0
     for file in files:
         try:
@@ -305,6 +351,20 @@ def serve(
     from serve.app import create_app
 
     uvicorn.run(create_app(bundle, device=device), host=host, port=port, log_level="info")
+
+
+def _search(
+    search: "SearchConfig", beam: int | None, method: str | None, lm: Path | None,
+    lm_weight: float | None,
+) -> "SearchConfig":  # fmt: skip
+    """The bundle's search with what the command line changes of it."""
+    changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
+    values = search.model_dump() | {k: v for k, v in changes.items() if v is not None}
+    if lm and not values["lm_weight"]:
+        raise ConfigError("--lm without a weight says nothing: give --lm-weight, see `asr tune`")
+    if values["lm_weight"] and not values["lm"]:
+        raise ConfigError("--lm-weight without a language model: give --lm")
+    return type(search)(**values)
 
 
 def _show_report(report: "Report", folder: Path) -> None:

@@ -176,14 +176,8 @@ def rescore(
             parts = att * log_prob + ctc * (h.ctc_log_prob or 0) + lm * (h.lm_log_prob or 0)
             mixed = torch.tensor(logp_U).exp() ** (1 - config.ctc_weight)
             mixed *= torch.tensor(h.confidences) ** config.ctc_weight
-            judged.append(
-                replace(
-                    h,
-                    score=parts + h.length_score,
-                    log_prob=log_prob,
-                    confidences=tuple(mixed.tolist()),
-                )  # fmt: skip
-            )
+            score, confidences = parts + h.length_score, tuple(mixed.tolist())
+            judged.append(replace(h, score=score, log_prob=log_prob, confidences=confidences))
         results.append(sorted(judged, key=lambda h: -h.score)[: config.n_best])
     return results
 

@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 from asr.audio import load_audio, split_at_silence
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.decoding import decode, is_constant
+from asr.decoding import LanguageModel, decode, is_constant
 from asr.errors import ConfigError
+from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.search import BeamSearch
 from asr.tokenizer import normalize_text
@@ -69,6 +70,7 @@ class Recognizer:
         self.features = bundle.features.eval()
         self.model = bundle.model.eval().to(self.device)
         self.sample_rate = bundle.config.features.sample_rate
+        self._lms: dict[Path, LanguageModel] = {}
         self._word_count_V = torch.tensor(
             self.tokenizer.word_counts(), dtype=torch.float32, device=self.device
         )
@@ -133,7 +135,23 @@ class Recognizer:
     def _search(self, feats: list[Tensor], search: SearchConfig) -> list[list[Hypothesis]]:
         frames_B = torch.tensor([len(f) for f in feats], device=self.device)
         feats_BTF = pad_sequence(feats, batch_first=True).to(self.device)
-        return decode(self.model, feats_BTF, frames_B, BeamSearch(search, self._word_count_V))
+        lm = self.language_model(search)
+        return decode(self.model, feats_BTF, frames_B, self.beam_search(search), lm)
+
+    def beam_search(self, search: SearchConfig) -> BeamSearch:
+        """A search over this model's tokens."""
+        return BeamSearch(search, self._word_count_V)
+
+    def language_model(self, search: SearchConfig) -> LanguageModel | None:
+        """The language model that a search asks for, read once; None where it has no weight.
+
+        Raises BundleError where it cannot be read or is of other tokens.
+        """
+        if search.lm is None or not search.lm_weight:
+            return None
+        if search.lm not in self._lms:
+            self._lms[search.lm] = NGram.load(search.lm, self.tokenizer)
+        return self._lms[search.lm]
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
         values = dict(vars(hypothesis))

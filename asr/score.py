@@ -6,9 +6,9 @@ a language model, shallow fusion), where log P(Y|X) = (1 - λ) · decoder + λ �
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from asr.node import Node
 
@@ -34,6 +34,12 @@ class SearchConfig(Node):
     lm_weight: Annotated[float, Field(ge=0)] = 0.0
     n_best: PositiveInt = 5
     speech_threshold: Share = 0.1
+
+    @model_validator(mode="after")
+    def _lm_is_named(self) -> Self:
+        if self.lm_weight and self.lm is None:
+            raise ValueError("lm_weight is set and lm is not: name the language model, or set 0")
+        return self
 
     @property
     def needs_ctc(self) -> bool:

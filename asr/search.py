@@ -255,7 +255,7 @@ class BeamSearch:
                         lm,
                         length_score,
                         tuple(confidences[:n]),
-                    )  # fmt: skip
+                    )
                 )
 
 
