@@ -141,7 +141,7 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float
     try:
         with path.open(encoding="utf-8") as file:
             for raw in file:
-                number += 1  # noqa: SIM113 - told of errors that the loop itself meets
+                number += 1
                 line = raw.strip(" \t\r\n")
                 if line.startswith("ngram ") and not order:
                     n, _, count = line.removeprefix("ngram ").partition("=")
