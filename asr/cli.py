@@ -1,4 +1,4 @@
-"""The command line: prepare, train, evaluate, tune, report, score, transcribe, info, serve.
+"""The command line: its verbs are listed by `asr --help`.
 
 Verbs import what they need inside, so that `asr --help` and a mistyped option answer at once.
 Results go to standard output, everything else to standard error.
@@ -194,6 +194,35 @@ def evaluate(
     else:
         _show_evaluation(cuts, result)
     write_evaluation(bundle, cuts, result)
+
+
+@app.command()
+def train_lm(
+    bundle: Bundle,
+    texts: Annotated[
+        list[Path] | None, typer.Argument(help="Text, a line each; default: the train transcripts.")
+    ] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Default: BUNDLE/lm.")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    resume: Annotated[bool, typer.Option(help="Go on with the run that --out holds.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Train a language model with a recogniser's tokens and sizes, for --lm."""
+    from asr.bundle import Bundle as Loaded
+    from asr.recognizer import choose_device
+    from asr.train.lm import train_lm as run
+
+    out_dir = out_dir or bundle / "lm"
+
+    def tell(epoch: int, loss: float, dev_loss: float) -> None:
+        err.print(
+            f"epoch {epoch}/{epochs}  train loss {loss:.4f}  dev loss {dev_loss:.4f}",
+            highlight=False,
+        )
+
+    loaded = Loaded.load(bundle)
+    run(loaded, texts or [], out_dir, epochs, resume, choose_device(device), tell)
+    out.print(f"{out_dir}", highlight=False)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.decoding import LanguageModel, decode, is_constant
 from asr.errors import ConfigError
+from asr.lm import LanguageTransformer
 from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.search import BeamSearch
@@ -150,7 +151,11 @@ class Recognizer:
         if search.lm is None or not search.lm_weight:
             return None
         if search.lm not in self._lms:
-            self._lms[search.lm] = NGram.load(search.lm, self.tokenizer)
+            if search.lm.is_dir():
+                model = LanguageTransformer.load(search.lm, self.tokenizer)
+                self._lms[search.lm] = model.to(self.device)
+            else:
+                self._lms[search.lm] = NGram.load(search.lm, self.tokenizer)
         return self._lms[search.lm]
 
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:

@@ -15,10 +15,10 @@ ORDER = [
     "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
     "asr.model.projection", "asr.model.dropout", "asr.model.attention", "asr.model.frontend",
     "asr.model.layers", "asr.model.transformer", "asr.ctc", "asr.score", "asr.scorers",
-    "asr.repetition", "asr.search", "asr.config", "asr.bundle", "asr.ngram", "asr.decoding",
+    "asr.repetition", "asr.search", "asr.config", "asr.bundle", "asr.ngram", "asr.lm", "asr.decoding",
     "asr.stored", "asr.shar", "asr.data", "asr.recognizer", "asr.evaluate", "asr.tune",
     "asr.cost", "asr.card", "asr.report",
-    "asr.train.processes", "asr.train.corpus", "asr.train.task",
+    "asr.train.lm", "asr.train.processes", "asr.train.corpus", "asr.train.task",
     "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",
     "asr.train.fit", "asr.train.run",
 ]  # fmt: skip
