@@ -4,7 +4,6 @@ config.yaml (the resolved recipe, with the format's version), tokenizer.model (s
 model.safetensors (weights and feature statistics) and README.md (the model card).
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ class Bundle:
         write_atomically(folder / TOKENIZER, lambda p: p.write_bytes(self.tokenizer.model))
         write_atomically(folder / CARD, lambda p: p.write_text(card, "utf-8"))
         state = {key: value.contiguous() for key, value in self.parts.state_dict().items()}
-        weights = to_bytes(state, {"tokenizer": _digest(self.tokenizer)})
+        weights = to_bytes(state, {"tokenizer": self.tokenizer.digest})
         write_atomically(folder / WEIGHTS, lambda p: p.write_bytes(weights))
 
     @classmethod
@@ -88,8 +87,8 @@ class Bundle:
                 f"{config.tokenizer.vocab_size}: they are of two models"
             )
         bundle = cls.create(config, tokenizer)
-        _load_weights(bundle.parts, folder / WEIGHTS)
-        if _tokenizer_of(folder / WEIGHTS) != _digest(tokenizer):
+        load_weights(bundle.parts, folder / WEIGHTS)
+        if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
             raise BundleError(f"{folder}: {TOKENIZER} and {WEIGHTS} are of two models")
         return bundle
 
@@ -118,16 +117,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _digest(tokenizer: Tokenizer) -> str:
-    return hashlib.sha256(tokenizer.model).hexdigest()
-
-
-def _tokenizer_of(weights: Path) -> str | None:
+def tokenizer_of(weights: Path) -> str | None:
+    """The digest of the tokenizer that weights were trained with."""
     with safe_open(weights, "pt") as file:
         return (file.metadata() or {}).get("tokenizer")
 
 
-def _load_weights(parts: nn.Module, path: Path) -> None:
+def load_weights(parts: nn.Module, path: Path) -> None:
+    """Read weights into a module. Raises BundleError that names the tensor that is wrong."""
     found, wanted = read_tensors(path), parts.state_dict()
     for name in sorted(found.keys() | wanted.keys()):
         if name not in found:

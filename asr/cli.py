@@ -1,4 +1,4 @@
-"""The command line: prepare, train, evaluate, report, score, transcribe, info, serve.
+"""The command line: its verbs are listed by `asr --help`.
 
 Verbs import what they need inside, so that `asr --help` and a mistyped option answer at once.
 Results go to standard output, everything else to standard error.
@@ -41,6 +41,13 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; default: all c
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
 ]
+Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")]
+Method = Annotated[
+    Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] | None,
+    typer.Option(help="How texts are looked for; default: the recipe's."),
+]
+Lm = Annotated[Path | None, typer.Option(help="A language model: ARPA, or `asr train-lm`'s.")]
+LmWeight = Annotated[float | None, typer.Option(min=0, help="Its weight, as `asr tune` finds it.")]
 Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr train` makes it.")]
 Corpus = Annotated[Path, typer.Argument(metavar="CORPUS_DIR", help="The corpus as published.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the cuts go.")]
@@ -160,9 +167,10 @@ def train(
 def evaluate(
     bundle: Bundle,
     cuts: Annotated[Path, typer.Argument(help="A manifest, such as data/demo/test.jsonl.gz.")],
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")
-    ] = None,
+    beam: Beam = None,
+    method: Method = None,
+    lm: Lm = None,
+    lm_weight: LmWeight = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst to show.")] = 10,
     format: Annotated[Literal["table", "json"], typer.Option()] = "table",
     device: Device = "auto",
@@ -176,8 +184,8 @@ def evaluate(
     from asr.evaluate import evaluate as run
 
     recognizer = asr.load(bundle, device)
-    search = recognizer.config.search
-    search = search if beam is None else search.model_copy(update={"beam_size": beam})
+    changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
+    search = recognizer.config.search.changed(changes)
     chosen = load_cuts(cuts)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("evaluating", total=len(chosen))
@@ -187,6 +195,73 @@ def evaluate(
     else:
         _show_evaluation(cuts, result)
     write_evaluation(bundle, cuts, result)
+
+
+@app.command()
+def train_lm(
+    bundle: Bundle,
+    texts: Annotated[
+        list[Path] | None, typer.Argument(help="Text, a line each; default: the train transcripts.")
+    ] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Default: BUNDLE/lm.")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    resume: Annotated[bool, typer.Option(help="Go on with the run that --out holds.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Train a language model with a recogniser's tokens and sizes, for --lm."""
+    from asr.bundle import Bundle as Loaded
+    from asr.recognizer import choose_device
+    from asr.train.lm import train_lm as run
+
+    out_dir = out_dir or bundle / "lm"
+
+    def tell(epoch: int, loss: float, dev_loss: float) -> None:
+        err.print(
+            f"epoch {epoch}/{epochs}  train loss {loss:.4f}  dev loss {dev_loss:.4f}",
+            highlight=False,
+        )
+
+    loaded = Loaded.load(bundle)
+    run(loaded, texts or [], out_dir, epochs, resume, choose_device(device), tell)
+    out.print(f"{out_dir}", highlight=False)
+
+
+@app.command()
+def tune(
+    bundle: Bundle,
+    cuts: Annotated[Path, typer.Argument(help="The dev manifest; never the test's.")],
+    beam: Beam = None,
+    method: Method = None,
+    lm: Lm = None,
+    most: Annotated[int, typer.Option(min=1, help="Utterances heard, at most.")] = 1000,
+    write: Annotated[bool, typer.Option(help="Write what is best into the bundle.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Find the weights of CTC head, language model and length on dev."""
+    from rich.progress import Progress
+
+    import asr
+    from asr.data import load_cuts
+    from asr.tune import tune as run
+    from asr.tune import write_weights
+
+    recognizer = asr.load(bundle, device)
+    changes = {"beam_size": beam, "method": method, "lm": lm}
+    search = recognizer.config.search.model_copy(
+        update={name: value for name, value in changes.items() if value is not None}
+    )
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("tuning", total=None)
+        trials = run(recognizer, load_cuts(cuts), search, most, lambda _: progress.advance(task))
+    table = Table("ctc_weight", "lm_weight", "gamma", "CER", title=f"{cuts}: best first")
+    for trial in trials:
+        tried = trial.search
+        weights = (tried.ctc_weight, tried.lm_weight, tried.gamma)
+        table.add_row(*(f"{weight:g}" for weight in weights), f"{trial.cer:.2%}")
+    out.print(table)
+    if write:
+        write_weights(bundle, trials[0].search)
+        out.print(f"written: {bundle / 'config.yaml'}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -243,9 +318,10 @@ def transcribe(
         Path | None, typer.Option("--out", help="A folder for a file each; those there are kept.")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Write anew what --out holds.")] = False,
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")
-    ] = None,
+    beam: Beam = None,
+    method: Method = None,
+    lm: Lm = None,
+    lm_weight: LmWeight = None,
     device: Device = "auto",
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each with a GPU in turn.")] = 1,
 ) -> None:
@@ -261,9 +337,11 @@ def transcribe(
     skipped, failed = len(tasks) - len(todo), 0
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("transcribing", total=len(tasks), completed=skipped)
+        changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
         results = transcribe_all(
-            todo, bundle, device, beam, jobs, lambda n: progress.update(bar, completed=skipped + n)
-        )
+            todo, bundle, device, changes, jobs,
+            lambda n: progress.update(bar, completed=skipped + n),
+        )  # fmt: skip
         for task, result in results:
             notes = [f"asr: {result}"] if isinstance(result, AudioError) else result.warnings
             for note in notes:

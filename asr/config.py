@@ -14,7 +14,7 @@ from asr.errors import ConfigError
 from asr.features import FeaturesConfig, SpecAugmentConfig, SpectrogramConfig
 from asr.model.transformer import ModelConfig
 from asr.node import Node
-from asr.search import SearchConfig
+from asr.score import SearchConfig
 from asr.tokenizer import TokenizerConfig
 
 FORMAT = 1
@@ -111,9 +111,10 @@ class Config(Node):
             raise ValueError(
                 f"features have {self.features.n_freqs} bins, the front end needs 4 at least"
             )
-        if self.search.ctc_weight and not self.model.ctc_weight:
+        if self.search.needs_ctc and not self.model.ctc_weight:
             raise ValueError(
-                "search.ctc_weight needs a model with a CTC head: set model.ctc_weight above 0"
+                "search.ctc_weight and any search.method but joint need a model with a CTC head: "
+                "set model.ctc_weight above 0"
             )
         return self
 

@@ -9,7 +9,7 @@ because P falls by hundreds. Legend: B utterances, W hypotheses, K candidate tok
 import torch
 from torch import Tensor
 
-from asr.tokenizer import PAD
+from asr.tokenizer import EOS, PAD
 
 BLANK = PAD
 _NEVER = -1e10
@@ -25,6 +25,7 @@ class CtcPrefixScorer:
         logp_BSV = logp_BSV.double().masked_fill(beyond_BS[..., None], _NEVER / 100)
         logp_BSV[..., BLANK] = logp_BSV[..., BLANK].masked_fill(beyond_BS, 0.0)
         self.logp_BVS = logp_BSV.transpose(1, 2).contiguous()
+        self.p_BSV: Tensor | None = None
         self.blank_B1S = self.logp_BVS[:, BLANK].cumsum(-1)[:, None]
         # Log-probabilities that the first s frames spell the prefix, ending in its last token or
         # in a blank.
@@ -38,10 +39,24 @@ class CtcPrefixScorer:
         return torch.logaddexp(self.token_BWS[..., -1], self.blank_BWS[..., -1])
 
     def score(self, tokens_BWK: Tensor) -> Tensor:
-        """(B, W, K): the prefix scores with each candidate appended."""
+        """(B, W, K): the prefix scores with each candidate appended; of EOS, the whole text's."""
         y_BWKS = self._emission(tokens_BWK)
         before = self._before(self.token_BWS, self.blank_BWS, tokens_BWK)
-        return torch.logsumexp(before + y_BWKS, dim=-1)
+        prefix_BWK = torch.logsumexp(before + y_BWKS, dim=-1)
+        return torch.where(tokens_BWK == EOS, self.total()[..., None], prefix_BWK)
+
+    def favoured(self) -> Tensor:
+        """(B, W, V): the prefix scores of all tokens, nearly, by one product in float32.
+
+        What is tiny beside the best vanishes, and a token that repeats the last counts too much.
+        """
+        phi_BWS = _shift(
+            torch.logaddexp(self.token_BWS, self.blank_BWS), 0.0 if self.is_empty else _NEVER
+        )
+        ways_BWS = (phi_BWS - phi_BWS.amax(-1, keepdim=True)).exp().float()
+        if self.p_BSV is None:
+            self.p_BSV = self.logp_BVS.transpose(1, 2).exp().float()
+        return (ways_BWS @ self.p_BSV).log()
 
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
@@ -57,8 +72,9 @@ class CtcPrefixScorer:
 
     def keep(self, utterances: Tensor) -> None:
         """Go on with these utterances only, a tensor of indices."""
-        for name in ("logp_BVS", "blank_B1S", "token_BWS", "blank_BWS", "last_BW"):
-            setattr(self, name, getattr(self, name)[utterances])
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value[utterances])
 
     def _emission(self, tokens_BWK: Tensor) -> Tensor:
         batch = torch.arange(len(tokens_BWK), device=tokens_BWK.device)[:, None, None]

@@ -14,7 +14,7 @@ from asr.errors import AudioError, DataError
 from asr.metrics import ErrorCounts, alignment, character_errors
 from asr.node import Node
 from asr.recognizer import Recognizer
-from asr.search import SearchConfig
+from asr.score import SearchConfig
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,13 @@ from asr.align import align
 from asr.audio import Recording, split_at_silence
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.ctc import CtcPrefixScorer, steps_needed
+from asr.ctc import steps_needed
+from asr.decoding import Encoded, LanguageModel, encode, find_texts, is_constant
 from asr.errors import AudioError, ConfigError
-from asr.model.transformer import SpeechTransformer
-from asr.search import BeamSearch, Hypothesis, SearchConfig
+from asr.lm import LanguageTransformer
+from asr.ngram import NGram
+from asr.score import NO_SPEECH, Hypothesis, SearchConfig
+from asr.search import BeamSearch
 from asr.tokenizer import normalize_text
 
 # Longer recordings are cut at silences, so that memory does not grow with them; so many seconds
@@ -35,9 +38,6 @@ _GROUP_SECONDS, _GROUP_PIECES = 4 * _BATCH_SECONDS, 64
 
 _FRAMES_PER_STEP = 4  # of the front end
 
-# A recording with fewer frames than one encoder step needs says nothing.
-_NOTHING = Hypothesis((), 0.0, 0.0, None, "eos")
-
 Source = str | Path | BinaryIO
 # The n best, and where the best one's tokens start and end in encoder steps, if that is known.
 _Found = tuple[list[Hypothesis], list[list[int]] | None]
@@ -45,13 +45,16 @@ _Found = tuple[list[Hypothesis], list[list[int]] | None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the texts that a recording may hold; scores as in `asr.search.Hypothesis`."""
+    """One of the texts that a recording may hold; the rest as in `asr.score.Hypothesis`."""
 
     text: str
     score: float
-    log_prob: float
+    log_prob: float | None
     ctc_log_prob: float | None
     ended: Literal["eos", "length", "no_speech"]
+    lm_log_prob: float | None = None
+    length_score: float = 0.0
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class Recognizer:
         self.features = bundle.features.eval()
         self.model = bundle.model.eval().to(self.device)
         self.sample_rate = bundle.config.features.sample_rate
+        self._lms: dict[Path, LanguageModel] = {}
         self._word_count_V = torch.tensor(
             self.tokenizer.word_counts(), dtype=torch.float32, device=self.device
         )
@@ -230,8 +234,8 @@ class Recognizer:
     def _recognize(
         self, waves: Sequence[Tensor], search: SearchConfig, timed: bool
     ) -> list[_Found]:
-        results: list[_Found] = [([_NOTHING], None) for _ in waves]
-        feats = {i: self.features(wave) for i, wave in enumerate(waves)}
+        results: list[_Found] = [([NO_SPEECH], None) for _ in waves]
+        feats = {i: self.features(w) for i, w in enumerate(waves) if not is_constant(w)}
         steps = self.config.model.frontend.steps
         spoken = sorted((i for i in feats if steps(len(feats[i]))), key=lambda i: len(feats[i]))
         hop_ms = self.config.features.hop_ms
@@ -247,22 +251,27 @@ class Recognizer:
     def _search(self, feats: list[Tensor], search: SearchConfig, timed: bool) -> list[_Found]:
         frames_B = torch.tensor([len(f) for f in feats], device=self.device)
         feats_BTF = pad_sequence(feats, batch_first=True).to(self.device)
-        if search.ctc_weight and not self.model.ctc_head:
-            raise ConfigError("search.ctc_weight: this model has no CTC head, set it to 0")
-        memory_BSD, keep_BS = self.model.encode(feats_BTF, frames_B)
-        beam = BeamSearch(search, self._word_count_V)
-        nbests = decode_memory(self.model, memory_BSD, keep_BS, beam)
-        if not timed or not self.model.ctc_head:
+        encoded = encode(self.model, feats_BTF, frames_B)
+        lm = self.language_model(search)
+        nbests = find_texts(self.model, encoded, self.beam_search(search), lm)
+        if not timed or encoded.logp_BSV is None:
             return [(nbest, None) for nbest in nbests]
-        logp_BSV = self.model.ctc_head(memory_BSD).log_softmax(-1)
+        return list(zip(nbests, self._spans(encoded, nbests), strict=True))
+
+    def _spans(
+        self, encoded: Encoded, nbests: list[list[Hypothesis]]
+    ) -> list[list[list[int]] | None]:
+        """Where the tokens of each best text start and end, in encoder steps; None if unknown."""
+        assert encoded.logp_BSV is not None
         best = [torch.tensor(nbest[0].tokens, dtype=torch.long) for nbest in nbests]
         labels_BU = pad_sequence(best, batch_first=True).to(self.device)
-        lengths_B, steps_B = torch.tensor([len(b) for b in best]).to(self.device), keep_BS.sum(1)
-        spans_BU2 = align(logp_BSV, steps_B, labels_BU, lengths_B).tolist()
+        lengths_B = torch.tensor([len(b) for b in best]).to(self.device)
+        steps_B = encoded.keep_BS.sum(1)
+        spans_BU2 = align(encoded.logp_BSV, steps_B, labels_BU, lengths_B).tolist()
         fits_B = (steps_needed(labels_BU, lengths_B) <= steps_B).tolist()
         return [
-            (nbest, spans[: len(nbest[0].tokens)] if fits else None)
-            for nbest, spans, fits in zip(nbests, spans_BU2, fits_B, strict=True)
+            spans[: len(tokens)] if fits else None
+            for tokens, spans, fits in zip(best, spans_BU2, fits_B, strict=True)
         ]
 
     def _tokens(
@@ -280,37 +289,34 @@ class Recognizer:
             min(max(last, first + usual), following)
             for (first, last), following in zip(spans, [*firsts[1:], inf], strict=True)
         ]
-        texts = self.tokenizer.pieces(hypothesis.tokens)
+        texts = self.tokenizer.spelt(hypothesis.tokens)
         return tuple(
             Token(text, min(start + first * step, end), min(start + last * step, end))
             for text, first, last in zip(texts, firsts, ends, strict=True)
         )
 
+    def beam_search(self, search: SearchConfig) -> BeamSearch:
+        """A search over this model's tokens."""
+        return BeamSearch(search, self._word_count_V)
+
+    def language_model(self, search: SearchConfig) -> LanguageModel | None:
+        """The language model that a search asks for, read once; None where it has no weight.
+
+        Raises BundleError where it cannot be read or is of other tokens.
+        """
+        if search.lm is None or not search.lm_weight:
+            return None
+        if search.lm not in self._lms:
+            if search.lm.is_dir():
+                model = LanguageTransformer.load(search.lm, self.tokenizer)
+                self._lms[search.lm] = model.to(self.device)
+            else:
+                self._lms[search.lm] = NGram.load(search.lm, self.tokenizer)
+        return self._lms[search.lm]
+
     def _candidate(self, hypothesis: Hypothesis) -> Candidate:
-        h = hypothesis
-        text = self.tokenizer.decode(h.tokens)
-        ended = "no_speech" if h is _NOTHING else h.ended
-        return Candidate(text, h.score, h.log_prob, h.ctc_log_prob, ended)
-
-
-def decode(
-    model: SpeechTransformer, feats_BTF: Tensor, frames_B: Tensor, search: BeamSearch
-) -> list[list[Hypothesis]]:
-    """Encode a batch and search each utterance's text, of at most one token an encoder step."""
-    return decode_memory(model, *model.encode(feats_BTF, frames_B), search)
-
-
-def decode_memory(
-    model: SpeechTransformer, memory_BSD: Tensor, keep_BS: Tensor, search: BeamSearch
-) -> list[list[Hypothesis]]:
-    """The same for a batch that is encoded."""
-    steps_B = keep_BS.sum(1)
-    ctc = None
-    if search.config.ctc_weight and model.ctc_head:
-        logp_BSV = model.ctc_head(memory_BSD).log_softmax(-1)
-        ctc = CtcPrefixScorer(logp_BSV, steps_B, search.config.beam_size)
-    state = model.decoder.start(memory_BSD, keep_BS)
-    return search(model.decoder.step, state, steps_B, ctc)
+        values = dict(vars(hypothesis))
+        return Candidate(text=self.tokenizer.decode(values.pop("tokens")), **values)
 
 
 def choose_device(name: str) -> torch.device:

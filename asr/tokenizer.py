@@ -3,6 +3,7 @@
 The papers' vocabulary is every character of the corpus with PAD, SOS and EOS (thesis 4.2.1).
 """
 
+import hashlib
 import io
 import re
 import unicodedata
@@ -101,6 +102,15 @@ class Tokenizer:
         """The number of tokens, the special ones included."""
         return self._sp.get_piece_size()
 
+    @property
+    def digest(self) -> str:
+        """What tells one tokenizer from another."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def pieces(self) -> list[str]:
+        """The tokens as sentencepiece writes them, a space as ▁, in the order of their ids."""
+        return [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a normalised text, without SOS and EOS; unknown characters become UNK."""
         return self._sp.encode(normalize_text(text))
@@ -109,7 +119,7 @@ class Tokenizer:
         """The text of token ids; special tokens are silent."""
         return normalize_text(self._sp.decode([t for t in tokens if t not in SPECIAL]))
 
-    def pieces(self, tokens: Iterable[int]) -> list[str]:
+    def spelt(self, tokens: Iterable[int]) -> list[str]:
         """The text of each token, with a space where a word begins."""
         return [self._sp.id_to_piece(t).replace("▁", " ") for t in tokens]
 
@@ -119,7 +129,7 @@ class Tokenizer:
         A character for character models. For word pieces a Chinese character is a word, and so is
         a piece that opens one.
         """
-        pieces = [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
+        pieces = self.pieces()
         if all(len(piece) == 1 for piece in pieces[len(SPECIAL) :]):
             counts = [1] * len(pieces)
         else:

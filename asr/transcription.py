@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,7 +20,6 @@ from asr.bundle import write_atomically
 from asr.errors import AsrError, AudioError, ConfigError, DataError
 from asr.formats import FORMATS
 from asr.recognizer import Recognizer, Transcript, choose_device
-from asr.search import SearchConfig
 
 SUFFIXES = {".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff"}
 # What a process is handed at a time: about ten minutes of speech as WAV, or so many files.
@@ -82,18 +82,19 @@ def transcribe_all(
     tasks: list[Task],
     bundle: Path,
     device: str,
-    beam: int | None,
+    changes: dict[str, Any],
     jobs: int,
     on_progress: Callable[[float], object],
 ) -> Iterator[tuple[Task, Transcript | AudioError]]:
     """The tasks in order with their results, by `jobs` processes; those with `out` are written.
 
-    `on_progress` is told how many recordings are done. A written file is whole: it was renamed to
-    its place. Raises BundleError and ConfigError before any work, AsrError where a process dies.
+    `changes` are of the bundle's search. `on_progress` is told how many recordings are done. A
+    written file is whole: it was renamed to its place. Raises BundleError and ConfigError before
+    any work, AsrError where a process dies.
     """
     if jobs == 1 or len(tasks) == 1:
         recognizer = asr.load(bundle, device)
-        yield from _transcribe(recognizer, tasks, beam, on_progress)
+        yield from _transcribe(recognizer, tasks, changes, on_progress)
         return
     choose_device(device)
     asr.load(bundle, "cpu")  # what is wrong with it is told once
@@ -104,7 +105,7 @@ def transcribe_all(
     threads = max(1, torch.get_num_threads() // jobs)
     pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, numbers, threads))
     try:
-        futures = deque(pool.submit(_transcribe_share, share, beam) for share in _shares(tasks))
+        futures = deque(pool.submit(_transcribe_share, share, changes) for share in _shares(tasks))
         n_done = 0
         while futures:
             results = futures.popleft().result()
@@ -141,11 +142,10 @@ def _shares(tasks: list[Task]) -> Iterator[list[Task]]:
 def _transcribe(
     recognizer: Recognizer,
     tasks: list[Task],
-    beam: int | None,
+    changes: dict[str, Any],
     on_progress: Callable[[float], object] = lambda _: None,
 ) -> Iterator[_Result]:
-    search: SearchConfig = recognizer.config.search
-    search = search if beam is None else search.model_copy(update={"beam_size": beam})
+    search = recognizer.config.search.changed(changes)
     found = recognizer.transcribe_all((task.recording for task in tasks), search, on_progress)
     for task, result in zip(tasks, found, strict=True):
         if task.out and isinstance(result, Transcript):
@@ -180,5 +180,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _transcribe_share(tasks: list[Task], beam: int | None) -> list[_Result]:
-    return list(_transcribe(_recognizer, tasks, beam))
+def _transcribe_share(tasks: list[Task], changes: dict[str, Any]) -> list[_Result]:
+    return list(_transcribe(_recognizer, tasks, changes))

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from asr.ctc import BLANK, CtcPrefixScorer
-from asr.search import BeamSearch, Hypothesis, SearchConfig
+from asr.score import Hypothesis, SearchConfig
+from asr.scorers import Models
+from asr.search import BeamSearch
 from asr.tokenizer import EOS, SOS
 
 V = 7  # PAD, SOS, EOS, UNK and three letters
@@ -61,7 +63,8 @@ def step_of(table: Table):
 
 def search(table: Table, limits: list[int], config: SearchConfig, ctc=None):
     state = TableState(table, config.beam_size)
-    return BeamSearch(config, WORD_COUNTS)(step_of(table), state, torch.tensor(limits), ctc)
+    models = Models(step_of(table), state, ctc)
+    return BeamSearch(config, WORD_COUNTS)(models, torch.tensor(limits))
 
 
 def attention_logp(table: Table, seed: int, tokens: tuple[int, ...]) -> float:

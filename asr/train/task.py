@@ -21,10 +21,10 @@ from asr.bundle import Bundle
 from asr.config import LinearSchedule, NoamSchedule, TrainingConfig
 from asr.ctc import BLANK, steps_needed
 from asr.data import Batch, Step
+from asr.decoding import decode
 from asr.errors import AsrError, DataError
 from asr.features import spec_augment
 from asr.metrics import ErrorCounts, character_errors
-from asr.recognizer import decode
 from asr.search import BeamSearch
 from asr.tokenizer import PAD
 from asr.train.processes import add_up, add_up_gradients, rank, world_size
@@ -241,7 +241,9 @@ class RecognizerTask(L.LightningModule):
         """Count the errors of a batch; returns the sums (2,) of its losses."""
         sums = self.losses(batch, batch.feats_BTF)
         counts = torch.tensor(self.tokenizer.word_counts(), dtype=torch.float32, device=self.device)
-        greedy = self.config.search.model_copy(update={"beam_size": 1})
+        # A young CTC head sees no speech anywhere, and the language model is no part of training.
+        plain = {"beam_size": 1, "lm_weight": 0.0, "speech_threshold": 0.0}
+        greedy = self.config.search.model_copy(update=plain)
         found = decode(self.model, batch.feats_BTF, batch.frames_B, BeamSearch(greedy, counts))
         for text, nbest in zip(batch.texts, found, strict=True):
             self.errors += character_errors(text, self.tokenizer.decode(nbest[0].tokens))

@@ -1,0 +1,95 @@
+"""What a text is worth: the weights of the search, and a result with its parts.
+
+score(Y) = α · log P(Y|X) + μ · log P_lm(Y) + γ · √wc(Y) (thesis eq. 4.1; α 1, γ 0.1, beam 8; with
+a language model, shallow fusion), where log P(Y|X) = (1 - λ) · decoder + λ · CTC head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from asr.errors import ConfigError
+from asr.node import Node
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class SearchConfig(Node):
+    """How a text is looked for.
+
+    `method`: `joint` is the beam search over the decoder, with `ctc_weight` λ as the CTC head's
+    share; `ctc_greedy` and `ctc_beam` use the head alone, `rescore` lets the decoder judge the n
+    best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many texts a result lists. `lm` is
+    an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0. Where the CTC
+    head gives all tokens together less than `speech_threshold` in every step, nothing was said.
+    """
+
+    method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
+    beam_size: PositiveInt = 8
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    gamma: Annotated[float, Field(ge=0)] = 0.1
+    ctc_weight: Share = 0.0
+    lm: Path | None = None
+    lm_weight: Annotated[float, Field(ge=0)] = 0.0
+    n_best: PositiveInt = 5
+    speech_threshold: Share = 0.1
+
+    @model_validator(mode="after")
+    def _lm_is_named(self) -> Self:
+        if self.lm_weight and self.lm is None:
+            raise ValueError("lm_weight is set and lm is not: name the language model, or set 0")
+        return self
+
+    def changed(self, changes: Mapping[str, Any]) -> "SearchConfig":
+        """The search with other values; None leaves what is. Raises ConfigError if they clash."""
+        values = self.model_dump() | {k: v for k, v in changes.items() if v is not None}
+        if changes.get("lm") and not values["lm_weight"]:
+            raise ConfigError(
+                "--lm without a weight says nothing: give --lm-weight, see `asr tune`"
+            )
+        if values["lm_weight"] and not values["lm"]:
+            raise ConfigError("--lm-weight without a language model: give --lm")
+        return SearchConfig(**values)
+
+    @property
+    def needs_ctc(self) -> bool:
+        """Whether it can only be done with a CTC head."""
+        return self.method != "joint" or self.ctc_weight > 0
+
+    @property
+    def weights(self) -> tuple[float, float, float]:
+        """What the log-probabilities of decoder, CTC head and language model are multiplied by."""
+        share = self.ctc_weight
+        return self.alpha * (1 - share), self.alpha * share, self.lm_weight
+
+    @property
+    def first_pass(self) -> "SearchConfig":
+        """What finds the texts that `rescore` judges: by CTC alone, all that the beam holds."""
+        return self.model_copy(update={"method": "ctc_beam", "n_best": self.beam_size})
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A text as tokens without SOS and EOS, and what it is worth.
+
+    `score` is the weighted sum of its parts: the log P of decoder (EOS included), CTC head and
+    language model, each None where it had no say, and `length_score` = γ · √wc. `confidences` has
+    for each token its probability among all that could have stood there, under the models that
+    the search used, by their weights, the length left out. `ended` is "eos", "length" where the
+    audio's limit on tokens ended it, or "no_speech".
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    log_prob: float | None
+    ctc_log_prob: float | None
+    ended: Literal["eos", "length", "no_speech"]
+    lm_log_prob: float | None = None
+    length_score: float = 0.0
+    confidences: tuple[float, ...] = ()
+
+
+NO_SPEECH = Hypothesis((), 0.0, None, None, "no_speech")

@@ -1,0 +1,69 @@
+"""What scores a text as it grows token by token: decoder, CTC head, language model.
+
+Legend: B utterances, W hypotheses of each (the beam), V vocabulary, K candidates.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from asr.ctc import CtcPrefixScorer
+
+
+class State(Protocol):
+    """What a step function remembers; it follows the hypotheses as they are reordered."""
+
+    def reorder(self, parents_BW: Tensor) -> None:
+        """Let hypothesis w continue hypothesis `parents_BW[b, w]`."""
+
+    def keep(self, utterances: Tensor) -> None:
+        """Go on with these utterances only."""
+
+
+class LmScorer(Protocol):
+    """A language model beside W hypotheses of each of B utterances, at first all empty."""
+
+    def score(self, tokens_BWK: Tensor) -> Tensor:
+        """(B, W, K): log-probability of each candidate (EOS too) as the next token."""
+
+    def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
+        """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
+
+    def keep(self, utterances: Tensor) -> None:
+        """Go on with these utterances only."""
+
+
+@dataclass
+class Models:
+    """What scores continuations; a `step` with its state, a CTC scorer, or both.
+
+    `step` takes the last tokens (B, W) and gives log-probabilities (B, W, V).
+    """
+
+    step: Callable[[Tensor, Any], Tensor] | None
+    state: State | None
+    ctc: CtcPrefixScorer | None = None
+    lm: LmScorer | None = None
+
+    def favoured(self, last_BW: Tensor) -> Tensor:
+        """(B, W, V): what orders the candidates."""
+        if self.step:
+            return self.step(last_BW, self.state)
+        assert self.ctc is not None, "a search has a decoder or a CTC head"
+        return self.ctc.favoured()
+
+    def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
+        """Follow the hypotheses."""
+        if self.state:
+            self.state.reorder(parents_BW)
+        for scorer in (self.ctc, self.lm):
+            if scorer:
+                scorer.advance(parents_BW, tokens_BW)
+
+    def keep(self, utterances: Tensor) -> None:
+        """Go on with these utterances only."""
+        for model in (self.state, self.ctc, self.lm):
+            if model:
+                model.keep(utterances)
