@@ -48,7 +48,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Recognizer:
             text = "".join(token for token, _, _ in spoken)
             splits[split].append(Utterance(f"{split}{i}", path, text, "tone"))
     write_corpus(splits, root / "data", corpus="paused tones", synthetic=True, jobs=1)
-    config = Config.model_validate(learning_recipe(root / "data"))
+    recipe = learning_recipe(root / "data")
+    recipe["training"]["epochs"] = 5
+    config = Config.model_validate(recipe)
     return asr.load(train(config, root / "model"), "cpu")
 
 
