@@ -21,10 +21,10 @@ from asr.bundle import Bundle
 from asr.config import LinearSchedule, NoamSchedule, TrainingConfig
 from asr.ctc import BLANK, steps_needed
 from asr.data import Batch, Step
+from asr.decoding import decode
 from asr.errors import AsrError, DataError
 from asr.features import spec_augment
 from asr.metrics import ErrorCounts, character_errors
-from asr.recognizer import decode
 from asr.search import BeamSearch
 from asr.tokenizer import PAD
 from asr.train.processes import add_up, add_up_gradients, rank, world_size
