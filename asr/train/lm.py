@@ -24,8 +24,8 @@ from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
 
-_BATCH_TOKENS = 4000
-_WARMUP, _LR, _CLIP = 100, 1e-3, 1.0
+_BATCH_TOKENS = 2000
+_LR, _CLIP = 1e-3, 1.0
 
 
 def train_lm(
@@ -114,7 +114,8 @@ def _epoch(
         tokens_BU = batch.to(device)
         n = int((tokens_BU[:, 1:] != PAD).sum())
         step = progress["step"] = progress["step"] + 1
-        rate = _LR * min(step / _WARMUP, max(0.0, 1 - (step - _WARMUP) / max(1, steps)), 1.0)
+        warmup = 1 + steps // 20
+        rate = _LR * min(step / warmup, max(0.0, 1 - (step - warmup) / steps))
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = _loss(model, tokens_BU)
