@@ -16,7 +16,7 @@ from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 
 # What an ARPA file that has no <unk> does not know: log10 P, as KenLM takes it.
 _UNKNOWN = -100.0
-_NAMES = {"<s>": SOS, "</s>": EOS, "<unk>": UNK, "<UNK>": UNK, "<space>": "▁"}
+_NAMES: dict[str, int | str] = {"<s>": SOS, "</s>": EOS, "<unk>": UNK, "<UNK>": UNK, "<space>": "▁"}
 
 Gram = tuple[int, ...]
 
@@ -48,8 +48,9 @@ class NGram:
         Raises BundleError that names the line that is wrong, or where no word is a token.
         """
         words = {piece: i for i, piece in enumerate(tokenizer.pieces())}
-        ids = words | {word: words.get(i, UNK) if isinstance(i, str) else i
-                       for word, i in _NAMES.items()}  # fmt: skip
+        ids: dict[str, int] = dict(words)
+        for word, i in _NAMES.items():
+            ids[word] = words.get(i, UNK) if isinstance(i, str) else i
         grams = _read_arpa(path, ids)
         if not any(len(gram) == 1 and gram[0] > UNK for gram in grams):
             raise BundleError(

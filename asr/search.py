@@ -7,7 +7,7 @@ buffer, P periods, C parts of a score (decoder, CTC, language model).
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -244,7 +244,7 @@ class BeamSearch:
                 if score <= _NEVER / 2 or len(results[number]) == self.config.n_best:
                     break
                 att, ctc, lm = (p if has else None for p, has in zip(parts, used, strict=True))
-                ended_by = "length" if n == limit else "eos"
+                ended_by: Literal["eos", "length"] = "length" if n == limit else "eos"
                 results[number].append(
                     Hypothesis(
                         tuple(tokens[:n]),

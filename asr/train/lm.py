@@ -85,7 +85,8 @@ def _tokens(texts: Iterable[str], tokenizer: Tokenizer) -> list[Tensor]:
 
 def _batches(texts: list[Tensor], epoch: int | None) -> list[Tensor]:
     """Padded texts of like length, in an order that follows from the epoch."""
-    batches, group = [], []
+    batches: list[Tensor] = []
+    group: list[Tensor] = []
     for text in texts:
         if group and (len(group) + 1) * len(text) > _BATCH_TOKENS:
             batches.append(pad_sequence(group, batch_first=True, padding_value=PAD))
