@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,13 +112,14 @@ class _Reading:
     error: AudioError | None = None
     ended: bool = False
 
-    def pieces(self) -> Iterator[tuple[float, Tensor]]:
-        """Each piece's start in seconds and its wave (N,)."""
-        rate, n_samples = self.recording.sample_rate, 0
+    def pieces(self) -> Iterator["_Piece"]:
+        """The pieces that it is cut to."""
+        rate, start = self.recording.sample_rate, 0
         try:
             for wave in split_at_silence(self.recording, rate, _PIECE_SECONDS):
-                yield n_samples / rate, torch.from_numpy(wave)
-                n_samples += len(wave)
+                end = start + len(wave)
+                yield _Piece(self, start / rate, end / rate, torch.from_numpy(wave))
+                start = end
         except AudioError as error:
             self.error = error
         self.ended = True
@@ -133,6 +134,15 @@ class _Reading:
             warnings=self.recording.warnings,
             segments=tuple(self.segments),
         )
+
+
+class _Piece(NamedTuple):
+    """A part of a recording, from `start` to `end` in seconds."""
+
+    reading: _Reading
+    start: float
+    end: float
+    wave_N: Tensor
 
 
 class Recognizer:
@@ -178,13 +188,13 @@ class Recognizer:
         """
         search = search or self.config.search
         readings: deque[_Reading] = deque()
-        group: list[tuple[_Reading, float, Tensor]] = []
+        group: list[_Piece] = []
         for number, source in enumerate(sources):
             reading = _Reading(Recording(source, self.sample_rate))
             readings.append(reading)
-            for start, wave in reading.pieces():
-                group.append((reading, start, wave))
-                seconds = sum(len(wave) for _, _, wave in group) / self.sample_rate
+            for piece in reading.pieces():
+                group.append(piece)
+                seconds = sum(p.end - p.start for p in group)
                 if seconds >= _GROUP_SECONDS or len(group) == _GROUP_PIECES:
                     self._hear(group, search)
                     group.clear()
@@ -194,12 +204,11 @@ class Recognizer:
         self._hear(group, search)
         yield from (reading.result() for reading in readings)
 
-    def _hear(self, group: list[tuple[_Reading, float, Tensor]], search: SearchConfig) -> None:
+    def _hear(self, group: list[_Piece], search: SearchConfig) -> None:
         """Recognise pieces and add the segments to their recordings, in order."""
-        found = self._recognize([wave for _, _, wave in group], search, timed=True)
-        for (reading, start, wave), (nbest, spans) in zip(group, found, strict=True):
+        found = self._recognize([piece.wave_N for piece in group], search, timed=True)
+        for (reading, start, end, _), (nbest, spans) in zip(group, found, strict=True):
             best = self._candidate(nbest[0])
-            end = start + len(wave) / self.sample_rate
             tokens = None if spans is None else self._tokens(nbest[0], spans, start, end)
             reading.nbest = tuple(self._candidate(h) for h in nbest)
             reading.segments.append(

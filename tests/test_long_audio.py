@@ -87,7 +87,7 @@ def test_a_long_file_says_what_its_pieces_say(model: Recognizer, tmp_path: Path)
         for seed in range(260):
             file.write(say(5, seed)[0])
     found = model.transcribe(path)
-    assert found.duration > 400 and found.nbest == ()
+    assert found.duration > 300 and found.nbest == ()
     pieces = list(split_at_silence(Recording(path, RATE), RATE))
     assert len(pieces) == len(found.segments) > 20
     at = 0.0
