@@ -1,0 +1,286 @@
+"""The decoder as it runs while a text is looked for: the same numbers, in fewer and larger moves.
+
+Built once from trained modules, so that `transformer.py` can stay the page a student reads. What
+makes it fast was measured on rows = utterances × hypotheses from 8 to 256:
+- maps that read the same input are one product, and LEDs of one input share one thin product;
+- weights lie as the product reads them, in panels of 512 outputs that fit a core's cache;
+- keys and values are written in place and never move: a hypothesis sees the places of its own
+  past among those of all hypotheses of its utterance through a mask, as it sees the encoder's.
+
+Legend: B utterances, W hypotheses of each, R = B · W rows, I inputs, O outputs, D d_model, H heads,
+K head dimension, S encoder steps, P places (positions · W), N layers, V vocabulary.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, layer_norm, pad, scaled_dot_product_attention
+
+from asr.model.attention import FullAttention
+from asr.model.layers import DecoderLayer, Residual
+from asr.model.projection import LowRank
+from asr.model.transformer import Decoder, sinusoids
+
+_PANEL = 512
+_POSITIONS = 32  # of the buffers at first; they double when they are full
+# A product in int8 quantises its input first, which costs more than a small one takes.
+_INT8_WEIGHTS = 1 << 17
+
+Function = Callable[[Tensor], Tensor]
+
+
+class _Product:
+    """Linear maps as one function, each from its own columns of x to its own columns of y."""
+
+    def __init__(self, maps: Sequence[nn.Linear], shared_input: bool) -> None:
+        self.blocks: list[tuple[slice, slice, Tensor, Tensor | None]] = []
+        i = o = 0
+        for each in maps:
+            columns = slice(i, i + each.in_features)
+            for weight_OI, bias_O in _panels(each):
+                block = (columns, slice(o, o + len(weight_OI)), weight_OI.t().contiguous(), bias_O)
+                self.blocks.append(block)
+                o += len(weight_OI)
+            i += 0 if shared_input else each.in_features
+        self.width = o
+
+    def __call__(self, x_RI: Tensor) -> Tensor:
+        y_RO = x_RI.new_empty(len(x_RI), self.width)
+        for inputs, outputs, weight_IO, bias_O in self.blocks:
+            if bias_O is None:
+                torch.mm(x_RI[:, inputs], weight_IO, out=y_RO[:, outputs])
+            else:
+                torch.addmm(bias_O, x_RI[:, inputs], weight_IO, out=y_RO[:, outputs])
+        return y_RO
+
+
+def _panels(linear: nn.Linear) -> list[tuple[Tensor, Tensor | None]]:
+    weights = linear.weight.detach().split(_PANEL)
+    if linear.bias is None:
+        return [(weight, None) for weight in weights]
+    return list(zip(weights, linear.bias.detach().split(_PANEL), strict=True))
+
+
+class _Int8Product:
+    """A linear map with weights of 8 bits, a scale for each output; x is quantised as it comes."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        torch.backends.quantized.engine = "fbgemm"
+        weight_OI = linear.weight.detach()
+        scale_O = (weight_OI.abs().amax(1) / 127).clamp(min=1e-12)
+        with warnings.catch_warnings():  # torch's successor needs a compiler, or another package
+            warnings.simplefilter("ignore", UserWarning)
+            quantised = torch.quantize_per_channel(
+                weight_OI, scale_O, torch.zeros(len(scale_O), dtype=torch.long), 0, torch.qint8
+            )
+        self.packed = torch.ops.quantized.linear_prepack(quantised, linear.bias)
+
+    def __call__(self, x_RI: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x_RI, self.packed, True)
+
+
+def compile_maps(maps: Sequence[nn.Module], int8: bool = False) -> Function:
+    """Projections of the same input as one function of it, (R, I) to their outputs side by side."""
+    maps = [_cheaper(each) for each in maps]
+    if all(isinstance(each, nn.Linear) for each in maps):
+        return _linear(_stack(maps), int8)
+    if all(isinstance(each, LowRank) for each in maps):
+        inner = _linear(_stack([each.E for each in maps]), int8)
+        outer = _Product([each.D for each in maps], shared_input=False)
+        return lambda x_RI: outer(inner(x_RI))
+    return lambda x_RI: torch.cat([each(x_RI) for each in maps], -1)
+
+
+def _cheaper(module: nn.Module) -> nn.Module:
+    """An LED of so high a rank that its product is cheaper, multiplied out."""
+    if not isinstance(module, LowRank):
+        return module
+    D, E = module.D, module.E
+    if E.out_features * (E.in_features + D.out_features) < E.in_features * D.out_features:
+        return module
+    dense = nn.Linear(E.in_features, D.out_features, device=D.weight.device)
+    dense.load_state_dict({"weight": module.product(), "bias": D.bias})
+    return dense
+
+
+def _stack(maps: Sequence[nn.Linear]) -> nn.Linear:
+    first = maps[0]
+    if len(maps) == 1:
+        return first
+    weight = torch.cat([each.weight.detach() for each in maps])
+    stacked = nn.Linear(first.in_features, len(weight), bias=first.bias is not None)
+    stacked.weight = nn.Parameter(weight, requires_grad=False)
+    if first.bias is not None:
+        bias = torch.cat([each.bias.detach() for each in maps])
+        stacked.bias = nn.Parameter(bias, requires_grad=False)
+    return stacked
+
+
+def _linear(linear: nn.Linear, int8: bool) -> Function:
+    if int8 and linear.weight.numel() >= _INT8_WEIGHTS:
+        return _Int8Product(linear)
+    return _Product([linear], shared_input=True)
+
+
+@dataclass
+class FastState:
+    """What the decoder remembers; keys come before values, each tensor is for all layers.
+
+    `past` (N, 2, B, H, P, K) holds position p of hypothesis w at place p · W + w; `mask_BWP` is 0
+    where a hypothesis sees a place and -inf elsewhere; `memory` (N, 2, B, H, S, K) and `mask_B11S`
+    are the encoder's.
+    """
+
+    memory: Tensor
+    mask_B11S: Tensor | None
+    past: Tensor
+    mask_BWP: Tensor
+    positions_TD: Tensor
+    position: int = 0
+
+    def reorder(self, parents_BW: Tensor) -> None:
+        """Let hypothesis w of utterance b continue hypothesis `parents_BW[b, w]` of it."""
+        index = parents_BW[..., None].expand(-1, -1, self.mask_BWP.shape[2])
+        self.mask_BWP = self.mask_BWP.gather(1, index)
+
+    def keep(self, utterances: Tensor) -> None:
+        """Go on with these utterances only, a tensor of indices."""
+        self.memory = self.memory[:, :, utterances]
+        self.past = self.past[:, :, utterances]
+        self.mask_BWP = self.mask_BWP[utterances]
+        if self.mask_B11S is not None:
+            self.mask_B11S = self.mask_B11S[utterances]
+
+    def make_room(self, W: int) -> None:
+        """Let the next position of W hypotheses fit."""
+        if self.position < len(self.positions_TD):
+            return
+        N, _, B, H, _, K = self.past.shape
+        D, device = self.positions_TD.shape[1], self.past.device
+        n = max(_POSITIONS, 2 * self.position)
+        past = self.past.new_empty(N, 2, B, H, n * W, K)
+        past[..., : self.position * W, :] = self.past
+        self.past = past
+        if not self.position:
+            self.mask_BWP = self.mask_BWP.expand(-1, W, -1)
+        new = (n - self.position) * W
+        self.mask_BWP = pad(self.mask_BWP, (0, new), value=-math.inf)
+        self.positions_TD = sinusoids(0, n, D, device)
+
+
+class FastDecoder(Decoder):
+    """A decoder's own modules, with `start` and `step` of their own; for evaluation only.
+
+    `int8` stores the larger products' weights in 8 bits (on a CPU).
+    """
+
+    def __init__(self, decoder: Decoder, int8: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.d_model, self.dropout = decoder.d_model, decoder.dropout
+        self.embed, self.layers = decoder.embed, decoder.layers
+        self.norm, self.output = decoder.norm, decoder.output
+        layers = list(self._layers())
+        cross = [layer.cross_attention for layer in layers]
+        self._n_heads = cross[0].n_heads
+        self._memory = compile_maps([m for c in cross for m in (c.key, c.value)])
+        self._steps = [_FastLayer(layer, int8) for layer in layers]
+        self._logits = compile_maps([self.output], int8)
+
+    @staticmethod
+    def fits(decoder: Decoder) -> bool:
+        """Whether all its layers attend to their whole past."""
+        return all(type(x.self_attention.kernel) is FullAttention for x in decoder._layers())
+
+    def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> FastState:  # type: ignore[override]
+        """The state before the first token."""
+        B, S, D = memory_BSD.shape
+        N, H = len(self.layers), self._n_heads
+        memory = self._memory(memory_BSD.flatten(0, 1)).view(B, S, N, 2, H, D // H)
+        mask = None
+        if not keep_BS.all():
+            mask = memory.new_zeros(B, 1, 1, S).masked_fill(~keep_BS[:, None, None], -math.inf)
+        return FastState(
+            memory.permute(2, 3, 0, 4, 1, 5).contiguous(),
+            mask,
+            past=memory.new_empty(N, 2, B, H, 0, D // H),
+            mask_BWP=memory.new_empty(B, 1, 0),
+            positions_TD=memory.new_empty(0, D),
+        )
+
+    def step(self, tokens_BW: Tensor, state: FastState) -> Tensor:  # type: ignore[override]
+        """Log-probabilities (B, W, V) of the token after `tokens_BW`; `state` moves on by one."""
+        B, W = tokens_BW.shape
+        state.make_room(W)
+        first, end = state.position * W, (state.position + 1) * W
+        state.mask_BWP.diagonal(first, 1, 2)[:, :W].zero_()
+        mask = state.mask_BWP[:, None, :, :end]
+        x_RD = torch.add(
+            state.positions_TD[state.position],
+            embedding(tokens_BW.flatten(), self.embed.weight.detach()),
+            alpha=self.d_model**0.5,
+        )
+        for layer, past, memory in zip(self._steps, state.past, state.memory, strict=True):
+            x_RD = layer(x_RD, W, past[..., :end, :], mask, memory, state.mask_B11S)
+        state.position += 1
+        return self._logits(self.norm(x_RD)).log_softmax(-1).view(B, W, -1)
+
+
+class _FastLayer:
+    """A decoder layer's step."""
+
+    def __init__(self, layer: DecoderLayer, int8: bool) -> None:
+        own, cross, forward = layer.self_attention, layer.cross_attention, layer.feed_forward
+        self.n_heads = own.n_heads
+        self.residuals = [own.residual, cross.residual, forward.residual]
+        self.query_key_value = compile_maps([own.query, own.key, own.value], int8)
+        self.own_output = compile_maps([own.output], int8)
+        self.query = compile_maps([cross.query], int8)
+        self.cross_output = compile_maps([cross.output], int8)
+        self.inner = compile_maps([forward.inner], int8)
+        self.outer = compile_maps([forward.outer], int8)
+
+    def __call__(
+        self, x_RD: Tensor, W: int, past: Tensor, mask: Tensor, memory: Tensor,
+        memory_mask: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """(R, D) to (R, D); keys and values of this step go to the last W places of `past`."""
+        own, cross, forward = self.residuals
+        qkv = self.query_key_value(_enter(own, x_RD))
+        q_BHWK, k_BHWK, v_BHWK = qkv.view(-1, W, 3, self.n_heads, past.shape[-1]).permute(
+            2, 0, 3, 1, 4
+        )
+        keys, values = past
+        keys[:, :, -W:] = k_BHWK
+        values[:, :, -W:] = v_BHWK
+        heads = scaled_dot_product_attention(q_BHWK, keys, values, attn_mask=mask)
+        x_RD = _leave(own, x_RD, self.own_output(_join(heads)))
+
+        q_RD = self.query(_enter(cross, x_RD))
+        q_BHWK = q_RD.view(-1, W, self.n_heads, past.shape[-1]).transpose(1, 2)
+        heads = scaled_dot_product_attention(q_BHWK, *memory, attn_mask=memory_mask)
+        x_RD = _leave(cross, x_RD, self.cross_output(_join(heads)))
+
+        inner = self.inner(_enter(forward, x_RD)).relu_()
+        return _leave(forward, x_RD, self.outer(inner))
+
+
+def _join(heads_BHWK: Tensor) -> Tensor:
+    B, H, W, K = heads_BHWK.shape
+    return heads_BHWK.transpose(1, 2).reshape(B * W, H * K)
+
+
+def _enter(residual: Residual, x_RD: Tensor) -> Tensor:
+    return _norm(residual.norm, x_RD) if residual.is_pre else x_RD
+
+
+def _leave(residual: Residual, x_RD: Tensor, branch_RD: Tensor) -> Tensor:
+    x_RD = branch_RD.add_(x_RD)
+    return x_RD if residual.is_pre else _norm(residual.norm, x_RD)
+
+
+def _norm(norm: nn.LayerNorm, x_RD: Tensor) -> Tensor:
+    return layer_norm(x_RD, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
