@@ -3,6 +3,10 @@
 Built once from trained modules, so that `transformer.py` can stay the page a student reads. What
 makes it fast was measured on rows = utterances × hypotheses from 8 to 256:
 - maps that read the same input are one product, and LEDs of one input share one thin product;
+- low-rank attention needs neither the keys nor the values that its LEDs would make: with
+  q = (x E^Q) D^Q + b and k = (y E^K) D^K + c, q·k is a product of x E^Q, of the r × r matrix
+  D^Q_h D^K_hᵀ and of y E^K, which all heads share (c moves all scores alike and is nothing to a
+  softmax); values join E^O likewise. So r numbers are held and read in place of D;
 - weights lie as the product reads them, in panels of 512 outputs that fit a core's cache;
 - keys and values are written in place and never move: a hypothesis sees the places of its own
   past among those of all hypotheses of its utterance through a mask, as it sees the encoder's.
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, layer_norm, pad, scaled_dot_product_attention
 
 from asr.model.attention import FullAttention
-from asr.model.layers import DecoderLayer, Residual
+from asr.model.layers import DecoderLayer, MultiHeadAttention, Residual
 from asr.model.projection import LowRank
 from asr.model.transformer import Decoder, sinusoids
 
@@ -127,12 +131,103 @@ def _linear(linear: nn.Linear, int8: bool) -> Function:
 
 
 @dataclass
+class _Attention:
+    """An attention's projections as functions; H heads meet `n_keys` heads of keys, K wide.
+
+    `first` is (R, D) to what `query` makes queries of, (R, H · K); in self-attention keys and
+    values of n_keys · K stand beside it. `output` joins what the heads found, (R, H · K), to (R, D).
+    """
+
+    n_keys: int
+    width: int
+    scale: float
+    residual: Residual
+    first: Function
+    query: Function
+    output: Function
+    keys_values: tuple[nn.Module, nn.Module]
+
+    @classmethod
+    def build(cls, attention: MultiHeadAttention, is_self: bool, int8: bool) -> "_Attention":
+        """The cheaper of two forms: with the LEDs' own numbers as keys and values, or full ones."""
+        query, key, value, output = (
+            attention.query, attention.key, attention.value, attention.output
+        )  # fmt: skip
+        H = attention.n_heads
+        D = attention.residual.norm.normalized_shape[0]
+        scale = (D // H) ** -0.5
+        if (
+            isinstance(query, LowRank)
+            and isinstance(key, LowRank)
+            and isinstance(value, LowRank)
+            and isinstance(output, LowRank)
+            and query.E.out_features <= 2 * D // H
+        ):
+            latent = (key.E, value.E)
+            joined = _Product([_value_to_output(value, output, H)], True)
+            last = _linear(output.D, int8)
+            return cls(
+                1, key.E.out_features, scale, attention.residual,
+                compile_maps([query.E, *(latent if is_self else ())], int8),
+                _Product([_query_to_key(query, key, H)], True),
+                lambda x_RI: last(joined(x_RI)),
+                latent,
+            )  # fmt: skip
+        return cls(
+            H, D // H, scale, attention.residual,
+            compile_maps([query, *((key, value) if is_self else ())], int8),
+            lambda x_RD: x_RD,
+            compile_maps([output], int8),
+            (key, value),
+        )  # fmt: skip
+
+    def attend(self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Queries of W hypotheses an utterance, (R, H · K), to what they found, (R, H · K).
+
+        Heads that share their keys are as many queries of one head.
+        """
+        q_BWHK = q_RX.view(-1, W, q_RX.shape[1] // self.width, self.width)
+        if self.n_keys == 1:
+            q = q_BWHK.flatten(1, 2)[:, None]
+        else:
+            q = q_BWHK.transpose(1, 2)
+        heads = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.scale)
+        if self.n_keys > 1:
+            heads = heads.transpose(1, 2)
+        return heads.reshape(len(q_RX), -1)
+
+
+def _query_to_key(query: LowRank, key: LowRank, n_heads: int) -> nn.Linear:
+    """From x E^Q to a query for each head that meets y E^K itself: D^Q_h D^K_hᵀ side by side."""
+    q_HKR = query.D.weight.detach().double().unflatten(0, (n_heads, -1))
+    k_HRK = key.D.weight.detach().double().unflatten(0, (n_heads, -1)).transpose(1, 2)
+    bias_HK1 = query.D.bias.detach().double().view(n_heads, -1, 1)
+    return _as_linear((k_HRK @ q_HKR).flatten(0, 1), (k_HRK @ bias_HK1).flatten(), query.D.weight)
+
+
+def _value_to_output(value: LowRank, output: LowRank, n_heads: int) -> nn.Linear:
+    """From what each head found of y E^V to (…) E^O: D^V_h E^O_h one below the other."""
+    E_OD = output.E.weight.detach().double()
+    v_HKR = value.D.weight.detach().double().unflatten(0, (n_heads, -1))
+    E_HOK = E_OD.unflatten(1, (n_heads, -1)).transpose(0, 1)
+    weight = (E_HOK @ v_HKR).transpose(0, 1).flatten(1)
+    return _as_linear(weight, E_OD @ value.D.bias.detach().double(), value.D.weight)
+
+
+def _as_linear(weight_OI: Tensor, bias_O: Tensor, like: Tensor) -> nn.Linear:
+    linear = nn.Linear(weight_OI.shape[1], len(weight_OI))
+    linear.weight = nn.Parameter(weight_OI.to(like.dtype), requires_grad=False)
+    linear.bias = nn.Parameter(bias_O.to(like.dtype), requires_grad=False)
+    return linear
+
+
+@dataclass
 class FastState:
     """What the decoder remembers; keys come before values, each tensor is for all layers.
 
     `past` (N, 2, B, H, P, K) holds position p of hypothesis w at place p · W + w; `mask_BWP` is 0
     where a hypothesis sees a place and -inf elsewhere; `memory` (N, 2, B, H, S, K) and `mask_B11S`
-    are the encoder's.
+    are the encoder's. H and K are the keys' (`_Attention`).
     """
 
     memory: Tensor
@@ -160,16 +255,14 @@ class FastState:
         if self.position < len(self.positions_TD):
             return
         N, _, B, H, _, K = self.past.shape
-        D, device = self.positions_TD.shape[1], self.past.device
         n = max(_POSITIONS, 2 * self.position)
         past = self.past.new_empty(N, 2, B, H, n * W, K)
         past[..., : self.position * W, :] = self.past
         self.past = past
         if not self.position:
             self.mask_BWP = self.mask_BWP.expand(-1, W, -1)
-        new = (n - self.position) * W
-        self.mask_BWP = pad(self.mask_BWP, (0, new), value=-math.inf)
-        self.positions_TD = sinusoids(0, n, D, device)
+        self.mask_BWP = pad(self.mask_BWP, (0, (n - self.position) * W), value=-math.inf)
+        self.positions_TD = sinusoids(0, n, self.positions_TD.shape[1], past.device)
 
 
 class FastDecoder(Decoder):
@@ -183,11 +276,8 @@ class FastDecoder(Decoder):
         self.d_model, self.dropout = decoder.d_model, decoder.dropout
         self.embed, self.layers = decoder.embed, decoder.layers
         self.norm, self.output = decoder.norm, decoder.output
-        layers = list(self._layers())
-        cross = [layer.cross_attention for layer in layers]
-        self._n_heads = cross[0].n_heads
-        self._memory = compile_maps([m for c in cross for m in (c.key, c.value)])
-        self._steps = [_FastLayer(layer, int8) for layer in layers]
+        self._steps = [_FastLayer(layer, int8) for layer in self._layers()]
+        self._memory = compile_maps([m for s in self._steps for m in s.cross.keys_values])
         self._logits = compile_maps([self.output], int8)
 
     @staticmethod
@@ -198,15 +288,16 @@ class FastDecoder(Decoder):
     def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> FastState:  # type: ignore[override]
         """The state before the first token."""
         B, S, D = memory_BSD.shape
-        N, H = len(self.layers), self._n_heads
-        memory = self._memory(memory_BSD.flatten(0, 1)).view(B, S, N, 2, H, D // H)
+        cross = self._steps[0].cross
+        N, H, K = len(self._steps), cross.n_keys, cross.width
+        memory = self._memory(memory_BSD.flatten(0, 1)).view(B, S, N, 2, H, K)
         mask = None
         if not keep_BS.all():
             mask = memory.new_zeros(B, 1, 1, S).masked_fill(~keep_BS[:, None, None], -math.inf)
         return FastState(
             memory.permute(2, 3, 0, 4, 1, 5).contiguous(),
             mask,
-            past=memory.new_empty(N, 2, B, H, 0, D // H),
+            past=memory.new_empty(N, 2, B, H, 0, K),
             mask_BWP=memory.new_empty(B, 1, 0),
             positions_TD=memory.new_empty(0, D),
         )
@@ -217,7 +308,7 @@ class FastDecoder(Decoder):
         state.make_room(W)
         first, end = state.position * W, (state.position + 1) * W
         state.mask_BWP.diagonal(first, 1, 2)[:, :W].zero_()
-        mask = state.mask_BWP[:, None, :, :end]
+        mask = self._steps[0].mask(state.mask_BWP[..., :end])
         x_RD = torch.add(
             state.positions_TD[state.position],
             embedding(tokens_BW.flatten(), self.embed.weight.detach()),
@@ -233,44 +324,38 @@ class _FastLayer:
     """A decoder layer's step."""
 
     def __init__(self, layer: DecoderLayer, int8: bool) -> None:
-        own, cross, forward = layer.self_attention, layer.cross_attention, layer.feed_forward
-        self.n_heads = own.n_heads
-        self.residuals = [own.residual, cross.residual, forward.residual]
-        self.query_key_value = compile_maps([own.query, own.key, own.value], int8)
-        self.own_output = compile_maps([own.output], int8)
-        self.query = compile_maps([cross.query], int8)
-        self.cross_output = compile_maps([cross.output], int8)
-        self.inner = compile_maps([forward.inner], int8)
-        self.outer = compile_maps([forward.outer], int8)
+        self.n_heads = layer.self_attention.n_heads
+        self.own = _Attention.build(layer.self_attention, True, int8)
+        self.cross = _Attention.build(layer.cross_attention, False, int8)
+        self.residual = layer.feed_forward.residual
+        self.inner = compile_maps([layer.feed_forward.inner], int8)
+        self.outer = compile_maps([layer.feed_forward.outer], int8)
+
+    def mask(self, mask_BWP: Tensor) -> Tensor:
+        """What hypotheses see, as the self-attention's heads take it."""
+        if self.own.n_keys == 1:
+            mask_BWP = mask_BWP.repeat_interleave(self.n_heads, 1)
+        return mask_BWP[:, None]
 
     def __call__(
         self, x_RD: Tensor, W: int, past: Tensor, mask: Tensor, memory: Tensor,
         memory_mask: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """(R, D) to (R, D); keys and values of this step go to the last W places of `past`."""
-        own, cross, forward = self.residuals
-        qkv = self.query_key_value(_enter(own, x_RD))
-        q_BHWK, k_BHWK, v_BHWK = qkv.view(-1, W, 3, self.n_heads, past.shape[-1]).permute(
-            2, 0, 3, 1, 4
-        )
-        keys, values = past
-        keys[:, :, -W:] = k_BHWK
-        values[:, :, -W:] = v_BHWK
-        heads = scaled_dot_product_attention(q_BHWK, keys, values, attn_mask=mask)
-        x_RD = _leave(own, x_RD, self.own_output(_join(heads)))
+        own, cross = self.own, self.cross
+        columns = own.n_keys * own.width
+        first = own.first(_enter(own.residual, x_RD))
+        new = first[:, -2 * columns :].view(-1, W, 2, own.n_keys, own.width)
+        past[..., -W:, :] = new.permute(2, 0, 3, 1, 4)
+        found = own.attend(own.query(first[:, : -2 * columns]), W, past[0], past[1], mask)
+        x_RD = _leave(own.residual, x_RD, own.output(found))
 
-        q_RD = self.query(_enter(cross, x_RD))
-        q_BHWK = q_RD.view(-1, W, self.n_heads, past.shape[-1]).transpose(1, 2)
-        heads = scaled_dot_product_attention(q_BHWK, *memory, attn_mask=memory_mask)
-        x_RD = _leave(cross, x_RD, self.cross_output(_join(heads)))
+        q_RX = cross.query(cross.first(_enter(cross.residual, x_RD)))
+        found = cross.attend(q_RX, W, memory[0], memory[1], memory_mask)
+        x_RD = _leave(cross.residual, x_RD, cross.output(found))
 
-        inner = self.inner(_enter(forward, x_RD)).relu_()
-        return _leave(forward, x_RD, self.outer(inner))
-
-
-def _join(heads_BHWK: Tensor) -> Tensor:
-    B, H, W, K = heads_BHWK.shape
-    return heads_BHWK.transpose(1, 2).reshape(B * W, H * K)
+        inner = self.inner(_enter(self.residual, x_RD)).relu_()
+        return _leave(self.residual, x_RD, self.outer(inner))
 
 
 def _enter(residual: Residual, x_RD: Tensor) -> Tensor:
