@@ -17,6 +17,7 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.ctc import CtcPrefixScorer
 from asr.errors import ConfigError
+from asr.model.inference import for_inference
 from asr.model.transformer import SpeechTransformer
 from asr.search import BeamSearch, Hypothesis, SearchConfig
 from asr.tokenizer import normalize_text
@@ -62,12 +63,13 @@ class Transcript:
 class Recognizer:
     """A bundle ready to transcribe on one device."""
 
-    def __init__(self, bundle: Bundle, device: str = "auto") -> None:
+    def __init__(self, bundle: Bundle, device: str = "auto", int8: bool = False) -> None:
         self.device = choose_device(device)
         self.config: Config = bundle.config
         self.tokenizer = bundle.tokenizer
         self.features = bundle.features.eval()
         self.model = bundle.model.eval().to(self.device)
+        self.model.decoder = for_inference(self.model.decoder, int8 and self.device.type == "cpu")
         self.sample_rate = bundle.config.features.sample_rate
         self._word_count_V = torch.tensor(
             self.tokenizer.word_counts(), dtype=torch.float32, device=self.device

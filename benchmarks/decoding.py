@@ -125,7 +125,9 @@ def ctranslate2_translate(compute_type: str, workers: int, threads: int) -> Run:
 def _write_ctranslate2(folder: Path) -> None:
     from ctranslate2.specs import TransformerSpec, common_spec
 
-    spec = TransformerSpec.from_config((1, 4), 8, pre_norm=True, activation=common_spec.Activation.RELU)
+    spec = TransformerSpec.from_config(
+        (1, 4), 8, pre_norm=True, activation=common_spec.Activation.RELU
+    )
     rng = torch.Generator().manual_seed(0)
 
     def fill(layer: Any, n_out: int, n_in: int) -> None:
@@ -264,7 +266,9 @@ def show(found: dict[str, Any], batches: list[int], threads: int) -> None:
              ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8")]  # fmt: skip
     for ours_, theirs in pairs:
         if ours_ in cells and theirs in cells:
-            ratios = " | ".join(f"{cells[ours_][b][0] / cells[theirs][b][0]:.2f} ×" for b in batches)
+            ratios = " | ".join(
+                f"{cells[ours_][b][0] / cells[theirs][b][0]:.2f} ×" for b in batches
+            )
             print(f"| **{ours_} / {theirs}** | {ratios} |")
 
 
@@ -286,7 +290,9 @@ def main() -> None:
             names.append(name)
         else:
             print(f"{name}: not installed")
-    found = measure(args.only or names, args.batches, 1 if args.quick else args.rounds, args.threads)
+    found = measure(
+        args.only or names, args.batches, 1 if args.quick else args.rounds, args.threads
+    )
     show(found, args.batches, args.threads)
     return None
 

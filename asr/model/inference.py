@@ -181,7 +181,9 @@ class _Attention:
             (key, value),
         )  # fmt: skip
 
-    def attend(self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(
+        self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Queries of W hypotheses an utterance, (R, H · K), to what they found, (R, H · K).
 
         Heads that share their keys are as many queries of one head.
@@ -280,11 +282,6 @@ class FastDecoder(Decoder):
         self._memory = compile_maps([m for s in self._steps for m in s.cross.keys_values])
         self._logits = compile_maps([self.output], int8)
 
-    @staticmethod
-    def fits(decoder: Decoder) -> bool:
-        """Whether all its layers attend to their whole past."""
-        return all(type(x.self_attention.kernel) is FullAttention for x in decoder._layers())
-
     def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> FastState:  # type: ignore[override]
         """The state before the first token."""
         B, S, D = memory_BSD.shape
@@ -318,6 +315,14 @@ class FastDecoder(Decoder):
             x_RD = layer(x_RD, W, past[..., :end, :], mask, memory, state.mask_B11S)
         state.position += 1
         return self._logits(self.norm(x_RD)).log_softmax(-1).view(B, W, -1)
+
+
+def for_inference(decoder: Decoder, int8: bool = False) -> Decoder:
+    """The fast form of a trained decoder; itself where a layer does not attend to all its past."""
+    kernels = [layer.self_attention.kernel for layer in decoder.layers]
+    if all(type(kernel) is FullAttention for kernel in kernels):
+        return FastDecoder(decoder, int8)
+    return decoder
 
 
 class _FastLayer:
