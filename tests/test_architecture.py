@@ -14,8 +14,8 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 ORDER = [
     "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
     "asr.model.projection", "asr.model.dropout", "asr.model.attention", "asr.model.frontend",
-    "asr.model.layers", "asr.model.transformer", "asr.model.inference", "asr.ctc", "asr.search", "asr.config",
-    "asr.bundle", "asr.stored", "asr.shar", "asr.data", "asr.recognizer", "asr.evaluate",
+    "asr.model.layers", "asr.model.transformer", "asr.model.inference",
+    "asr.ctc", "asr.search", "asr.config", "asr.bundle", "asr.stored", "asr.shar", "asr.data", "asr.recognizer", "asr.evaluate",
     "asr.cost", "asr.card", "asr.report",
     "asr.train.processes", "asr.train.corpus", "asr.train.task",
     "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",

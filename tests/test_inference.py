@@ -53,9 +53,9 @@ def test_fast_steps_equal_the_decoder_run_at_once_reordered_and_with_leavers(
             tokens = torch.randint(1, VOCAB, (len(keep), W), generator=rng)
             history = torch.cat((history, tokens[..., None]), dim=2)
             found = decoder.step(tokens, state)
-            torch.testing.assert_close(
-                found, expected(model, history, memory, keep), atol=1e-5, rtol=1e-5
-            )
+            if step in (0, 1, 4, 5, 35):
+                wanted = expected(model, history, memory, keep)
+                torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
             if step == 4:  # an utterance leaves
                 rest = torch.tensor([0, 2])
                 state.keep(rest)
