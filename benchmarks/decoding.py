@@ -2,10 +2,10 @@
 
     python benchmarks/decoding.py [--quick] [--batches 1 8 32] [--rounds 5]
 
-Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam 8,
-exactly 24 tokens, on a CPU. Yardsticks: `pip install transformers ctranslate2`, any of them missing
-is told. Each subject and thread setting is a process of its own; processes take turns, and only one
-works at a time. A cell is the median of its rounds, a yardstick's that of its best setting.
+Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
+8, exactly 24 tokens, on a CPU. Yardsticks: `pip install transformers ctranslate2`, any of them
+missing is told. Each subject and thread setting is a process of its own; processes take turns, and
+only one works at a time. A cell is the median of its rounds, a yardstick's that of its best setting.
 """
 
 import argparse
@@ -255,15 +255,18 @@ def measure(names: list[str], batches: list[int], rounds: int, threads: int) -> 
 def show(found: dict[str, Any], batches: list[int], threads: int) -> None:
     """The table, and the ratios that are the goals."""
     cells = found["cells"]
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {threads} threads,"
+    machine = platform.processor() or platform.machine()
+    print(f"{machine}, {os.cpu_count()} cores, {threads} threads,"
           f" torch {torch.__version__}, matrix rate {found['matrix']:.0f} GFLOP/s float32,"
           f" load {os.getloadavg()[0]:.1f}\n")  # fmt: skip
     print("| utterances/s (processes' workers × threads) | " + " | ".join(map(str, batches)) + " |")
     print("|---|" + "---|" * len(batches))
     for name, row in cells.items():
         print(f"| {name} | " + " | ".join(f"{row[b][0]:.1f} ({row[b][1]})" for b in batches) + " |")
-    pairs = [("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
-             ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8")]  # fmt: skip
+    pairs = [
+        ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
+        ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
+    ]  # fmt: skip
     for ours_, theirs in pairs:
         if ours_ in cells and theirs in cells:
             ratios = " | ".join(

@@ -135,7 +135,8 @@ class _Attention:
     """An attention's projections as functions; H heads meet `n_keys` heads of keys, K wide.
 
     `first` is (R, D) to what `query` makes queries of, (R, H · K); in self-attention keys and
-    values of n_keys · K stand beside it. `output` joins what the heads found, (R, H · K), to (R, D).
+    values of n_keys · K stand beside it. `output` joins what the heads found, (R, H · K), to
+    (R, D).
     """
 
     n_keys: int
@@ -189,10 +190,7 @@ class _Attention:
         Heads that share their keys are as many queries of one head.
         """
         q_BWHK = q_RX.view(-1, W, q_RX.shape[1] // self.width, self.width)
-        if self.n_keys == 1:
-            q = q_BWHK.flatten(1, 2)[:, None]
-        else:
-            q = q_BWHK.transpose(1, 2)
+        q = q_BWHK.flatten(1, 2)[:, None] if self.n_keys == 1 else q_BWHK.transpose(1, 2)
         heads = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.scale)
         if self.n_keys > 1:
             heads = heads.transpose(1, 2)
