@@ -5,7 +5,7 @@
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
 8, exactly 24 tokens, on a CPU. Yardsticks: `pip install transformers ctranslate2`, any of them
 missing is told. Each subject and thread setting is a process of its own; processes take turns, and
-only one works at a time. A cell is the median of its rounds, a yardstick's that of its best setting.
+only one works at a time. A cell is the median of its rounds, a yardstick's its best setting's.
 """
 
 import argparse
