@@ -37,6 +37,9 @@ app.add_typer(prepare_app, name="prepare")
 out, err = Console(), Console(stderr=True)
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Int8 = Annotated[
+    bool, typer.Option("--int8", help="The decoder's larger weights in 8 bits: faster on a CPU.")
+]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
@@ -174,6 +177,7 @@ def evaluate(
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst to show.")] = 10,
     format: Annotated[Literal["table", "json"], typer.Option()] = "table",
     device: Device = "auto",
+    int8: Int8 = False,
 ) -> None:
     """Corpus CER, its parts and the worst utterances; kept as evaluation.json in the bundle."""
     from rich.progress import Progress
@@ -183,7 +187,7 @@ def evaluate(
     from asr.data import load_cuts
     from asr.evaluate import evaluate as run
 
-    recognizer = asr.load(bundle, device)
+    recognizer = asr.load(bundle, device, int8)
     changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
     search = recognizer.config.search.changed(changes)
     chosen = load_cuts(cuts)
@@ -323,6 +327,7 @@ def transcribe(
     lm: Lm = None,
     lm_weight: LmWeight = None,
     device: Device = "auto",
+    int8: Int8 = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each with a GPU in turn.")] = 1,
 ) -> None:
     """The text of recordings; a bad one is told and the others go on (exit code 1)."""
@@ -339,7 +344,7 @@ def transcribe(
         bar = progress.add_task("transcribing", total=len(tasks), completed=skipped)
         changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
         results = transcribe_all(
-            todo, bundle, device, changes, jobs,
+            todo, bundle, device, int8, changes, jobs,
             lambda n: progress.update(bar, completed=skipped + n),
         )  # fmt: skip
         for task, result in results:
@@ -401,13 +406,16 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     device: Device = "auto",
+    int8: Int8 = False,
 ) -> None:
     """An HTTP service in OpenAI's shape: POST /v1/audio/transcriptions."""
     import uvicorn
 
     from serve.app import create_app
 
-    uvicorn.run(create_app(bundle, device=device), host=host, port=port, log_level="info")
+    uvicorn.run(
+        create_app(bundle, device=device, int8=int8), host=host, port=port, log_level="info"
+    )
 
 
 def _show_report(report: "Report", folder: Path) -> None:

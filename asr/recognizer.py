@@ -24,6 +24,7 @@ from asr.ctc import steps_needed
 from asr.decoding import Encoded, LanguageModel, encode, find_texts, is_constant
 from asr.errors import AudioError, ConfigError
 from asr.lm import LanguageTransformer
+from asr.model.inference import for_inference
 from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.search import BeamSearch
@@ -148,12 +149,13 @@ class _Piece(NamedTuple):
 class Recognizer:
     """A bundle ready to transcribe on one device."""
 
-    def __init__(self, bundle: Bundle, device: str = "auto") -> None:
+    def __init__(self, bundle: Bundle, device: str = "auto", int8: bool = False) -> None:
         self.device = choose_device(device)
         self.config: Config = bundle.config
         self.tokenizer = bundle.tokenizer
         self.features = bundle.features.eval()
         self.model = bundle.model.eval().to(self.device)
+        self.model.decoder = for_inference(self.model.decoder, int8 and self.device.type == "cpu")
         self.sample_rate = bundle.config.features.sample_rate
         self._lms: dict[Path, LanguageModel] = {}
         self._word_count_V = torch.tensor(

@@ -82,6 +82,7 @@ def transcribe_all(
     tasks: list[Task],
     bundle: Path,
     device: str,
+    int8: bool,
     changes: dict[str, Any],
     jobs: int,
     on_progress: Callable[[float], object],
@@ -93,7 +94,7 @@ def transcribe_all(
     any work, AsrError where a process dies.
     """
     if jobs == 1 or len(tasks) == 1:
-        recognizer = asr.load(bundle, device)
+        recognizer = asr.load(bundle, device, int8)
         yield from _transcribe(recognizer, tasks, changes, on_progress)
         return
     choose_device(device)
@@ -103,7 +104,7 @@ def transcribe_all(
     for number in range(jobs):
         numbers.put(number)
     threads = max(1, torch.get_num_threads() // jobs)
-    pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, numbers, threads))
+    pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, int8, numbers, threads))
     try:
         futures = deque(pool.submit(_transcribe_share, share, changes) for share in _shares(tasks))
         n_done = 0
@@ -161,7 +162,9 @@ def _write(path: Path, text: str) -> None:
 _recognizer: Recognizer  # of a process of the pool
 
 
-def _start(bundle: Path, device: str, numbers: "multiprocessing.Queue[int]", threads: int) -> None:
+def _start(
+    bundle: Path, device: str, int8: bool, numbers: "multiprocessing.Queue[int]", threads: int
+) -> None:
     """Make a process ready; GPUs are dealt out in turn. It ends with the process it works for."""
     global _recognizer  # noqa: PLW0603
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C: the parent ends us
@@ -170,7 +173,7 @@ def _start(bundle: Path, device: str, numbers: "multiprocessing.Queue[int]", thr
     number = numbers.get()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         device = f"cuda:{number % torch.cuda.device_count()}"
-    _recognizer = asr.load(bundle, device)
+    _recognizer = asr.load(bundle, device, int8)
 
 
 def _end_with_parent() -> None:

@@ -21,6 +21,7 @@ router = APIRouter()
 def create_app(
     bundle: Path,
     device: str = "auto",
+    int8: bool = False,
     max_bytes: int = 25 * 2**20,
     max_seconds: float = 1800.0,
 ) -> FastAPI:
@@ -34,7 +35,7 @@ def create_app(
     Raises BundleError that names the file that is missing or damaged, ConfigError for a device
     that is not here.
     """
-    worker = Worker(asr.load(bundle, device), max_seconds)
+    worker = Worker(asr.load(bundle, device, int8), max_seconds)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

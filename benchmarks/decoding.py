@@ -1,0 +1,307 @@
+"""Utterances per second of beam search, ours and the yardsticks', in turn in one run.
+
+    python benchmarks/decoding.py [--quick] [--batches 1 8 32] [--rounds 5]
+
+Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
+8, exactly 24 tokens, on a CPU. Yardsticks: `pip install transformers ctranslate2`, any of them
+missing is told. Each subject and thread setting is a process of its own; processes take turns, and
+only one works at a time. A cell is the median of its rounds, a yardstick's its best setting's.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+SECONDS, RATE, STEPS, BEAM, TOKENS, VOCAB, D = 4.5, 16000, 112, 8, 24, 4364, 512
+SPECIALS = {"sos": 1, "eos": 2, "pad": 0}
+OURS = ["dense", "lrt", "lrt_int8"]
+YARDSTICKS = {"transformers": "transformers", "ctranslate2": "ctranslate2",
+              "ctranslate2_int8": "ctranslate2"}  # fmt: skip
+MATRIX = 2048
+Run = Callable[[int], object]
+
+
+def ours(name: str, whole: bool) -> Run:
+    """Our decoder, or our whole recogniser from the wave, for a batch of so many utterances."""
+    from asr.features import SpectrogramConfig
+    from asr.model.inference import FastDecoder
+    from asr.model.projection import DenseConfig, LowRankConfig
+    from asr.model.transformer import ModelConfig
+    from asr.score import SearchConfig
+from asr.scorers import Models
+from asr.search import BeamSearch
+    from asr.tokenizer import EOS
+
+    torch.manual_seed(0)
+    projection = DenseConfig() if name == "dense" else LowRankConfig(rank=50)
+    features = SpectrogramConfig(sample_rate=RATE)
+    model = ModelConfig(projection=projection).build(features.n_freqs, VOCAB).eval()
+    with torch.no_grad():
+        model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
+    decoder = FastDecoder(model.decoder, int8=name.endswith("int8"))
+    search = BeamSearch(SearchConfig(beam_size=BEAM), torch.ones(VOCAB))
+    extract = features.build().eval()
+
+    def run(batch: int) -> None:
+        if whole:
+            feats = torch.stack([extract(wave) for wave in waves[:batch]])
+            frames = torch.full((batch,), feats.shape[1])
+            memory, keep = model.encode(feats, frames)
+        else:
+            memory, keep = memories[:batch], torch.ones(batch, STEPS, dtype=torch.bool)
+        models = Models(decoder.step, decoder.start(memory, keep), None, None)
+        found = search(models, torch.full((batch,), TOKENS))
+        assert all(len(nbest[0].tokens) == TOKENS for nbest in found)
+
+    waves = torch.randn(32, int(SECONDS * RATE)) * 0.1
+    memories = torch.randn(32, STEPS, D)
+    return torch.inference_mode()(run)
+
+
+def _speech2text() -> Any:
+    from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = Speech2TextConfig(
+        vocab_size=VOCAB, d_model=D, encoder_layers=2, decoder_layers=4, encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048, encoder_attention_heads=8, decoder_attention_heads=8,
+        max_source_positions=6000, max_target_positions=1024, input_feat_per_channel=80,
+        bos_token_id=SPECIALS["sos"], eos_token_id=SPECIALS["eos"], pad_token_id=SPECIALS["pad"],
+        decoder_start_token_id=SPECIALS["sos"], conv_channels=1024, num_conv_layers=2,
+    )  # fmt: skip
+    return Speech2TextForConditionalGeneration(config).eval()
+
+
+def transformers_generate() -> Run:
+    """`generate`, its encoder's output given, so that the decoder alone is measured."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    model, memories = _speech2text(), torch.randn(32, STEPS, D)
+
+    def run(batch: int) -> None:
+        found = model.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=memories[:batch]),
+            num_beams=BEAM, min_new_tokens=TOKENS, max_new_tokens=TOKENS, do_sample=False,
+        )  # fmt: skip
+        assert found.shape[1] >= TOKENS
+
+    return torch.inference_mode()(run)
+
+
+def ctranslate2_translate(compute_type: str, workers: int, threads: int) -> Run:
+    """A CTranslate2 Transformer with our decoder's shape and the smallest encoder it can have.
+
+    Its encoder reads as many symbols as we have encoder positions: one layer of 512 numbers.
+    """
+    import ctranslate2
+
+    folder = Path(tempfile.mkdtemp()) / "model"
+    _write_ctranslate2(folder)
+    translator = ctranslate2.Translator(
+        str(folder), device="cpu", compute_type=compute_type, inter_threads=workers,
+        intra_threads=threads,
+    )  # fmt: skip
+    source = [f"w{i}" for i in range(4, 4 + STEPS)]
+
+    def run(batch: int) -> None:
+        found = translator.translate_batch(
+            [source] * batch, beam_size=BEAM, min_decoding_length=TOKENS,
+            max_decoding_length=TOKENS, max_batch_size=max(1, batch // workers),
+        )  # fmt: skip
+        assert all(len(each.hypotheses[0]) == TOKENS for each in found)
+
+    return run
+
+
+def _write_ctranslate2(folder: Path) -> None:
+    from ctranslate2.specs import TransformerSpec, common_spec
+
+    spec = TransformerSpec.from_config(
+        (1, 4), 8, pre_norm=True, activation=common_spec.Activation.RELU
+    )
+    rng = torch.Generator().manual_seed(0)
+
+    def fill(layer: Any, n_out: int, n_in: int) -> None:
+        layer.weight = (torch.randn(n_out, n_in, generator=rng) * n_in**-0.5).numpy()
+        layer.bias = torch.zeros(n_out).numpy()
+
+    def norm(layer: Any) -> None:
+        layer.gamma, layer.beta = torch.ones(D).numpy(), torch.zeros(D).numpy()
+
+    for stack in (spec.encoder, spec.decoder):
+        embeddings = stack.embeddings[0] if isinstance(stack.embeddings, list) else stack.embeddings
+        embeddings.weight = (torch.randn(VOCAB, D, generator=rng) * D**-0.5).numpy()
+        stack.position_encodings.encodings = torch.randn(1024, D, generator=rng).numpy()
+        norm(stack.layer_norm)
+        for layer in stack.layer:
+            norm(layer.self_attention.layer_norm)
+            fill(layer.self_attention.linear[0], 3 * D, D)
+            fill(layer.self_attention.linear[1], D, D)
+            if hasattr(layer, "attention"):
+                norm(layer.attention.layer_norm)
+                fill(layer.attention.linear[0], D, D)
+                fill(layer.attention.linear[1], 2 * D, D)
+                fill(layer.attention.linear[2], D, D)
+            norm(layer.ffn.layer_norm)
+            fill(layer.ffn.linear_0, 2048, D)
+            fill(layer.ffn.linear_1, D, 2048)
+    fill(spec.decoder.projection, VOCAB, D)
+    words = ["<blank>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, VOCAB))]
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.validate()
+    folder.mkdir()
+    spec.save(str(folder))
+
+
+def build(subject: str, workers: int, threads: int) -> Run:
+    """What a process measures: `workers` at a time share a batch, each has so many threads."""
+    name, _, whole = subject.partition(" ")
+    if name.startswith("ctranslate2"):
+        return ctranslate2_translate("int8" if "int8" in name else "float32", workers, threads)
+    torch.set_num_threads(threads)
+    run = transformers_generate() if name == "transformers" else ours(name, bool(whole))
+    if workers == 1:
+        return run
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,))
+    return lambda batch: list(pool.map(run, [batch // workers] * workers))
+
+
+def serve(subject: str, workers: int, threads: int) -> None:
+    """A process: a batch size a line in, seconds a line out."""
+    run = build(subject, workers, threads)
+    run(workers)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        batch = int(line)
+        start = time.perf_counter()
+        run(batch)
+        print(time.perf_counter() - start, flush=True)
+
+
+class Subject:
+    """A process that measures one subject in one setting."""
+
+    def __init__(self, name: str, workers: int, threads: int) -> None:
+        self.name, self.workers = name, workers
+        self.setting = f"{workers} × {threads}"
+        command = [sys.executable, __file__, "--serve", name, str(workers), str(threads)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "0"},
+        )  # fmt: skip
+        if self._read() != "ready":
+            raise SystemExit(f"{name}: could not be started")
+
+    def seconds(self, batch: int) -> float:
+        """How long a batch takes now."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{batch}\n")
+        self.process.stdin.flush()
+        return float(self._read())
+
+    def _read(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def matrix_rate(threads: int) -> float:
+    """GFLOP/s of a float32 product."""
+    torch.set_num_threads(threads)
+    a = torch.randn(MATRIX, MATRIX)
+    start = time.perf_counter()
+    a @ a
+    return 2 * MATRIX**3 / (time.perf_counter() - start) / 1e9
+
+
+def measure(names: list[str], batches: list[int], rounds: int, threads: int) -> dict[str, Any]:
+    """For each subject and batch the utterances a second of its best setting, and the setting."""
+    settings = [(1, threads)] + ([(threads, 1)] if threads > 1 else [])
+    subjects = [Subject(name, *setting) for name in names for setting in settings]
+    rates: dict[tuple[str, int, str], list[float]] = {}
+    matrix = []
+    for turn in range(rounds + 1):
+        matrix.append(matrix_rate(threads))
+        for batch in batches:
+            for subject in (s for s in subjects if batch % s.workers == 0):
+                seconds = subject.seconds(batch)
+                if turn:  # the first warms
+                    key = (subject.name, batch, subject.setting)
+                    rates.setdefault(key, []).append(batch / seconds)
+    for subject in subjects:
+        subject.stop()
+    cells: dict[str, dict[int, tuple[float, str]]] = {}
+    for (name, batch, setting), values in rates.items():
+        row = cells.setdefault(name, {})
+        row[batch] = max(row.get(batch, (0.0, "")), (median(values), setting))
+    return {"cells": cells, "matrix": median(matrix)}
+
+
+def show(found: dict[str, Any], batches: list[int], threads: int) -> None:
+    """The table, and the ratios that are the goals."""
+    cells = found["cells"]
+    machine = platform.processor() or platform.machine()
+    print(f"{machine}, {os.cpu_count()} cores, {threads} threads,"
+          f" torch {torch.__version__}, matrix rate {found['matrix']:.0f} GFLOP/s float32,"
+          f" load {os.getloadavg()[0]:.1f}\n")  # fmt: skip
+    print("| utterances/s (processes' workers × threads) | " + " | ".join(map(str, batches)) + " |")
+    print("|---|" + "---|" * len(batches))
+    for name, row in cells.items():
+        print(f"| {name} | " + " | ".join(f"{row[b][0]:.1f} ({row[b][1]})" for b in batches) + " |")
+    pairs = [
+        ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
+        ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
+    ]  # fmt: skip
+    for ours_, theirs in pairs:
+        if ours_ in cells and theirs in cells:
+            ratios = " | ".join(
+                f"{cells[ours_][b][0] / cells[theirs][b][0]:.2f} ×" for b in batches
+            )
+            print(f"| **{ours_} / {theirs}** | {ratios} |")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="+", help="these subjects, such as lrt or 'lrt whole'")
+    parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        return serve(args.serve[0], int(args.serve[1]), int(args.serve[2]))
+    names = [*OURS, *(f"{name} whole" for name in OURS)]
+    for name, package in YARDSTICKS.items():
+        if find_spec(package):
+            names.append(name)
+        else:
+            print(f"{name}: not installed")
+    found = measure(
+        args.only or names, args.batches, 1 if args.quick else args.rounds, args.threads
+    )
+    show(found, args.batches, args.threads)
+    return None
+
+
+if __name__ == "__main__":
+    main()
