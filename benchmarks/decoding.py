@@ -40,8 +40,8 @@ def ours(name: str, whole: bool) -> Run:
     from asr.model.projection import DenseConfig, LowRankConfig
     from asr.model.transformer import ModelConfig
     from asr.score import SearchConfig
-from asr.scorers import Models
-from asr.search import BeamSearch
+    from asr.scorers import Models
+    from asr.search import BeamSearch
     from asr.tokenizer import EOS
 
     torch.manual_seed(0)
