@@ -21,9 +21,9 @@ router = APIRouter()
 def create_app(
     bundle: Path,
     device: str = "auto",
-    int8: bool = False,
     max_bytes: int = 25 * 2**20,
     max_seconds: float = 1800.0,
+    int8: bool = False,
 ) -> FastAPI:
     """The service for one bundle, under the name of its folder.
 
