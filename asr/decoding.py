@@ -118,7 +118,7 @@ def _search(
     found = first(Models(None, None, ctc, scorer), steps_B)
     if config.method == "ctc_beam":
         return [nbest[: config.n_best] for nbest in found]
-    return rescore(model.decoder.step, state, found, config)
+    return rescore(model.decoder.step, state, found, config, steps_B.device)
 
 
 def greedy_texts(
@@ -159,14 +159,14 @@ def greedy_texts(
 
 def rescore(
     step: Callable[[Tensor, Any], Tensor], state: Any, found: list[list[Hypothesis]],
-    config: SearchConfig,
+    config: SearchConfig, device: torch.device,
 ) -> list[list[Hypothesis]]:  # fmt: skip
     """Judge the hypotheses of a first pass by the decoder too; the n best of each, best first.
 
     `state` is at its start. A token's confidence is the decoder's and the first pass's, mixed as
     their scores are.
     """
-    logp_BWU = _follow(step, state, found)
+    logp_BWU = _follow(step, state, found, device)
     att, ctc, lm = config.weights
     results = []
     for nbest, rows in zip(found, logp_BWU.tolist(), strict=True):
@@ -183,12 +183,12 @@ def rescore(
 
 
 def _follow(
-    step: Callable[[Tensor, Any], Tensor], state: Any, found: list[list[Hypothesis]]
-) -> Tensor:
+    step: Callable[[Tensor, Any], Tensor], state: Any, found: list[list[Hypothesis]],
+    device: torch.device,
+) -> Tensor:  # fmt: skip
     """(B, W, U): the log-probability of each token of each hypothesis and, after them, of EOS."""
     width = max(map(len, found))
     texts = [h.tokens for nbest in found for h in [*nbest, *[nbest[0]] * (width - len(nbest))]]
-    device = state.keep_BS.device
     tokens = [torch.tensor([SOS, *text, EOS], device=device) for text in texts]
     tokens_BWU = pad_sequence(tokens, batch_first=True, padding_value=PAD).unflatten(0, (-1, width))
     logp = [

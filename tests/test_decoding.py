@@ -88,7 +88,7 @@ def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
     class WithMask(TableState):
         keep_BS = torch.ones(1, 4)
 
-    (found,) = rescore(step_of(table), WithMask(table, 6), [first], config)
+    (found,) = rescore(step_of(table), WithMask(table, 6), [first], config, torch.device("cpu"))
     expected = {
         h.tokens: (1 - share) * attention_logp(table, seed, h.tokens)
         + share * ctc_logp(logp_SV, h.tokens)

@@ -139,3 +139,12 @@ def test_segments_follow_each_other_without_a_gap(model: Recognizer, tmp_path: P
     segments = model.transcribe(tmp_path / "a.wav").segments
     assert segments[0].start == 0
     assert all(a.end == b.start for a, b in pairwise(segments))
+
+
+@pytest.mark.parametrize("method", ["joint", "ctc_greedy", "ctc_beam", "rescore"])
+def test_every_method_hears_the_tones(model: Recognizer, tmp_path: Path, method: str) -> None:
+    wave, spoken = say(5, 7)
+    sf.write(tmp_path / "a.wav", wave, RATE)
+    search = model.config.search.changed({"method": method})
+    found = model.transcribe(tmp_path / "a.wav", search)
+    assert found.text == "".join(text for text, _, _ in spoken)
