@@ -12,12 +12,11 @@ def keep_buffers() -> None:
     """Let freed buffers serve the next step instead of going back to the system.
 
     The activations of a step are hundreds of megabytes each. glibc maps and unmaps every one, and
-    the kernel clears each page anew: over a third of a step's time on a CPU. Other C libraries
-    are left as they are. Nor is fresh memory filled with NaN, which torch's deterministic mode
+    the kernel clears each page anew. Other C libraries are left as they are. Nor is fresh memory filled with NaN, which torch's deterministic mode
     does to show reads before writes; results do not depend on it.
 
-    Batches of many lengths fragment what is kept: the process grows to 2.5 times what its steps
-    hold at once.
+    Batches of many lengths fragment what is kept: the process holds more than its steps need
+    at once.
     """
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if platform.libc_ver()[0] == "glibc":
