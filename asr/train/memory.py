@@ -12,8 +12,9 @@ def keep_buffers() -> None:
     """Let freed buffers serve the next step instead of going back to the system.
 
     The activations of a step are hundreds of megabytes each. glibc maps and unmaps every one, and
-    the kernel clears each page anew. Other C libraries are left as they are. Nor is fresh memory filled with NaN, which torch's deterministic mode
-    does to show reads before writes; results do not depend on it.
+    the kernel clears each page anew. Other C libraries are left as they are. Nor is fresh memory
+    filled with NaN, which torch's deterministic mode does to show reads before writes; results do
+    not depend on it.
 
     Batches of many lengths fragment what is kept: the process holds more than its steps need
     at once.
