@@ -48,7 +48,7 @@ def test_modules_import_only_what_stands_above_them() -> None:
             below = set(ORDER[ORDER.index(name) :])
             assert not imports(path) & below, name
     listed = {module_name(p) for p in (ROOT / "asr").rglob("*.py") if p.name != "__init__.py"}
-    assert listed == {*ORDER, "asr.cli"}
+    assert {m for m in listed if not m.startswith("asr.cli.")} == set(ORDER)
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
@@ -57,7 +57,7 @@ def test_only_the_command_line_starts_serve_and_data_prep_and_only_train_knows_l
 ) -> None:
     name, found = module_name(path), imports(path)
     others = {m for m in found if m.split(".")[0] in ("serve", "data_prep")}
-    if name.startswith("asr.") and name != "asr.cli":
+    if name.startswith("asr.") and not name.startswith("asr.cli"):
         assert not others
     if not name.startswith("asr.train"):
         assert not {m for m in found if m.split(".")[0] in ("lightning", "pytorch_lightning")}

@@ -1,0 +1,48 @@
+"""The command line: its verbs are listed by `asr --help`.
+
+Verbs import what they need inside, so that `asr --help` and a mistyped option answer at once.
+Results go to standard output, everything else to standard error.
+"""
+
+import logging
+import os
+import sys
+
+from rich.logging import RichHandler
+
+from asr.cli import prepare, training, scoring, recognition, models  # isort: skip  # as help lists
+from asr.cli.options import app, err
+from asr.errors import AsrError
+
+__all__ = ["app", "main", "models", "prepare", "recognition", "scoring", "training"]
+
+
+def main() -> None:
+    """Run the program: one sentence for what the user can mend, a traceback only on --debug."""
+    debug = "--debug" in sys.argv
+    sys.argv = [a for a in sys.argv if a != "--debug"]
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_handler(debug)])
+    logging.getLogger("asr").setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger("data_prep").setLevel(logging.DEBUG if debug else logging.INFO)
+    try:
+        app()
+    except AsrError as error:
+        if debug:
+            raise
+        err.print(f"asr: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("asr: interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if debug:
+            raise
+        err.print(f"asr: {error.filename or 'disk'}: {error.strerror or error}", soft_wrap=True)
+        sys.exit(1)
+
+
+def _handler(debug: bool) -> logging.Handler:
+    return RichHandler(console=err, show_time=debug, show_level=debug, show_path=debug)

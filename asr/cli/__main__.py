@@ -1,0 +1,5 @@
+"""`python -m asr.cli`, for torchrun."""
+
+from asr.cli import main
+
+main()
