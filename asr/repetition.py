@@ -1,7 +1,9 @@
 """A text may not repeat a phrase for ever, whatever the model says.
 
-Legend: B utterances, W hypotheses, L places of the token buffer, P periods.
+Legend: B utterances, W hypotheses, K candidates, P periods.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,20 +15,45 @@ from asr.tokenizer import PAD
 PERIODS, _RUN, _REPEATS = 8, 8, 4
 
 
-def grown_runs(tokens_BWL: Tensor, runs_BWP: Tensor, tokens_BW: Tensor, t: int) -> Tensor:
-    """How many tokens at the end, now with `tokens_BW`, equal the one p places before them."""
-    same = tokens_BW[..., None] == _recent(tokens_BWL, t)
-    return torch.where(same, runs_BWP + 1, 0)
+@dataclass
+class Repetition:
+    """How the ends of hypotheses repeat themselves.
 
+    `recent_BWP` is the token 1, 2 … P places back, PAD where there is none; `runs_BWP` how many
+    tokens at the end equal the one so many places before them; `longest_P` how many may.
+    """
 
-def forbidden(tokens_BWL: Tensor, runs_BWP: Tensor, t: int) -> Tensor:
-    """(B, W, P): tokens that would start the phrase at the end once too often, and PAD."""
-    period = torch.arange(1, PERIODS + 1, device=runs_BWP.device)
-    too_often = runs_BWP + period >= torch.clamp(_REPEATS * period, min=_RUN)
-    return torch.where(too_often, _recent(tokens_BWL, t), PAD)
+    recent_BWP: Tensor
+    runs_BWP: Tensor
+    longest_P: Tensor
 
+    @classmethod
+    def start(cls, B: int, W: int, device: torch.device) -> "Repetition":
+        """Of empty hypotheses."""
+        period_P = torch.arange(1, PERIODS + 1, device=device)
+        recent_BWP = torch.full((B, W, PERIODS), PAD, device=device)
+        longest_P = (_REPEATS * period_P).clamp(min=_RUN) - period_P
+        return cls(recent_BWP, torch.zeros_like(recent_BWP), longest_P)
 
-def _recent(tokens_BWL: Tensor, t: int) -> Tensor:
-    """(B, W, P): the tokens 1, 2 … P places before position `t`; PAD where there is none."""
-    recent = tokens_BWL[..., max(0, t - PERIODS) : t].flip(-1)
-    return torch.nn.functional.pad(recent, (0, PERIODS - recent.shape[-1]), value=PAD)
+    def __getitem__(self, utterances: Tensor) -> "Repetition":
+        """Of these utterances."""
+        return Repetition(self.recent_BWP[utterances], self.runs_BWP[utterances], self.longest_P)
+
+    def allows(self, tokens_BWK: Tensor) -> Tensor:
+        """(B, W, K): whether a token does not start the phrase at the end once too often."""
+        too_often_BWP = self.runs_BWP >= self.longest_P
+        if not too_often_BWP.any():
+            return torch.ones_like(tokens_BWK, dtype=torch.bool)
+        never_BWP = torch.where(too_often_BWP, self.recent_BWP, PAD)
+        return (tokens_BWK[..., None] != never_BWP[:, :, None]).all(-1)
+
+    def grown(self, parents_BW: Tensor, tokens_BW: Tensor) -> "Repetition":
+        """Hypothesis w is now what `parents_BW[b, w]` was, and `tokens_BW[b, w]`."""
+        index = parents_BW[..., None].expand_as(self.recent_BWP)
+        recent_BWP, runs_BWP = self.recent_BWP.gather(1, index), self.runs_BWP.gather(1, index)
+        tokens_BW1 = tokens_BW[..., None]
+        return Repetition(
+            torch.cat((tokens_BW1, recent_BWP[..., :-1]), 2),
+            (runs_BWP + 1) * (recent_BWP == tokens_BW1),
+            self.longest_P,
+        )

@@ -47,6 +47,11 @@ class Models:
     ctc: CtcPrefixScorer | None = None
     lm: LmScorer | None = None
 
+    @property
+    def used(self) -> tuple[bool, bool, bool]:
+        """Whether there is a decoder, a CTC scorer, a language model."""
+        return bool(self.step), bool(self.ctc), bool(self.lm)
+
     def favoured(self, last_BW: Tensor) -> Tensor:
         """(B, W, V): what orders the candidates."""
         if self.step:

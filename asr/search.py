@@ -1,36 +1,44 @@
 """Beam search over any step function, batched over utterances and hypotheses.
 
 Decoder, CTC head and language model score the same few candidates of each hypothesis, those that
-the decoder favours (without a decoder, those that CTC does). There is no model code here. Legend:
-B utterances, W hypotheses of each (the beam), V vocabulary, K candidates, L positions of the token
-buffer, P periods, C parts of a score (decoder, CTC, language model).
+the decoder favours (without a decoder, those that CTC does). There is no model code here. Tokens
+stay where they were written, with the hypothesis that each continues; a text is read from its end
+when it is done. What cannot be has the score -inf. Legend: B utterances, W hypotheses of each (the
+beam), V vocabulary, K candidates (the last is EOS), L positions, P periods, C parts of a score
+(decoder, CTC, language model: those in use).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from asr.repetition import PERIODS, forbidden, grown_runs
+from asr.repetition import PERIODS, Repetition
 from asr.score import Hypothesis, SearchConfig
 from asr.scorers import Models
-from asr.tokenizer import EOS, PAD, SOS, UNK
+from asr.tokenizer import EOS, SOS, SPECIAL
 
-_NEVER = -1e9
 # Nothing is waited for that would come this far behind the best for each place in the n best.
 _MARGIN = 1.5
+# The CTC scorer's own "never" is a large number.
+_CTC_NEVER = -1e7
 
 
 @dataclass
 class _Live:
-    """Hypotheses that can still grow: everything about them, rows are utterances."""
+    """Hypotheses that can still grow: everything about them, rows are utterances.
+
+    Place l of `tokens_BWL` is what hypothesis w wrote then, to continue `parents_BWL`'s.
+    """
 
     tokens_BWL: Tensor
+    parents_BWL: Tensor
     confidence_BWL: Tensor
     parts_BWC: Tensor
     wc_BW: Tensor
-    runs_BWP: Tensor
+    repetition: Repetition
     limits_B: Tensor
     number_B: Tensor
     done_B: Tensor
@@ -38,14 +46,16 @@ class _Live:
 
 @dataclass
 class _Ended:
-    """The best W hypotheses of each utterance that have ended, best first."""
+    """The best W hypotheses of each utterance that have ended, best first.
+
+    One of `length_BW` tokens is the hypothesis that `slot_BW` was then.
+    """
 
     score_BW: Tensor
     parts_BWC: Tensor
     wc_BW: Tensor
     length_BW: Tensor
-    tokens_BWL: Tensor
-    confidence_BWL: Tensor
+    slot_BW: Tensor
 
 
 @dataclass
@@ -78,20 +88,20 @@ class BeamSearch:
         `limits_B` is how many tokens each utterance may have at most. An utterance ends when no
         live hypothesis can join its n best, or when W have ended.
         """
-        decoder, ctc, lm = self.config.weights
-        # Without a decoder the CTC head has its share too.
-        weights = (decoder, ctc, lm) if models.step else (0.0, decoder + ctc, lm)
-        self._weights_C = torch.tensor(weights, device=limits_B.device)
-        B, L = len(limits_B), int(limits_B.max()) + 1
-        live, ended = self._start(limits_B, L), self._none_ended(limits_B, L)
-        results: list[list[Hypothesis]] = [[] for _ in range(B)]
+        weights_C = self._weights(models, limits_B.device)
+        L, least_limit = int(limits_B.max()) + 1, int(limits_B.min())
+        live, ended = self._start(limits_B, L, len(weights_C))
+        results: list[list[Hypothesis]] = [[] for _ in limits_B]
+        some_ended = False
         for t in range(L):
-            last_BW = live.tokens_BWL[..., t - 1] if t else torch.full_like(live.wc_BW, SOS).long()
-            candidates = self._candidates(models, last_BW, live, t)
-            live, parents_BW, ended = self._grow(live, ended, candidates, t)
-            done_B = self._done(live, ended) | (live.limits_B <= t)
-            self._collect(live, ended, done_B & ~live.done_B, models, results)
-            live.done_B = live.done_B | done_B
+            candidates = self._candidates(models, live, weights_C, t, t >= least_limit)
+            ended, now = self._end(live, ended, candidates, t)
+            some_ended = some_ended or now
+            parents_BW = self._grow(live, candidates, t)
+            if some_ended or t >= least_limit:
+                done_B = self._done(live, ended, weights_C) | (live.limits_B <= t)
+                self._collect(live, ended, done_B & ~live.done_B, models, results)
+                live.done_B = live.done_B | done_B
             # Those that are done leave in company: each leaving copies all that stays.
             if live.done_B.sum() * 4 >= len(live.done_B):
                 rest = (~live.done_B).nonzero().squeeze(1)
@@ -103,160 +113,159 @@ class BeamSearch:
             models.advance(parents_BW, live.tokens_BWL[..., t])
         return results
 
-    def _start(self, limits_B: Tensor, L: int) -> _Live:
+    def _weights(self, models: Models, device: torch.device) -> Tensor:
+        """What the parts in use are multiplied by."""
+        decoder, ctc, lm = self.config.weights
+        if not models.step:  # the CTC head has its share too
+            decoder, ctc = 0.0, decoder + ctc
+        used = zip((decoder, ctc, lm), models.used, strict=True)
+        return torch.tensor([weight for weight, is_used in used if is_used], device=device)
+
+    def _start(self, limits_B: Tensor, L: int, C: int) -> tuple[_Live, _Ended]:
         B, W, device = len(limits_B), self.config.beam_size, limits_B.device
-        parts_BWC = torch.zeros(B, W, 3, device=device)
-        parts_BWC[:, 1:] = _NEVER  # one empty hypothesis; the other rows wait for its children
-        return _Live(
-            tokens_BWL=torch.full((B, W, L), PAD, device=device),
-            confidence_BWL=torch.zeros(B, W, L, device=device),
+        parts_BWC = torch.zeros(B, W, C, device=device)
+        parts_BWC[:, 1:] = -math.inf  # one empty hypothesis; the others wait for its children
+        history = torch.zeros(B, W, L, dtype=torch.long, device=device)
+        nothing_BW = torch.zeros(B, W, device=device)
+        live = _Live(
+            tokens_BWL=history,
+            parents_BWL=history.clone(),
+            confidence_BWL=history.float(),
             parts_BWC=parts_BWC,
-            wc_BW=torch.zeros(B, W, device=device),
-            runs_BWP=torch.zeros(B, W, PERIODS, dtype=torch.long, device=device),
+            wc_BW=nothing_BW,
+            repetition=Repetition.start(B, W, device),
             limits_B=limits_B,
             number_B=torch.arange(B, device=device),
             done_B=torch.zeros(B, dtype=torch.bool, device=device),
         )
+        none_BW = nothing_BW.long()
+        return live, _Ended(nothing_BW - math.inf, parts_BWC, nothing_BW, none_BW, none_BW)
 
-    def _none_ended(self, limits_B: Tensor, L: int) -> _Ended:
-        live = self._start(limits_B, L)
-        return _Ended(
-            torch.full_like(live.wc_BW, _NEVER),
-            live.parts_BWC,
-            live.wc_BW,
-            live.wc_BW.long(),
-            live.tokens_BWL,
-            live.confidence_BWL,
-        )
-
-    def _candidates(self, models: Models, last_BW: Tensor, live: _Live, t: int) -> _Candidates:
+    def _candidates(
+        self, models: Models, live: _Live, weights_C: Tensor, t: int, limited: bool
+    ) -> _Candidates:
         """The favoured continuations of each hypothesis, and EOS, with what they are worth."""
-        favoured_BWV = models.favoured(last_BW)
-        # W of them that may be chosen are enough; others are silent, EOS, or repeat too often.
-        n = min(favoured_BWV.shape[2], 2 * self.config.beam_size + 4 + PERIODS)
-        tokens_BWK = favoured_BWV.topk(n, dim=2).indices
-        allowed_BWK = self._allowed(tokens_BWK, live, t)
-        eos_BW1 = torch.full_like(tokens_BWK[..., :1], EOS)
-        tokens_BWK = torch.cat((tokens_BWK, eos_BW1), 2)
-        allowed_BWK = torch.cat((allowed_BWK, torch.ones_like(eos_BW1, dtype=torch.bool)), 2)
-
-        parts_BWKC = live.parts_BWC[:, :, None].repeat(1, 1, n + 1, 1)
+        tokens_BW = live.tokens_BWL[..., t - 1] if t else torch.full_like(live.wc_BW, SOS).long()
+        favoured_BWV = models.favoured(tokens_BW)
+        # W of them that may be chosen are enough; others are special, or repeat too often.
+        n = min(favoured_BWV.shape[2], 2 * self.config.beam_size + len(SPECIAL) + PERIODS)
+        logp_BWK, tokens_BWK = favoured_BWV.topk(n, dim=2)
+        may_BWK = live.repetition.allows(tokens_BWK) & (tokens_BWK >= len(SPECIAL))
+        if limited:
+            may_BWK &= (live.limits_B > t)[:, None, None]
+        logp_BWK = logp_BWK.masked_fill(~may_BWK, -math.inf)
+        tokens_BWK = torch.nn.functional.pad(tokens_BWK, (0, 1), value=EOS)
+        parts = []
         if models.step:
-            parts_BWKC[..., 0] += favoured_BWV.gather(2, tokens_BWK)
+            parts.append(torch.cat((logp_BWK, favoured_BWV[..., EOS, None]), 2))
+            parts[0] += live.parts_BWC[..., 0, None]
         if models.ctc:
-            parts_BWKC[..., 1] = models.ctc.score(tokens_BWK).to(parts_BWKC.dtype)
+            ctc_BWK = models.ctc.score(tokens_BWK).to(logp_BWK.dtype)
+            ctc_BWK[..., :n].masked_fill_(~may_BWK, -math.inf)
+            is_dead_BW1 = live.parts_BWC[..., len(parts), None] == -math.inf
+            parts.append(ctc_BWK.masked_fill_((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
         if models.lm:
-            parts_BWKC[..., 2] += models.lm.score(tokens_BWK)
-        joint_BWK = self._joint(parts_BWKC).masked_fill(~allowed_BWK, _NEVER)
-        wc_BWK = live.wc_BW[..., None] + self.word_count_V[tokens_BWK]
-        score = (joint_BWK + self.config.gamma * wc_BWK.sqrt()).masked_fill(
-            joint_BWK <= _NEVER / 2, _NEVER
-        )
-        return _Candidates(tokens_BWK, score, parts_BWKC, joint_BWK.log_softmax(2))
-
-    def _allowed(self, tokens_BWK: Tensor, live: _Live, t: int) -> Tensor:
-        """What may be written at place t; EOS is asked for apart."""
-        never = torch.tensor((PAD, SOS, UNK, EOS), device=tokens_BWK.device)
-        never_BWX = torch.cat(
-            (forbidden(live.tokens_BWL, live.runs_BWP, t), never.expand(*live.wc_BW.shape, -1)), 2
-        )
-        said_BWK = (tokens_BWK[..., None] == never_BWX[:, :, None]).any(-1)
-        return ~said_BWK & (live.limits_B > t)[:, None, None]
-
-    def _joint(self, parts: Tensor) -> Tensor:
-        """The weighted sum; what one part never says stays impossible, whatever the weights."""
-        return (parts @ self._weights_C).masked_fill((parts < _NEVER / 2).any(-1), _NEVER)
-
-    def _grow(
-        self, live: _Live, ended: _Ended, candidates: _Candidates, t: int
-    ) -> tuple[_Live, Tensor, _Ended]:
-        """The W best continuations, their parents, and those that ended with EOS put aside.
-
-        Each hypothesis has one EOS, so that 2 W candidates hold W that go on.
-        """
-        B, W, K = candidates.score_BWK.shape
-        best, flat = candidates.score_BWK.flatten(1).topk(2 * W)
-        rows, parents = torch.arange(B, device=flat.device)[:, None], flat // K
-        tokens = candidates.tokens_BWK.flatten(1).gather(1, flat)
-        parts = candidates.parts_BWKC.flatten(1, 2)[rows, flat]
-        confidence = candidates.confidence_BWK.flatten(1).gather(1, flat)
-        is_eos, rank = tokens == EOS, torch.arange(2 * W, device=flat.device)
-        ends = is_eos & (rank < W) & (best > _NEVER / 2)
-        ended = self._end(live, ended, best.masked_fill(~ends, _NEVER), parts, parents, t)
-
-        goes_on = (is_eos.long() * 2 * W + rank).argsort(dim=1)[:, :W]
-        parents, tokens = parents.gather(1, goes_on), tokens.gather(1, goes_on)
-        tokens_BWL, runs_BWP = live.tokens_BWL[rows, parents], live.runs_BWP[rows, parents]
-        runs_BWP = grown_runs(tokens_BWL, runs_BWP, tokens, t)
-        tokens_BWL[..., t] = tokens
-        confidence_BWL = live.confidence_BWL[rows, parents]
-        confidence_BWL[..., t] = confidence.gather(1, goes_on)
-        wc_BW = live.wc_BW.gather(1, parents) + self.word_count_V[tokens]
-        grown = _Live(
-            tokens_BWL, confidence_BWL, parts[rows, goes_on], wc_BW, runs_BWP,
-            live.limits_B, live.number_B, live.done_B,
-        )  # fmt: skip
-        return grown, parents, ended
+            parts.append(models.lm.score(tokens_BWK) + live.parts_BWC[..., -1, None])
+        parts_BWKC = torch.stack(parts, -1)
+        joint_BWK = parts_BWKC @ weights_C
+        wc_BWK = live.wc_BW[..., None] + self.word_count_V.take(tokens_BWK)
+        score_BWK = joint_BWK.add(wc_BWK.sqrt_(), alpha=self.config.gamma)
+        return _Candidates(tokens_BWK, score_BWK, parts_BWKC, joint_BWK.log_softmax(2))
 
     def _end(
-        self, live: _Live, ended: _Ended, score: Tensor, parts: Tensor, parents: Tensor, t: int
-    ) -> _Ended:
-        """Merge what ended now with what had ended before; the W best stay."""
-        rows = torch.arange(len(score), device=score.device)[:, None]
+        self, live: _Live, ended: _Ended, candidates: _Candidates, t: int
+    ) -> tuple[_Ended, bool]:
+        """Merge those that end now with those that had: the W best stay; and whether any do.
+
+        An end counts if it is among the W best of all that hypotheses can do now.
+        """
+        W = self.config.beam_size
+        eos_BW = candidates.score_BWK[..., -1]
+        grown_BW = candidates.score_BWK[..., :-1].flatten(1).topk(W).values
+        if not (eos_BW > grown_BW[:, -1:]).any():
+            return ended, False
+        better_BWX = torch.cat((grown_BW, eos_BW), 1)[:, None] > eos_BW[..., None]
+        score_BW = eos_BW.masked_fill(better_BWX.sum(2) >= W, -math.inf)
         now = _Ended(
-            score,
-            parts,
-            live.wc_BW[rows, parents],
-            torch.full_like(parents, t),
-            live.tokens_BWL[rows, parents],
-            live.confidence_BWL[rows, parents],
+            score_BW,
+            candidates.parts_BWKC[:, :, -1],
+            live.wc_BW,
+            torch.full_like(ended.length_BW, t),
+            torch.arange(W, device=eos_BW.device).expand_as(eos_BW),
         )
         both = {name: torch.cat((vars(ended)[name], new), 1) for name, new in vars(now).items()}
-        order = both["score_BW"].topk(self.config.beam_size).indices
-        return _Ended(**{name: value[rows, order] for name, value in both.items()})
+        rows = torch.arange(len(eos_BW), device=eos_BW.device)[:, None]
+        order = both["score_BW"].topk(W).indices
+        return _Ended(**{name: value[rows, order] for name, value in both.items()}), True
 
-    def _done(self, live: _Live, ended: _Ended) -> Tensor:
+    def _grow(self, live: _Live, candidates: _Candidates, t: int) -> Tensor:
+        """Let the W best continuations be the live hypotheses; (B, W): which each continues."""
+        W, n = self.config.beam_size, candidates.tokens_BWK.shape[2]
+        score_BWK = candidates.score_BWK
+        score_BWK[..., -1] = -math.inf
+        flat_BW = score_BWK.flatten(1).topk(W).indices
+        parents_BW = flat_BW // n
+        tokens_BW = candidates.tokens_BWK.flatten(1).gather(1, flat_BW)
+        index_BWC = flat_BW[..., None].expand(-1, -1, live.parts_BWC.shape[2])
+        live.parts_BWC = candidates.parts_BWKC.flatten(1, 2).gather(1, index_BWC)
+        live.wc_BW = live.wc_BW.gather(1, parents_BW) + self.word_count_V.take(tokens_BW)
+        live.repetition = live.repetition.grown(parents_BW, tokens_BW)
+        live.tokens_BWL[..., t], live.parents_BWL[..., t] = tokens_BW, parents_BW
+        live.confidence_BWL[..., t] = candidates.confidence_BWK.flatten(1).gather(1, flat_BW)
+        return parents_BW
+
+    def _done(self, live: _Live, ended: _Ended, weights_C: Tensor) -> Tensor:
         """(B,): nothing live can join the n best that ended, or the pool of ended ones is full.
 
         log P only falls; √wc can grow to the utterance's limit.
         """
         most = self.word_count_V.max() * live.limits_B
-        bound = self._joint(live.parts_BWC).amax(1) + self.config.gamma * most.sqrt()
+        bound = (live.parts_BWC @ weights_C).amax(1) + self.config.gamma * most.sqrt()
         last = min(self.config.n_best, self.config.beam_size) - 1
         least = torch.maximum(ended.score_BW[:, last], ended.score_BW[:, 0] - _MARGIN * last)
-        return (least >= bound) | (ended.score_BW[:, -1] > _NEVER / 2)
+        return (least >= bound) | (ended.score_BW[:, -1] > -math.inf)
 
     def _collect(
         self, live: _Live, ended: _Ended, done_B: Tensor, models: Models,
         results: list[list[Hypothesis]],
     ) -> None:  # fmt: skip
-        used = (bool(models.step), bool(models.ctc), bool(models.lm))
-        done = _select(ended, done_B)
+        """The n best of utterances that are done now; EOS was the last token of each."""
+        rows = done_B.nonzero().squeeze(1)
+        done = _select(ended, rows)
         length_score_BW = self.config.gamma * done.wc_BW.sqrt()
         columns = zip(
-            live.number_B[done_B].tolist(), live.limits_B[done_B].tolist(),
+            live.number_B[rows].tolist(), live.limits_B[rows].tolist(), rows.tolist(),
             done.score_BW.tolist(), done.parts_BWC.tolist(), length_score_BW.tolist(),
-            done.length_BW.tolist(), done.tokens_BWL.tolist(), done.confidence_BWL.exp().tolist(),
+            done.length_BW.tolist(), done.slot_BW.tolist(),
             strict=True,
         )  # fmt: skip
-        for number, limit, *hypotheses in columns:
-            for score, parts, length_score, n, tokens, confidences in zip(*hypotheses, strict=True):
-                if score <= _NEVER / 2 or len(results[number]) == self.config.n_best:
+        for number, limit, row, *hypotheses in columns:
+            history = [x[row].tolist() for x in (live.tokens_BWL, live.parents_BWL)]
+            confidence_WL = live.confidence_BWL[row].exp().tolist()
+            for score, parts, length_score, n, slot in zip(*hypotheses, strict=True):
+                if score == -math.inf or len(results[number]) == self.config.n_best:
                     break
-                att, ctc, lm = (p if has else None for p, has in zip(parts, used, strict=True))
+                rest = iter(parts)
+                att, ctc, lm = (next(rest) if used else None for used in models.used)
+                tokens, confidences = _trace(*history, confidence_WL, slot, n)
                 ended_by: Literal["eos", "length"] = "length" if n == limit else "eos"
                 results[number].append(
                     Hypothesis(
-                        tuple(tokens[:n]),
-                        score,
-                        att,
-                        ctc,
-                        ended_by,
-                        lm,
-                        length_score,
-                        tuple(confidences[:n]),
+                        tokens, score, att, ctc, ended_by, lm, length_score, confidences
                     )
                 )
+
+
+def _trace(
+    tokens_WL: list[list[int]], parents_WL: list[list[int]], confidence_WL: list[list[float]],
+    slot: int, n: int,
+) -> tuple[tuple[int, ...], tuple[float, ...]]:  # fmt: skip
+    """The tokens and confidences of the hypothesis that is `slot` after n tokens."""
+    found = []
+    for t in reversed(range(n)):
+        found.append((tokens_WL[slot][t], confidence_WL[slot][t]))
+        slot = parents_WL[slot][t]
+    return tuple(token for token, _ in reversed(found)), tuple(c for _, c in reversed(found))
 
 
 def _select(group: _Rows, rows: Tensor) -> _Rows:

@@ -7,236 +7,166 @@ makes it fast was measured on rows = utterances × hypotheses from 8 to 256:
   q = (x E^Q) D^Q + b and k = (y E^K) D^K + c, q·k is a product of x E^Q, of the r × r matrix
   D^Q_h D^K_hᵀ and of y E^K, which all heads share (c moves all scores alike and is nothing to a
   softmax); values join E^O likewise. So r numbers are held and read in place of D;
-- weights lie as the product reads them, in panels of 512 outputs that fit a core's cache;
+- what a step makes is written where the step before wrote it, and residuals are added by the
+  product itself: on few rows, a tensor made anew costs as much as a product;
 - keys and values are written in place and never move: a hypothesis sees the places of its own
   past among those of all hypotheses of its utterance through a mask, as it sees the encoder's.
 
-Legend: B utterances, W hypotheses of each, R = B · W rows, I inputs, O outputs, D d_model, H heads,
-K head dimension, S encoder steps, P places (positions · W), N layers, V vocabulary.
+Legend: B utterances, W hypotheses of each, R = B · W rows, D d_model, H heads, K head dimension
+(or rank), Q = W · H queries, S encoder steps, P places (positions · W), X numbers that a place
+holds, V vocabulary.
 """
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, layer_norm, pad, scaled_dot_product_attention
+from torch.nn.functional import embedding, pad, scaled_dot_product_attention
 
 from asr.model.attention import FullAttention
-from asr.model.layers import DecoderLayer, MultiHeadAttention, Residual
+from asr.model.layers import DecoderLayer, FeedForward, MultiHeadAttention, Residual
+from asr.model.products import Map, Product, Scratch, as_linear, compile_maps
 from asr.model.projection import LowRank
 from asr.model.transformer import Decoder, sinusoids
 
-_PANEL = 512
 _POSITIONS = 32  # of the buffers at first; they double when they are full
-# A product in int8 quantises its input first, which costs more than a small one takes.
-_INT8_WEIGHTS = 1 << 17
-
-Function = Callable[[Tensor], Tensor]
 
 
-class _Product:
-    """Linear maps as one function, each from its own columns of x to its own columns of y."""
+class _Attention(Protocol):
+    """An attention's projections and kernel, as a step uses them."""
 
-    def __init__(self, maps: Sequence[nn.Linear], shared_input: bool) -> None:
-        self.blocks: list[tuple[slice, slice, Tensor, Tensor | None]] = []
-        i = o = 0
-        for each in maps:
-            columns = slice(i, i + each.in_features)
-            for weight_OI, bias_O in _panels(each):
-                block = (columns, slice(o, o + len(weight_OI)), weight_OI.t().contiguous(), bias_O)
-                self.blocks.append(block)
-                o += len(weight_OI)
-            i += 0 if shared_input else each.in_features
-        self.width = o
+    first: Map  # (R, D) to what `query` reads; beside it, in self-attention, what a place holds
+    n_place: int
+    memory: list[nn.Module]  # (…, D) of what is attended to, to what a place holds
 
-    def __call__(self, x_RI: Tensor) -> Tensor:
-        y_RO = x_RI.new_empty(len(x_RI), self.width)
-        for inputs, outputs, weight_IO, bias_O in self.blocks:
-            if bias_O is None:
-                torch.mm(x_RI[:, inputs], weight_IO, out=y_RO[:, outputs])
-            else:
-                torch.addmm(bias_O, x_RI[:, inputs], weight_IO, out=y_RO[:, outputs])
-        return y_RO
+    def query(self, first_RI: Tensor, scratch: Scratch) -> Tensor:
+        """What meets the keys, (R, H · K)."""
+
+    def keys_values(self, places_BPX: Tensor) -> tuple[Tensor, Tensor]:
+        """What the places hold, as `attend` takes it."""
+
+    def attend(
+        self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask_BWP: Tensor | None,
+        scratch: Scratch,
+    ) -> Tensor:  # fmt: skip
+        """What W hypotheses an utterance find, as `last` takes it."""
+
+    last: Map
 
 
-def _panels(linear: nn.Linear) -> list[tuple[Tensor, Tensor | None]]:
-    weights = linear.weight.detach().split(_PANEL)
-    if linear.bias is None:
-        return [(weight, None) for weight in weights]
-    return list(zip(weights, linear.bias.detach().split(_PANEL), strict=True))
+class _LatentAttention:
+    """Keys and values are the LEDs' own numbers, shared by all heads: H · W queries of one head."""
 
-
-class _Int8Product:
-    """A linear map with weights of 8 bits, a scale for each output; x is quantised as it comes."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        torch.backends.quantized.engine = "fbgemm"
-        weight_OI = linear.weight.detach()
-        scale_O = (weight_OI.abs().amax(1) / 127).clamp(min=1e-12)
-        with warnings.catch_warnings():  # torch's successor needs a compiler, or another package
-            warnings.simplefilter("ignore", UserWarning)
-            quantised = torch.quantize_per_channel(
-                weight_OI, scale_O, torch.zeros(len(scale_O), dtype=torch.long), 0, torch.qint8
-            )
-        self.packed = torch.ops.quantized.linear_prepack(quantised, linear.bias)
-
-    def __call__(self, x_RI: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic(x_RI, self.packed, True)
-
-
-def compile_maps(maps: Sequence[nn.Module], int8: bool = False) -> Function:
-    """Projections of the same input as one function of it, (R, I) to their outputs side by side."""
-    maps = [_cheaper(each) for each in maps]
-    dense = [each for each in maps if isinstance(each, nn.Linear)]
-    if len(dense) == len(maps):
-        return _linear(_stack(dense), int8)
-    leds = [each for each in maps if isinstance(each, LowRank)]
-    if len(leds) == len(maps):
-        inner = _linear(_stack([led.E for led in leds]), int8)
-        outer = _Product([led.D for led in leds], shared_input=False)
-        return lambda x_RI: outer(inner(x_RI))
-    return lambda x_RI: torch.cat([each(x_RI) for each in maps], -1)
-
-
-def _cheaper(module: nn.Module) -> nn.Module:
-    """An LED of so high a rank that its product is cheaper, multiplied out."""
-    if not isinstance(module, LowRank):
-        return module
-    D, E = module.D, module.E
-    if E.out_features * (E.in_features + D.out_features) < E.in_features * D.out_features:
-        return module
-    dense = nn.Linear(E.in_features, D.out_features, device=D.weight.device)
-    dense.load_state_dict({"weight": module.product(), "bias": D.bias})
-    return dense
-
-
-def _stack(maps: Sequence[nn.Linear]) -> nn.Linear:
-    first = maps[0]
-    if len(maps) == 1:
-        return first
-    weight = torch.cat([each.weight.detach() for each in maps])
-    stacked = nn.Linear(first.in_features, len(weight), bias=first.bias is not None)
-    stacked.weight = nn.Parameter(weight, requires_grad=False)
-    if first.bias is not None:
-        bias = torch.cat([each.bias.detach() for each in maps])
-        stacked.bias = nn.Parameter(bias, requires_grad=False)
-    return stacked
-
-
-def _linear(linear: nn.Linear, int8: bool) -> Function:
-    if int8 and linear.weight.numel() >= _INT8_WEIGHTS:
-        return _Int8Product(linear)
-    return _Product([linear], shared_input=True)
-
-
-@dataclass
-class _Attention:
-    """An attention's projections as functions; H heads meet `n_keys` heads of keys, K wide.
-
-    `first` is (R, D) to what `query` makes queries of, (R, H · K); in self-attention keys and
-    values of n_keys · K stand beside it. `output` joins what the heads found, (R, H · K), to
-    (R, D).
-    """
-
-    n_keys: int
-    width: int
-    scale: float
-    residual: Residual
-    first: Function
-    query: Function
-    output: Function
-    keys_values: tuple[nn.Module, nn.Module]
-
-    @classmethod
-    def build(cls, attention: MultiHeadAttention, is_self: bool, int8: bool) -> "_Attention":
-        """The cheaper of two forms: with the LEDs' own numbers as keys and values, or full ones."""
+    def __init__(self, attention: MultiHeadAttention, is_self: bool, int8: bool) -> None:
         query, key, value, output = (
             attention.query, attention.key, attention.value, attention.output
         )  # fmt: skip
+        assert isinstance(query, LowRank) and isinstance(key, LowRank)
+        assert isinstance(value, LowRank) and isinstance(output, LowRank)
         H = attention.n_heads
-        D = attention.residual.norm.normalized_shape[0]
-        scale = (D // H) ** -0.5
-        if (
-            isinstance(query, LowRank)
-            and isinstance(key, LowRank)
-            and isinstance(value, LowRank)
-            and isinstance(output, LowRank)
-            and query.E.out_features <= 2 * D // H
-        ):
-            latent = (key.E, value.E)
-            joined = _Product([_value_to_output(value, output, H)], True)
-            last = _linear(output.D, int8)
-            return cls(
-                1, key.E.out_features, scale, attention.residual,
-                compile_maps([query.E, *(latent if is_self else ())], int8),
-                _Product([_query_to_key(query, key, H)], True),
-                lambda x_RI: last(joined(x_RI)),
-                latent,
-            )  # fmt: skip
-        return cls(
-            H, D // H, scale, attention.residual,
-            compile_maps([query, *((key, value) if is_self else ())], int8),
-            lambda x_RD: x_RD,
-            compile_maps([output], int8),
-            (key, value),
-        )  # fmt: skip
+        self.memory: list[nn.Module] = [key.E, value.E]
+        self.first = compile_maps([query.E, *(self.memory if is_self else ())], int8)
+        self.n_place, self._n_keys = key.E.out_features + value.E.out_features, key.E.out_features
+        self._query, self._join = _query_to_key(query, key, H), _value_to_output(value, output, H)
+        # Attention weights sum to 1, so what the values' bias does to the output is a constant.
+        through_E_O = output.E.weight @ value.D.bias
+        bias = output.D.bias + output.D.weight @ through_E_O
+        self.last = compile_maps([as_linear(output.D.weight, bias)], int8)
+
+    def query(self, first_RI: Tensor, scratch: Scratch) -> Tensor:
+        return self._query(first_RI, scratch, "query")
+
+    def keys_values(self, places_BPX: Tensor) -> tuple[Tensor, Tensor]:
+        return places_BPX[..., : self._n_keys], places_BPX[..., self._n_keys :]
 
     def attend(
-        self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Queries of W hypotheses an utterance, (R, H · K), to what they found, (R, H · K).
+        self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask_BWP: Tensor | None,
+        scratch: Scratch,
+    ) -> Tensor:  # fmt: skip
+        B, P, K = keys.shape
+        q_BQK = q_RX.view(B, -1, K)
+        Q = q_BQK.shape[1]
+        weights_BQP = scratch("scores", B, Q, P)
+        torch.bmm(q_BQK, keys.transpose(1, 2), out=weights_BQP)
+        if mask_BWP is not None:
+            weights_BQP.view(B, W, Q // W, P).add_(mask_BWP[:, :, None])
+        torch.softmax(weights_BQP, -1, out=weights_BQP)
+        found = torch.bmm(weights_BQP, values, out=scratch("found", B, Q, values.shape[2]))
+        return self._join(found.view(len(q_RX), -1), scratch, "joined")
 
-        Heads that share their keys are as many queries of one head.
-        """
-        q_BWHK = q_RX.view(-1, W, q_RX.shape[1] // self.width, self.width)
-        q = q_BWHK.flatten(1, 2)[:, None] if self.n_keys == 1 else q_BWHK.transpose(1, 2)
-        heads = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.scale)
-        if self.n_keys > 1:
-            heads = heads.transpose(1, 2)
-        return heads.reshape(len(q_RX), -1)
+
+class _HeadAttention:
+    """Each head has its own keys and values, whatever the projections are."""
+
+    def __init__(self, attention: MultiHeadAttention, is_self: bool, int8: bool) -> None:
+        self.memory: list[nn.Module] = [attention.key, attention.value]
+        self.first = compile_maps([attention.query, *(self.memory if is_self else ())], int8)
+        self.last = compile_maps([attention.output], int8)
+        self._n_heads = attention.n_heads
+        self.n_place = 2 * attention.residual.norm.normalized_shape[0]
+
+    def query(self, first_RI: Tensor, scratch: Scratch) -> Tensor:  # noqa: ARG002
+        return first_RI
+
+    def keys_values(self, places_BPX: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = places_BPX.unflatten(-1, (2, self._n_heads, -1)).unbind(2)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def attend(
+        self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask_BWP: Tensor | None,
+        scratch: Scratch,  # noqa: ARG002
+    ) -> Tensor:  # fmt: skip
+        q_BHWK = q_RX.unflatten(1, (self._n_heads, -1)).unflatten(0, (-1, W)).transpose(1, 2)
+        mask = None if mask_BWP is None else mask_BWP[:, None]
+        heads_BHWK = scaled_dot_product_attention(q_BHWK, keys, values, attn_mask=mask)
+        return heads_BHWK.transpose(1, 2).reshape(len(q_RX), -1)
 
 
-def _query_to_key(query: LowRank, key: LowRank, n_heads: int) -> nn.Linear:
-    """From x E^Q to a query for each head that meets y E^K itself: D^Q_h D^K_hᵀ side by side."""
+def _compile_attention(attention: MultiHeadAttention, is_self: bool, int8: bool) -> _Attention:
+    """The cheaper of the two forms."""
+    D = attention.residual.norm.normalized_shape[0]
+    maps = (attention.query, attention.key, attention.value, attention.output)
+    if (
+        all(isinstance(each, LowRank) for each in maps)
+        and attention.query.E.out_features <= 2 * D // attention.n_heads
+    ):
+        return _LatentAttention(attention, is_self, int8)
+    return _HeadAttention(attention, is_self, int8)
+
+
+def _query_to_key(query: LowRank, key: LowRank, n_heads: int) -> Product:
+    """From x E^Q to a query for each head that meets y E^K itself: D^Q_h D^K_hᵀ / √K."""
     q_HKR = query.D.weight.detach().double().unflatten(0, (n_heads, -1))
     k_HRK = key.D.weight.detach().double().unflatten(0, (n_heads, -1)).transpose(1, 2)
+    k_HRK = k_HRK * k_HRK.shape[2] ** -0.5
     bias_HK1 = query.D.bias.detach().double().view(n_heads, -1, 1)
-    return _as_linear((k_HRK @ q_HKR).flatten(0, 1), (k_HRK @ bias_HK1).flatten(), query.D.weight)
+    weight, bias = (k_HRK @ q_HKR).flatten(0, 1), (k_HRK @ bias_HK1).flatten()
+    return Product(weight.to(query.D.weight.dtype), bias.to(query.D.weight.dtype))
 
 
-def _value_to_output(value: LowRank, output: LowRank, n_heads: int) -> nn.Linear:
+def _value_to_output(value: LowRank, output: LowRank, n_heads: int) -> Product:
     """From what each head found of y E^V to (…) E^O: D^V_h E^O_h one below the other."""
-    E_OD = output.E.weight.detach().double()
     v_HKR = value.D.weight.detach().double().unflatten(0, (n_heads, -1))
-    E_HOK = E_OD.unflatten(1, (n_heads, -1)).transpose(0, 1)
-    weight = (E_HOK @ v_HKR).transpose(0, 1).flatten(1)
-    return _as_linear(weight, E_OD @ value.D.bias.detach().double(), value.D.weight)
-
-
-def _as_linear(weight_OI: Tensor, bias_O: Tensor, like: Tensor) -> nn.Linear:
-    linear = nn.Linear(weight_OI.shape[1], len(weight_OI))
-    linear.weight = nn.Parameter(weight_OI.to(like.dtype), requires_grad=False)
-    linear.bias = nn.Parameter(bias_O.to(like.dtype), requires_grad=False)
-    return linear
+    E_HOK = output.E.weight.detach().double().unflatten(1, (n_heads, -1)).transpose(0, 1)
+    weight_OX = (E_HOK @ v_HKR).transpose(0, 1).flatten(1)
+    return Product(weight_OX.to(value.D.weight.dtype), None)
 
 
 @dataclass
 class FastState:
-    """What the decoder remembers; keys come before values, each tensor is for all layers.
+    """What the decoder remembers: for each layer the encoder's keys and values, and the past.
 
-    `past` (N, 2, B, H, P, K) holds position p of hypothesis w at place p · W + w; `mask_BWP` is 0
-    where a hypothesis sees a place and -inf elsewhere; `memory` (N, 2, B, H, S, K) and `mask_B11S`
-    are the encoder's. H and K are the keys' (`_Attention`).
+    `past` (B, P, X) holds position p of hypothesis w at place p · W + w; `mask_BWP` is 0 where a
+    hypothesis sees a place and -inf elsewhere, `mask_B1S` likewise the encoder's steps.
     """
 
-    memory: Tensor
-    mask_B11S: Tensor | None
-    past: Tensor
+    memory: list[tuple[Tensor, Tensor]]
+    mask_B1S: Tensor | None
+    past: list[Tensor]
     mask_BWP: Tensor
-    positions_TD: Tensor
+    scratch: Scratch
     position: int = 0
 
     def reorder(self, parents_BW: Tensor) -> None:
@@ -246,25 +176,21 @@ class FastState:
 
     def keep(self, utterances: Tensor) -> None:
         """Go on with these utterances only, a tensor of indices."""
-        self.memory = self.memory[:, :, utterances]
-        self.past = self.past[:, :, utterances]
+        self.memory = [(keys[utterances], values[utterances]) for keys, values in self.memory]
+        self.past = [past[utterances] for past in self.past]
         self.mask_BWP = self.mask_BWP[utterances]
-        if self.mask_B11S is not None:
-            self.mask_B11S = self.mask_B11S[utterances]
+        if self.mask_B1S is not None:
+            self.mask_B1S = self.mask_B1S[utterances]
 
     def make_room(self, W: int) -> None:
         """Let the next position of W hypotheses fit."""
-        if self.position < len(self.positions_TD):
+        if self.position * W < self.mask_BWP.shape[2]:
             return
-        N, _, B, H, _, K = self.past.shape
-        n = max(_POSITIONS, 2 * self.position)
-        past = self.past.new_empty(N, 2, B, H, n * W, K)
-        past[..., : self.position * W, :] = self.past
-        self.past = past
+        n_free = max(_POSITIONS - self.position, self.position) * W
+        self.past = [pad(past, (0, 0, 0, n_free)) for past in self.past]
         if not self.position:
             self.mask_BWP = self.mask_BWP.expand(-1, W, -1)
-        self.mask_BWP = pad(self.mask_BWP, (0, (n - self.position) * W), value=-math.inf)
-        self.positions_TD = sinusoids(0, n, self.positions_TD.shape[1], past.device)
+        self.mask_BWP = pad(self.mask_BWP, (0, n_free), value=-math.inf)
 
 
 class FastDecoder(Decoder):
@@ -279,42 +205,62 @@ class FastDecoder(Decoder):
         self.embed, self.layers = decoder.embed, decoder.layers
         self.norm, self.output = decoder.norm, decoder.output
         self._steps = [_FastLayer(layer, int8) for layer in self._layers()]
-        self._memory = compile_maps([m for s in self._steps for m in s.cross.keys_values])
+        self._memory = compile_maps([m for s in self._steps for m in s.cross.memory])
         self._logits = compile_maps([self.output], int8)
+        self._positions_TD = self._sinusoids(_POSITIONS)  # follow from the place alone
+
+    def _sinusoids(self, length: int) -> Tensor:
+        weight = self.embed.weight
+        return sinusoids(0, length, self.d_model, weight.device).to(weight.dtype)
+
+    def _position(self, position: int) -> Tensor:
+        if position >= len(self._positions_TD):
+            self._positions_TD = self._sinusoids(2 * position)
+        return self._positions_TD[position]
 
     def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> FastState:  # type: ignore[override]
         """The state before the first token."""
-        B, S, D = memory_BSD.shape
-        cross = self._steps[0].cross
-        N, H, K = len(self._steps), cross.n_keys, cross.width
-        memory = self._memory(memory_BSD.flatten(0, 1)).view(B, S, N, 2, H, K)
+        B, S, _ = memory_BSD.shape
+        places_BSX = self._memory(memory_BSD.flatten(0, 1), Scratch(memory_BSD), "memory")
+        parts = places_BSX.view(B, S, -1).split([s.cross.n_place for s in self._steps], -1)
+        memory = [
+            tuple(part.contiguous() for part in step.cross.keys_values(places))
+            for step, places in zip(self._steps, parts, strict=True)
+        ]
         mask = None
         if not keep_BS.all():
-            mask = memory.new_zeros(B, 1, 1, S).masked_fill(~keep_BS[:, None, None], -math.inf)
+            mask = memory_BSD.new_zeros(B, 1, S).masked_fill(~keep_BS[:, None], -math.inf)
         return FastState(
-            memory.permute(2, 3, 0, 4, 1, 5).contiguous(),
+            memory,  # type: ignore[arg-type]
             mask,
-            past=memory.new_empty(N, 2, B, H, 0, K),
-            mask_BWP=memory.new_empty(B, 1, 0),
-            positions_TD=memory.new_empty(0, D),
+            past=[memory_BSD.new_empty(B, 0, step.own.n_place) for step in self._steps],
+            mask_BWP=memory_BSD.new_empty(B, 1, 0),
+            scratch=Scratch(memory_BSD),
         )
 
     def step(self, tokens_BW: Tensor, state: FastState) -> Tensor:  # type: ignore[override]
-        """Log-probabilities (B, W, V) of the token after `tokens_BW`; `state` moves on by one."""
+        """Log-probabilities (B, W, V) of the token after `tokens_BW`; `state` moves on by one.
+
+        The next step writes over them.
+        """
         B, W = tokens_BW.shape
         state.make_room(W)
         first, end = state.position * W, (state.position + 1) * W
         state.mask_BWP.diagonal(first, 1, 2)[:, :W].zero_()
-        mask = self._steps[0].mask(state.mask_BWP[..., :end])
+        mask_BWP, scratch = state.mask_BWP[..., :end], state.scratch
         x_RD = torch.add(
-            state.positions_TD[state.position],
+            self._position(state.position),
             embedding(tokens_BW.flatten(), self.embed.weight.detach()),
             alpha=self.d_model**0.5,
         )
-        for layer, past, memory in zip(self._steps, state.past, state.memory, strict=True):
-            x_RD = layer(x_RD, W, past[..., :end, :], mask, memory, state.mask_B11S)
+        for layer, past_BPX, memory in zip(self._steps, state.past, state.memory, strict=True):
+            x_RD = layer.attend_self(x_RD, W, past_BPX[:, :end], mask_BWP, scratch)
+            x_RD = layer.attend_memory(x_RD, W, memory, state.mask_B1S, scratch)
+            x_RD = layer.feed_forward(x_RD, scratch)
         state.position += 1
-        return self._logits(self.norm(x_RD)).log_softmax(-1).view(B, W, -1)
+        logits_RV = self._logits(self.norm(x_RD), scratch, "logits")
+        logp_RV = scratch("logp", *logits_RV.shape)
+        return torch.log_softmax(logits_RV, -1, out=logp_RV).view(B, W, -1)
 
 
 def for_inference(decoder: Decoder, int8: bool = False) -> Decoder:
@@ -327,51 +273,61 @@ def for_inference(decoder: Decoder, int8: bool = False) -> Decoder:
 
 
 class _FastLayer:
-    """A decoder layer's step."""
+    """A decoder layer's step: its three units, each (R, D) to (R, D), which may be in place."""
 
     def __init__(self, layer: DecoderLayer, int8: bool) -> None:
-        self.n_heads = layer.self_attention.n_heads
-        self.own = _Attention.build(layer.self_attention, True, int8)
-        self.cross = _Attention.build(layer.cross_attention, False, int8)
-        self.residual = layer.feed_forward.residual
-        self.inner = compile_maps([layer.feed_forward.inner], int8)
-        self.outer = compile_maps([layer.feed_forward.outer], int8)
+        self.own = _compile_attention(layer.self_attention, True, int8)
+        self.cross = _compile_attention(layer.cross_attention, False, int8)
+        self._around_own = _Around(layer.self_attention.residual)
+        self._around_cross = _Around(layer.cross_attention.residual)
+        self._around_feed_forward = _Around(layer.feed_forward.residual)
+        feed_forward: FeedForward = layer.feed_forward
+        self._inner = compile_maps([feed_forward.inner], int8)
+        self._outer = compile_maps([feed_forward.outer], int8)
 
-    def mask(self, mask_BWP: Tensor) -> Tensor:
-        """What hypotheses see, as the self-attention's heads take it."""
-        if self.own.n_keys == 1:
-            mask_BWP = mask_BWP.repeat_interleave(self.n_heads, 1)
-        return mask_BWP[:, None]
+    def attend_self(
+        self, x_RD: Tensor, W: int, past_BPX: Tensor, mask_BWP: Tensor, scratch: Scratch
+    ) -> Tensor:
+        """The places of this step are the last W of `past_BPX`: they are written here."""
+        own = self.own
+        first_RI = own.first(self._around_own.enter(x_RD), scratch, "first")
+        n_query = first_RI.shape[1] - own.n_place
+        past_BPX[:, -W:] = first_RI[:, n_query:].unflatten(0, (-1, W))
+        q_RX = own.query(first_RI[:, :n_query], scratch)
+        found = own.attend(q_RX, W, *own.keys_values(past_BPX), mask_BWP, scratch)
+        return self._around_own.leave(x_RD, own.last, found, scratch)
 
-    def __call__(
-        self, x_RD: Tensor, W: int, past: Tensor, mask: Tensor, memory: Tensor,
-        memory_mask: Tensor | None,
+    def attend_memory(
+        self, x_RD: Tensor, W: int, memory: tuple[Tensor, Tensor], mask_B1S: Tensor | None,
+        scratch: Scratch,
     ) -> Tensor:  # fmt: skip
-        """(R, D) to (R, D); keys and values of this step go to the last W places of `past`."""
-        own, cross = self.own, self.cross
-        columns = own.n_keys * own.width
-        first = own.first(_enter(own.residual, x_RD))
-        new = first[:, -2 * columns :].view(-1, W, 2, own.n_keys, own.width)
-        past[..., -W:, :] = new.permute(2, 0, 3, 1, 4)
-        found = own.attend(own.query(first[:, : -2 * columns]), W, past[0], past[1], mask)
-        x_RD = _leave(own.residual, x_RD, own.output(found))
+        """What the encoder made of the audio."""
+        cross = self.cross
+        first_RI = cross.first(self._around_cross.enter(x_RD), scratch, "first")
+        found = cross.attend(cross.query(first_RI, scratch), W, *memory, mask_B1S, scratch)
+        return self._around_cross.leave(x_RD, cross.last, found, scratch)
 
-        q_RX = cross.query(cross.first(_enter(cross.residual, x_RD)))
-        found = cross.attend(q_RX, W, memory[0], memory[1], memory_mask)
-        x_RD = _leave(cross.residual, x_RD, cross.output(found))
-
-        inner = self.inner(_enter(self.residual, x_RD)).relu_()
-        return _leave(self.residual, x_RD, self.outer(inner))
+    def feed_forward(self, x_RD: Tensor, scratch: Scratch) -> Tensor:
+        """max(0, x E1 D1) E2 D2."""
+        inner = self._inner(self._around_feed_forward.enter(x_RD), scratch, "inner").relu_()
+        return self._around_feed_forward.leave(x_RD, self._outer, inner, scratch)
 
 
-def _enter(residual: Residual, x_RD: Tensor) -> Tensor:
-    return _norm(residual.norm, x_RD) if residual.is_pre else x_RD
+class _Around:
+    """A unit's residual and normalisation."""
 
+    def __init__(self, residual: Residual) -> None:
+        norm = residual.norm
+        self._is_pre = residual.is_pre
+        self._shape, self._epsilon = norm.normalized_shape, norm.eps
+        self._weight, self._bias = norm.weight.detach(), norm.bias.detach()
 
-def _leave(residual: Residual, x_RD: Tensor, branch_RD: Tensor) -> Tensor:
-    x_RD = branch_RD.add_(x_RD)
-    return x_RD if residual.is_pre else _norm(residual.norm, x_RD)
+    def enter(self, x_RD: Tensor) -> Tensor:
+        return self._norm(x_RD) if self._is_pre else x_RD
 
+    def leave(self, x_RD: Tensor, last: Map, found: Tensor, scratch: Scratch) -> Tensor:
+        last.add_to(x_RD, found, scratch)
+        return x_RD if self._is_pre else self._norm(x_RD)
 
-def _norm(norm: nn.LayerNorm, x_RD: Tensor) -> Tensor:
-    return layer_norm(x_RD, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    def _norm(self, x_RD: Tensor) -> Tensor:
+        return torch.layer_norm(x_RD, self._shape, self._weight, self._bias, self._epsilon)
