@@ -19,6 +19,7 @@ from asr.repetition import PERIODS, Repetition
 from asr.score import Hypothesis, SearchConfig
 from asr.scorers import Models
 from asr.tokenizer import EOS, SOS, SPECIAL
+from asr.topk import top_k
 
 # Nothing is waited for that would come this far behind the best for each place in the n best.
 _MARGIN = 1.5
@@ -89,15 +90,17 @@ class BeamSearch:
         live hypothesis can join its n best, or when W have ended.
         """
         weights_C = self._weights(models, limits_B.device)
+        W = self.config.beam_size
         L, least_limit = int(limits_B.max()) + 1, int(limits_B.min())
         live, ended = self._start(limits_B, L, len(weights_C))
         results: list[list[Hypothesis]] = [[] for _ in limits_B]
         some_ended = False
         for t in range(L):
             candidates = self._candidates(models, live, weights_C, t, t >= least_limit)
-            ended, now = self._end(live, ended, candidates, t)
-            some_ended = some_ended or now
-            parents_BW = self._grow(live, candidates, t)
+            grown_BW, flat_BW = candidates.score_BWK[..., :-1].flatten(1).topk(W)
+            if (candidates.score_BWK[..., -1] > grown_BW[:, -1:]).any():
+                ended, some_ended = self._end(live, ended, candidates, grown_BW, t), True
+            parents_BW = self._grow(live, candidates, flat_BW, t)
             if some_ended or t >= least_limit:
                 done_B = self._done(live, ended, weights_C) | (live.limits_B <= t)
                 self._collect(live, ended, done_B & ~live.done_B, models, results)
@@ -149,7 +152,9 @@ class BeamSearch:
         favoured_BWV = models.favoured(tokens_BW)
         # W of them that may be chosen are enough; others are special, or repeat too often.
         n = min(favoured_BWV.shape[2], 2 * self.config.beam_size + len(SPECIAL) + PERIODS)
-        logp_BWK, tokens_BWK = favoured_BWV.topk(n, dim=2)
+        logp_BWK, tokens_BWK = (
+            each.view(*live.wc_BW.shape, n) for each in top_k(favoured_BWV.flatten(0, 1), n)
+        )
         may_BWK = live.repetition.allows(tokens_BWK) & (tokens_BWK >= len(SPECIAL))
         if limited:
             may_BWK &= (live.limits_B > t)[:, None, None]
@@ -173,17 +178,15 @@ class BeamSearch:
         return _Candidates(tokens_BWK, score_BWK, parts_BWKC, joint_BWK.log_softmax(2))
 
     def _end(
-        self, live: _Live, ended: _Ended, candidates: _Candidates, t: int
-    ) -> tuple[_Ended, bool]:
-        """Merge those that end now with those that had: the W best stay; and whether any do.
+        self, live: _Live, ended: _Ended, candidates: _Candidates, grown_BW: Tensor, t: int
+    ) -> _Ended:
+        """Merge those that end now with those that had: the W best stay.
 
-        An end counts if it is among the W best of all that hypotheses can do now.
+        An end counts if it is among the W best of all that hypotheses can do now; of those that
+        go on, `grown_BW` are the best scores.
         """
         W = self.config.beam_size
         eos_BW = candidates.score_BWK[..., -1]
-        grown_BW = candidates.score_BWK[..., :-1].flatten(1).topk(W).values
-        if not (eos_BW > grown_BW[:, -1:]).any():
-            return ended, False
         better_BWX = torch.cat((grown_BW, eos_BW), 1)[:, None] > eos_BW[..., None]
         score_BW = eos_BW.masked_fill(better_BWX.sum(2) >= W, -math.inf)
         now = _Ended(
@@ -196,15 +199,15 @@ class BeamSearch:
         both = {name: torch.cat((vars(ended)[name], new), 1) for name, new in vars(now).items()}
         rows = torch.arange(len(eos_BW), device=eos_BW.device)[:, None]
         order = both["score_BW"].topk(W).indices
-        return _Ended(**{name: value[rows, order] for name, value in both.items()}), True
+        return _Ended(**{name: value[rows, order] for name, value in both.items()})
 
-    def _grow(self, live: _Live, candidates: _Candidates, t: int) -> Tensor:
-        """Let the W best continuations be the live hypotheses; (B, W): which each continues."""
-        W, n = self.config.beam_size, candidates.tokens_BWK.shape[2]
-        score_BWK = candidates.score_BWK
-        score_BWK[..., -1] = -math.inf
-        flat_BW = score_BWK.flatten(1).topk(W).indices
-        parents_BW = flat_BW // n
+    def _grow(self, live: _Live, candidates: _Candidates, flat_BW: Tensor, t: int) -> Tensor:
+        """Let these of the W · (K - 1) continuations be the live hypotheses.
+
+        Returns which each continues, (B, W).
+        """
+        parents_BW = flat_BW // (candidates.tokens_BWK.shape[2] - 1)
+        flat_BW = flat_BW + parents_BW  # among W · K, with EOS
         tokens_BW = candidates.tokens_BWK.flatten(1).gather(1, flat_BW)
         index_BWC = flat_BW[..., None].expand(-1, -1, live.parts_BWC.shape[2])
         live.parts_BWC = candidates.parts_BWKC.flatten(1, 2).gather(1, index_BWC)
@@ -250,9 +253,7 @@ class BeamSearch:
                 tokens, confidences = _trace(*history, confidence_WL, slot, n)
                 ended_by: Literal["eos", "length"] = "length" if n == limit else "eos"
                 results[number].append(
-                    Hypothesis(
-                        tokens, score, att, ctc, ended_by, lm, length_score, confidences
-                    )
+                    Hypothesis(tokens, score, att, ctc, ended_by, lm, length_score, confidences)
                 )
 
 

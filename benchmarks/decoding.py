@@ -4,8 +4,10 @@
 
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
 8, exactly 24 tokens, on a CPU. Yardsticks: `pip install transformers ctranslate2`, any of them
-missing is told. Each subject and thread setting is a process of its own; processes take turns, and
-only one works at a time. A cell is the median of its rounds, a yardstick's its best setting's.
+missing is told. A setting is how many share a batch and the threads of each: ours and `generate`
+share it as processes (as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects
+take turns, only one works at a time, and the threads of the last one have gone to sleep when the
+next begins. A cell is the median of its rounds in the best setting of its row.
 """
 
 import argparse
@@ -16,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,7 @@ OURS = ["dense", "lrt", "lrt_int8"]
 YARDSTICKS = {"transformers": "transformers", "ctranslate2": "ctranslate2",
               "ctranslate2_int8": "ctranslate2"}  # fmt: skip
 MATRIX = 2048
+_REST = 0.3  # OpenMP's threads wait actively for 0.2 s
 Run = Callable[[int], object]
 
 
@@ -167,60 +169,64 @@ def _write_ctranslate2(folder: Path) -> None:
 
 
 def build(subject: str, workers: int, threads: int) -> Run:
-    """What a process measures: `workers` at a time share a batch, each has so many threads."""
+    """What a process measures."""
     name, _, whole = subject.partition(" ")
     if name.startswith("ctranslate2"):
         return ctranslate2_translate("int8" if "int8" in name else "float32", workers, threads)
     torch.set_num_threads(threads)
-    run = transformers_generate() if name == "transformers" else ours(name, bool(whole))
-    if workers == 1:
-        return run
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,))
-    return lambda batch: list(pool.map(run, [batch // workers] * workers))
+    return transformers_generate() if name == "transformers" else ours(name, bool(whole))
 
 
 def serve(subject: str, workers: int, threads: int) -> None:
-    """A process: a batch size a line in, seconds a line out."""
+    """A process: a batch size a line in, `done` a line out."""
     run = build(subject, workers, threads)
     run(workers)
     print("ready", flush=True)
     for line in sys.stdin:
-        batch = int(line)
-        start = time.perf_counter()
-        run(batch)
-        print(time.perf_counter() - start, flush=True)
+        run(int(line))
+        print("done", flush=True)
 
 
 class Subject:
-    """A process that measures one subject in one setting."""
+    """One subject in one setting: a process, or as many as share a batch."""
 
     def __init__(self, name: str, workers: int, threads: int) -> None:
         self.name, self.workers = name, workers
         self.setting = f"{workers} × {threads}"
+        n_processes = 1 if name.startswith("ctranslate2") else workers
         command = [sys.executable, __file__, "--serve", name, str(workers), str(threads)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "0"},
-        )  # fmt: skip
-        if self._read() != "ready":
-            raise SystemExit(f"{name}: could not be started")
+        self.processes = [
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            )
+            for _ in range(n_processes)
+        ]  # fmt: skip
+        self._wait("ready")
 
     def seconds(self, batch: int) -> float:
         """How long a batch takes now."""
-        assert self.process.stdin
-        self.process.stdin.write(f"{batch}\n")
-        self.process.stdin.flush()
-        return float(self._read())
+        time.sleep(_REST)
+        start = time.perf_counter()
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.write(f"{batch // len(self.processes)}\n")
+            process.stdin.flush()
+        self._wait("done")
+        return time.perf_counter() - start
 
-    def _read(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
+    def _wait(self, word: str) -> None:
+        for process in self.processes:
+            assert process.stdout
+            if process.stdout.readline().strip() != word:
+                raise SystemExit(f"{self.name}, {self.setting}: it failed, see above")
 
     def stop(self) -> None:
-        """End the process."""
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
+        """End the processes."""
+        for process in self.processes:
+            assert process.stdin
+            process.stdin.close()
+            process.wait()
 
 
 def matrix_rate(threads: int) -> float:
@@ -234,7 +240,7 @@ def matrix_rate(threads: int) -> float:
 
 def measure(names: list[str], batches: list[int], rounds: int, threads: int) -> dict[str, Any]:
     """For each subject and batch the utterances a second of its best setting, and the setting."""
-    settings = [(1, threads)] + ([(threads, 1)] if threads > 1 else [])
+    settings = dict.fromkeys([(1, threads), (1, 1), (threads, 1)])
     subjects = [Subject(name, *setting) for name in names for setting in settings]
     rates: dict[tuple[str, int, str], list[float]] = {}
     matrix = []

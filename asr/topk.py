@@ -1,0 +1,35 @@
+"""The k largest of many numbers, quickly on a CPU, where torch looks at each number too long.
+
+Legend: R rows, V numbers in a row, G groups.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GROUP = 16
+_FEW = 1 << 16  # numbers that torch is quicker with
+
+
+def top_k(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, largest first, and their places: each (R, k)."""
+    R, V = scores_RV.shape
+    n_groups = V // _GROUP
+    is_plain = scores_RV.device.type == "cpu" and scores_RV.dtype == torch.float32
+    if not is_plain or scores_RV.numel() < _FEW or n_groups < 2 * k:
+        values, places = scores_RV.topk(k)
+        return values, places
+    x_RV = scores_RV.numpy()
+    largest_RG = x_RV[:, : n_groups * _GROUP].reshape(R, _GROUP, n_groups).max(1)
+    # k groups have a number as large as this, so that k numbers are.
+    floor_R = np.partition(largest_RG, -k)[:, -k]
+    flat = np.flatnonzero(x_RV >= floor_R[:, None])
+    rows = flat // V
+    counts_R = np.bincount(rows, minlength=R)
+    columns = np.arange(len(flat)) - (counts_R.cumsum() - counts_R)[rows]
+    few = np.full((R, counts_R.max()), -np.inf, dtype=np.float32)
+    places = np.zeros(few.shape, dtype=np.int64)
+    few[rows, columns] = x_RV.reshape(-1)[flat]
+    places[rows, columns] = flat - rows * V
+    values, order = torch.from_numpy(few).topk(k)
+    return values, torch.from_numpy(places).gather(1, order)

@@ -1,0 +1,38 @@
+"""The k largest against torch's own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr import topk
+from asr.topk import top_k
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_number_is_too_few():
+    before, topk._FEW = topk._FEW, 0
+    yield
+    topk._FEW = before
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(20, 3000), st.integers(1, 20))
+@settings(max_examples=60, deadline=None)
+def test_they_are_the_largest_and_stand_where_they_are_said_to(seed, rows, width, k) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, width, generator=rng)
+    scores[torch.rand(rows, width, generator=rng) < 0.1] = -torch.inf
+    scores = (scores * 20).round() / 20  # ties
+    values, places = top_k(scores, k)
+    assert torch.equal(values, scores.topk(k).values)
+    assert torch.equal(scores.gather(1, places), values)
+    assert all(len(set(row)) == k for row in places.tolist())
+
+
+def test_rows_that_are_all_impossible() -> None:
+    scores = torch.full((2, 1000), -torch.inf)
+    scores[0, 7] = 1.0
+    values, places = top_k(scores, 3)
+    assert values.tolist() == [[1.0, -torch.inf, -torch.inf], [-torch.inf] * 3]
+    assert places[0, 0] == 7
+    assert int(places.max()) < 1000
