@@ -52,13 +52,6 @@ class Models:
         """Whether there is a decoder, a CTC scorer, a language model."""
         return bool(self.step), bool(self.ctc), bool(self.lm)
 
-    def favoured(self, last_BW: Tensor) -> Tensor:
-        """(B, W, V): what orders the candidates."""
-        if self.step:
-            return self.step(last_BW, self.state)
-        assert self.ctc is not None, "a search has a decoder or a CTC head"
-        return self.ctc.favoured()
-
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Follow the hypotheses."""
         if self.state:

@@ -1,11 +1,11 @@
 """Beam search over any step function, batched over utterances and hypotheses.
 
 Decoder, CTC head and language model score the same few candidates of each hypothesis, those that
-the decoder favours (without a decoder, those that CTC does). There is no model code here. Tokens
-stay where they were written, with the hypothesis that each continues; a text is read from its end
-when it is done. What cannot be has the score -inf. Legend: B utterances, W hypotheses of each (the
-beam), V vocabulary, K candidates (the last is EOS), L positions, P periods, C parts of a score
-(decoder, CTC, language model: those in use).
+decoder and CTC head favour together. There is no model code here. Tokens stay where they were
+written, with the hypothesis that each continues; a text is read from its end when it is done. What
+cannot be has the score -inf. Legend: B utterances, W hypotheses of each (the beam), V vocabulary,
+K candidates (the last is EOS), L positions, P periods, C parts of a score (decoder, CTC, language
+model: those in use).
 """
 
 import math
@@ -14,7 +14,9 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from asr.ctc import CtcPrefixScorer
 from asr.repetition import PERIODS, Repetition
 from asr.score import Hypothesis, SearchConfig
 from asr.scorers import Models
@@ -23,6 +25,8 @@ from asr.topk import top_k
 
 # Nothing is waited for that would come this far behind the best for each place in the n best.
 _MARGIN = 1.5
+# Below the least logarithm that float32 has.
+_TINY = -100.0
 # The CTC scorer's own "never" is a large number.
 _CTC_NEVER = -1e7
 
@@ -149,33 +153,43 @@ class BeamSearch:
     ) -> _Candidates:
         """The favoured continuations of each hypothesis, and EOS, with what they are worth."""
         tokens_BW = live.tokens_BWL[..., t - 1] if t else torch.full_like(live.wc_BW, SOS).long()
-        favoured_BWV = models.favoured(tokens_BW)
+        logp_BWV = models.step(tokens_BW, models.state) if models.step else None
+        favoured_BWV = self._favoured(logp_BWV, models.ctc)
         # W of them that may be chosen are enough; others are special, or repeat too often.
         n = min(favoured_BWV.shape[2], 2 * self.config.beam_size + len(SPECIAL) + PERIODS)
-        logp_BWK, tokens_BWK = (
-            each.view(*live.wc_BW.shape, n) for each in top_k(favoured_BWV.flatten(0, 1), n)
-        )
+        tokens_BWK = top_k(favoured_BWV.flatten(0, 1), n).view(*live.wc_BW.shape, n)
         may_BWK = live.repetition.allows(tokens_BWK) & (tokens_BWK >= len(SPECIAL))
         if limited:
             may_BWK &= (live.limits_B > t)[:, None, None]
-        logp_BWK = logp_BWK.masked_fill(~may_BWK, -math.inf)
-        tokens_BWK = torch.nn.functional.pad(tokens_BWK, (0, 1), value=EOS)
+        tokens_BWK, may_BWK = pad(tokens_BWK, (0, 1), value=EOS), pad(may_BWK, (0, 1), value=True)
         parts = []
-        if models.step:
-            parts.append(torch.cat((logp_BWK, favoured_BWV[..., EOS, None]), 2))
-            parts[0] += live.parts_BWC[..., 0, None]
+        if logp_BWV is not None:
+            parts.append(logp_BWV.gather(2, tokens_BWK) + live.parts_BWC[..., 0, None])
         if models.ctc:
-            ctc_BWK = models.ctc.score(tokens_BWK).to(logp_BWK.dtype)
-            ctc_BWK[..., :n].masked_fill_(~may_BWK, -math.inf)
+            ctc_BWK = models.ctc.score(tokens_BWK).to(live.parts_BWC.dtype)
             is_dead_BW1 = live.parts_BWC[..., len(parts), None] == -math.inf
-            parts.append(ctc_BWK.masked_fill_((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
+            parts.append(ctc_BWK.masked_fill((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
         if models.lm:
             parts.append(models.lm.score(tokens_BWK) + live.parts_BWC[..., -1, None])
-        parts_BWKC = torch.stack(parts, -1)
+        parts_BWKC = torch.stack(parts, -1).masked_fill(~may_BWK[..., None], -math.inf)
         joint_BWK = parts_BWKC @ weights_C
         wc_BWK = live.wc_BW[..., None] + self.word_count_V.take(tokens_BWK)
         score_BWK = joint_BWK.add(wc_BWK.sqrt_(), alpha=self.config.gamma)
         return _Candidates(tokens_BWK, score_BWK, parts_BWKC, joint_BWK.log_softmax(2))
+
+    def _favoured(self, logp_BWV: Tensor | None, ctc: CtcPrefixScorer | None) -> Tensor:
+        """(B, W, V): what orders the candidates: the joint score, nearly.
+
+        The decoder alone would leave out what only CTC hears: a decoder that skips a word is sure
+        of the next one.
+        """
+        if ctc is None:
+            assert logp_BWV is not None, "a search has a decoder or a CTC head"
+            return logp_BWV
+        if logp_BWV is None:
+            return ctc.favoured()
+        decoder, share, _ = self.config.weights
+        return decoder * logp_BWV + share * ctc.favoured().clamp(min=_TINY)
 
     def _end(
         self, live: _Live, ended: _Ended, candidates: _Candidates, grown_BW: Tensor, t: int
@@ -243,30 +257,29 @@ class BeamSearch:
             strict=True,
         )  # fmt: skip
         for number, limit, row, *hypotheses in columns:
-            history = [x[row].tolist() for x in (live.tokens_BWL, live.parents_BWL)]
+            tokens_WL, parents_WL = live.tokens_BWL[row].tolist(), live.parents_BWL[row].tolist()
             confidence_WL = live.confidence_BWL[row].exp().tolist()
             for score, parts, length_score, n, slot in zip(*hypotheses, strict=True):
                 if score == -math.inf or len(results[number]) == self.config.n_best:
                     break
                 rest = iter(parts)
                 att, ctc, lm = (next(rest) if used else None for used in models.used)
-                tokens, confidences = _trace(*history, confidence_WL, slot, n)
+                way = _trace(parents_WL, slot, n)
+                tokens = tuple(tokens_WL[w][u] for u, w in enumerate(way))
+                confidences = tuple(confidence_WL[w][u] for u, w in enumerate(way))
                 ended_by: Literal["eos", "length"] = "length" if n == limit else "eos"
                 results[number].append(
                     Hypothesis(tokens, score, att, ctc, ended_by, lm, length_score, confidences)
                 )
 
 
-def _trace(
-    tokens_WL: list[list[int]], parents_WL: list[list[int]], confidence_WL: list[list[float]],
-    slot: int, n: int,
-) -> tuple[tuple[int, ...], tuple[float, ...]]:  # fmt: skip
-    """The tokens and confidences of the hypothesis that is `slot` after n tokens."""
-    found = []
+def _trace(parents_WL: list[list[int]], slot: int, n: int) -> list[int]:
+    """Where each of n tokens of a hypothesis stands, which was `slot` in the end."""
+    way = []
     for t in reversed(range(n)):
-        found.append((tokens_WL[slot][t], confidence_WL[slot][t]))
+        way.append(slot)
         slot = parents_WL[slot][t]
-    return tuple(token for token, _ in reversed(found)), tuple(c for _, c in reversed(found))
+    return way[::-1]
 
 
 def _select(group: _Rows, rows: Tensor) -> _Rows:

@@ -11,14 +11,13 @@ _GROUP = 16
 _FEW = 1 << 16  # numbers that torch is quicker with
 
 
-def top_k(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, largest first, and their places: each (R, k)."""
+def top_k(scores_RV: Tensor, k: int) -> Tensor:
+    """(R, k): where the k largest of each row stand, largest first."""
     R, V = scores_RV.shape
     n_groups = V // _GROUP
     is_plain = scores_RV.device.type == "cpu" and scores_RV.dtype == torch.float32
     if not is_plain or scores_RV.numel() < _FEW or n_groups < 2 * k:
-        values, places = scores_RV.topk(k)
-        return values, places
+        return scores_RV.topk(k).indices
     x_RV = scores_RV.numpy()
     largest_RG = x_RV[:, : n_groups * _GROUP].reshape(R, _GROUP, n_groups).max(1)
     # k groups have a number as large as this, so that k numbers are.
@@ -31,5 +30,5 @@ def top_k(scores_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     places = np.zeros(few.shape, dtype=np.int64)
     few[rows, columns] = x_RV.reshape(-1)[flat]
     places[rows, columns] = flat - rows * V
-    values, order = torch.from_numpy(few).topk(k)
-    return values, torch.from_numpy(places).gather(1, order)
+    order = torch.from_numpy(few).topk(k).indices
+    return torch.from_numpy(places).gather(1, order)

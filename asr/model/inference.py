@@ -128,10 +128,8 @@ def _compile_attention(attention: MultiHeadAttention, is_self: bool, int8: bool)
     """The cheaper of the two forms."""
     D = attention.residual.norm.normalized_shape[0]
     maps = (attention.query, attention.key, attention.value, attention.output)
-    if (
-        all(isinstance(each, LowRank) for each in maps)
-        and attention.query.E.out_features <= 2 * D // attention.n_heads
-    ):
+    leds = [each for each in maps if isinstance(each, LowRank)]
+    if len(leds) == len(maps) and leds[0].E.out_features <= 2 * D // attention.n_heads:
         return _LatentAttention(attention, is_self, int8)
     return _HeadAttention(attention, is_self, int8)
 

@@ -24,7 +24,7 @@ class Scratch:
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._held: dict[str, Tensor] = {}
-        self._views: dict[tuple[str | int, ...], Tensor] = {}
+        self._views: dict[tuple[object, ...], Tensor] = {}
 
     def __call__(self, slot: str, *shape: int) -> Tensor:
         """A tensor of this shape; what the slot held before is lost."""
