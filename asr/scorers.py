@@ -47,13 +47,6 @@ class Models:
     ctc: CtcPrefixScorer | None = None
     lm: LmScorer | None = None
 
-    def favoured(self, last_BW: Tensor) -> Tensor:
-        """(B, W, V): what orders the candidates."""
-        if self.step:
-            return self.step(last_BW, self.state)
-        assert self.ctc is not None, "a search has a decoder or a CTC head"
-        return self.ctc.favoured()
-
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Follow the hypotheses."""
         if self.state:

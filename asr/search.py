@@ -1,9 +1,9 @@
 """Beam search over any step function, batched over utterances and hypotheses.
 
 Decoder, CTC head and language model score the same few candidates of each hypothesis, those that
-the decoder favours (without a decoder, those that CTC does). There is no model code here. Legend:
-B utterances, W hypotheses of each (the beam), V vocabulary, K candidates, L positions of the token
-buffer, P periods, C parts of a score (decoder, CTC, language model).
+decoder and CTC head favour together. There is no model code here. Legend: B utterances, W
+hypotheses of each (the beam), V vocabulary, K candidates, L positions of the token buffer, P
+periods, C parts of a score (decoder, CTC, language model).
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,15 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from asr.ctc import CtcPrefixScorer
 from asr.repetition import PERIODS, forbidden, grown_runs
 from asr.score import Hypothesis, SearchConfig
 from asr.scorers import Models
 from asr.tokenizer import EOS, PAD, SOS, UNK
 
 _NEVER = -1e9
+# Below the least logarithm that float32 has.
+_TINY = -100.0
 # Nothing is waited for that would come this far behind the best for each place in the n best.
 _MARGIN = 1.5
 
@@ -131,7 +134,8 @@ class BeamSearch:
 
     def _candidates(self, models: Models, last_BW: Tensor, live: _Live, t: int) -> _Candidates:
         """The favoured continuations of each hypothesis, and EOS, with what they are worth."""
-        favoured_BWV = models.favoured(last_BW)
+        logp_BWV = models.step(last_BW, models.state) if models.step else None
+        favoured_BWV = self._favoured(logp_BWV, models.ctc)
         # W of them that may be chosen are enough; others are silent, EOS, or repeat too often.
         n = min(favoured_BWV.shape[2], 2 * self.config.beam_size + 4 + PERIODS)
         tokens_BWK = favoured_BWV.topk(n, dim=2).indices
@@ -141,8 +145,8 @@ class BeamSearch:
         allowed_BWK = torch.cat((allowed_BWK, torch.ones_like(eos_BW1, dtype=torch.bool)), 2)
 
         parts_BWKC = live.parts_BWC[:, :, None].repeat(1, 1, n + 1, 1)
-        if models.step:
-            parts_BWKC[..., 0] += favoured_BWV.gather(2, tokens_BWK)
+        if logp_BWV is not None:
+            parts_BWKC[..., 0] += logp_BWV.gather(2, tokens_BWK)
         if models.ctc:
             parts_BWKC[..., 1] = models.ctc.score(tokens_BWK).to(parts_BWKC.dtype)
         if models.lm:
@@ -153,6 +157,20 @@ class BeamSearch:
             joint_BWK <= _NEVER / 2, _NEVER
         )
         return _Candidates(tokens_BWK, score, parts_BWKC, joint_BWK.log_softmax(2))
+
+    def _favoured(self, logp_BWV: Tensor | None, ctc: CtcPrefixScorer | None) -> Tensor:
+        """(B, W, V): what orders the candidates: the joint score, nearly.
+
+        Decoder alone would leave out what only CTC hears: a decoder that skips a word is sure of
+        the next one.
+        """
+        if ctc is None:
+            assert logp_BWV is not None, "a search has a decoder or a CTC head"
+            return logp_BWV
+        if logp_BWV is None:
+            return ctc.favoured()
+        decoder, share, _ = self.config.weights
+        return decoder * logp_BWV + share * ctc.favoured().clamp(min=_TINY)
 
     def _allowed(self, tokens_BWK: Tensor, live: _Live, t: int) -> Tensor:
         """What may be written at place t; EOS is asked for apart."""
