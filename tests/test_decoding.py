@@ -2,6 +2,7 @@
 
 import math
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from asr.ctc import BLANK, CtcPrefixScorer
 from asr.decoding import decode, greedy_texts, is_constant, rescore
 from asr.errors import ConfigError
+from asr.model.inference import for_inference
 from asr.model.transformer import ModelConfig
+from asr.ngram import NGram
 from asr.score import Hypothesis, SearchConfig
 from asr.scorers import Models
 from asr.search import BeamSearch
@@ -130,6 +133,7 @@ def tiny_model(ctc_weight: float = 0.5, seed: int = 0):
     return model
 
 
+BIGRAMS = {(t,): (-1.0, -0.2) for t in range(V)} | {(4, 5): (-0.2, 0.0), (6, EOS): (-0.3, 0.0)}
 METHODS = ("joint", "ctc_greedy", "ctc_beam", "rescore")
 
 
@@ -148,21 +152,37 @@ def same(one: list[Hypothesis], other: list[Hypothesis]) -> None:
         assert h.confidences == pytest.approx(g.confidences, abs=1e-4)
 
 
+@contextmanager
+def threads(n: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @given(
-    st.sampled_from(METHODS), st.integers(1, 6), st.sampled_from((0.0, 0.4)),
+    st.sampled_from(METHODS), st.integers(1, 6), st.sampled_from((0.0, 0.4)), st.booleans(),
     st.lists(st.integers(4, 40), min_size=1, max_size=6), st.integers(0, 30), st.integers(0, 9999),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_texts_and_scores_depend_on_nothing_but_the_utterance(
-    method, beam, share, frames, padding, seed
+    method, beam, share, with_lm, frames, padding, seed
 ) -> None:
-    model = tiny_model(seed=seed % 7)
+    """Alone by the trained decoder, in company by its fast form, on one thread or two."""
+    model, fast = tiny_model(seed=seed % 7), tiny_model(seed=seed % 7)
+    fast.decoder = for_inference(fast.decoder)
     generator = torch.Generator().manual_seed(seed)
     feats = [torch.randn(n, 8, generator=generator) for n in frames]
     config = SearchConfig(method=method, beam_size=beam, ctc_weight=share, n_best=3)
-    alone = [texts_of(model, [f], config)[0] for f in feats]
+    lm = NGram.build(BIGRAMS, V) if with_lm else None
+    if lm:
+        config = config.model_copy(update={"lm_weight": 0.5})
+    alone = [texts_of(model, [f], config, lm=lm)[0] for f in feats]
     order = random.Random(seed).sample(range(len(feats)), len(feats))
-    together = texts_of(model, [feats[i] for i in order], config, padding)
+    with threads(1 + seed % 2):
+        together = texts_of(fast, [feats[i] for i in order], config, padding, lm)
     for i, found in zip(order, together, strict=True):
         same(found, alone[i])
 

@@ -132,6 +132,24 @@ def test_joint_search_equals_brute_force(seed: int) -> None:
         assert h.ctc_log_prob == pytest.approx(ctc_logp(logp_SV, h.tokens), abs=1e-3)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_only_ctc_hears_is_a_candidate(seed: int) -> None:
+    """Of 60 tokens a beam of 2 looks at 16; the best may be among the decoder's last."""
+    n, share, generator = 60, 0.5, torch.Generator().manual_seed(seed)
+    decoder_V = (torch.randn(n, generator=generator) * 3).log_softmax(-1)
+    heard = int(decoder_V[4:].argmin()) + 4
+    logp_SV = (torch.randn(2, n, generator=generator) * 0.1).index_fill(1, torch.tensor(heard), 20)
+    logp_SV = logp_SV.log_softmax(-1)
+    ctc = CtcPrefixScorer(logp_SV[None], torch.tensor([2]), 2)
+    models = Models(lambda tokens, _: decoder_V.expand(*tokens.shape, n), None, ctc)
+    config = SearchConfig(beam_size=2, ctc_weight=share)
+    (found,) = BeamSearch(config, torch.zeros(n))(models, torch.tensor([2]))
+    both_ways = 2 * math.exp(logp_SV[0, heard] + logp_SV[0, BLANK])  # the other frame is blank
+    twice = math.exp(2 * logp_SV[0, heard])
+    assert found[0].tokens == (heard,)
+    assert found[0].ctc_log_prob == pytest.approx(math.log(both_ways + twice), abs=1e-4)
+
+
 @given(st.integers(0, 10**6), st.lists(st.sampled_from(LETTERS), min_size=1, max_size=3))
 @settings(max_examples=25, deadline=None)
 def test_ctc_prefix_scores_are_sums_over_all_paths(seed: int, text: list[int]) -> None:
