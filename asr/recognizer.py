@@ -25,6 +25,7 @@ from asr.decoding import Encoded, LanguageModel, encode, find_texts, is_constant
 from asr.errors import AudioError, ConfigError
 from asr.lm import LanguageTransformer
 from asr.model.inference import for_inference
+from asr.model.tiling import TiledFrontend
 from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.search import BeamSearch
@@ -155,7 +156,10 @@ class Recognizer:
         self.tokenizer = bundle.tokenizer
         self.features = bundle.features.eval()
         self.model = bundle.model.eval().to(self.device)
-        self.model.decoder = for_inference(self.model.decoder, int8 and self.device.type == "cpu")
+        on_cpu = self.device.type == "cpu"
+        self.model.decoder = for_inference(self.model.decoder, int8 and on_cpu)
+        if on_cpu:
+            self.model.frontend = TiledFrontend(self.model.frontend)
         self.sample_rate = bundle.config.features.sample_rate
         self._lms: dict[Path, LanguageModel] = {}
         self._word_count_V = torch.tensor(

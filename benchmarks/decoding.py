@@ -28,6 +28,10 @@ import torch
 SECONDS, RATE, STEPS, BEAM, TOKENS, VOCAB, D = 4.5, 16000, 112, 8, 24, 4364, 512
 SPECIALS = {"sos": 1, "eos": 2, "pad": 0}
 OURS = ["dense", "lrt", "lrt_int8"]
+WHOLE = [f"{name} whole" for name in OURS]
+FRONTEND = "front end"
+# The four 3×3 convolutions, an utterance: frames × bins × (channels in × out), two pairs.
+FRONTEND_GFLOP = 2 * 9 * (450 * 161 * (64 + 64 * 64) + 225 * 80 * (64 * 128 + 128**2)) / 1e9
 YARDSTICKS = {"transformers": "transformers", "ctranslate2": "ctranslate2",
               "ctranslate2_int8": "ctranslate2"}  # fmt: skip
 MATRIX = 2048
@@ -40,6 +44,7 @@ def ours(name: str, whole: bool) -> Run:
     from asr.features import SpectrogramConfig
     from asr.model.inference import FastDecoder
     from asr.model.projection import DenseConfig, LowRankConfig
+    from asr.model.tiling import TiledFrontend
     from asr.model.transformer import ModelConfig
     from asr.score import SearchConfig
     from asr.scorers import Models
@@ -53,6 +58,7 @@ def ours(name: str, whole: bool) -> Run:
     with torch.no_grad():
         model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
     decoder = FastDecoder(model.decoder, int8=name.endswith("int8"))
+    model.frontend = TiledFrontend(model.frontend)
     search = BeamSearch(SearchConfig(beam_size=BEAM), torch.ones(VOCAB))
     extract = features.build().eval()
 
@@ -70,6 +76,18 @@ def ours(name: str, whole: bool) -> Run:
     waves = torch.randn(32, int(SECONDS * RATE)) * 0.1
     memories = torch.randn(32, STEPS, D)
     return torch.inference_mode()(run)
+
+
+def frontend() -> Run:
+    """Spectrograms to the encoder's steps."""
+    from asr.model.projection import LowRankConfig
+    from asr.model.tiling import TiledFrontend
+    from asr.model.transformer import ModelConfig
+
+    torch.manual_seed(0)
+    model = ModelConfig(projection=LowRankConfig(rank=50)).build(161, VOCAB).eval()
+    tiled, feats = TiledFrontend(model.frontend), torch.randn(32, 450, 161)
+    return torch.inference_mode()(lambda b: tiled(feats[:b], torch.full((b,), 450)))
 
 
 def _speech2text() -> Any:
@@ -174,6 +192,8 @@ def build(subject: str, workers: int, threads: int) -> Run:
     if name.startswith("ctranslate2"):
         return ctranslate2_translate("int8" if "int8" in name else "float32", workers, threads)
     torch.set_num_threads(threads)
+    if subject == FRONTEND:
+        return frontend()
     return transformers_generate() if name == "transformers" else ours(name, bool(whole))
 
 
@@ -276,6 +296,9 @@ def show(found: dict[str, Any], batches: list[int], threads: int) -> None:
         ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
         ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
     ]  # fmt: skip
+    if FRONTEND in cells:
+        shares = [cells[FRONTEND][b][0] * FRONTEND_GFLOP / found["matrix"] for b in batches]
+        print("| **front end / matrix rate** | " + " | ".join(f"{s:.0%}" for s in shares) + " |")
     for ours_, theirs in pairs:
         if ours_ in cells and theirs in cells:
             ratios = " | ".join(
@@ -296,7 +319,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         return serve(args.serve[0], int(args.serve[1]), int(args.serve[2]))
-    names = [*OURS, *(f"{name} whole" for name in OURS)]
+    names = [*OURS, *WHOLE, FRONTEND]
     for name, package in YARDSTICKS.items():
         if find_spec(package):
             names.append(name)

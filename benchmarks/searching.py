@@ -95,12 +95,14 @@ def main() -> None:
     if not (lm / "model.safetensors").is_file():
         train_lm(
             Bundle.load(args.bundle), [], lm, args.lm_epochs, False, torch.device("cpu"),
-            lambda *losses: print("language model: epoch {}, loss {:.3f}, dev {:.3f}".format(*losses)),
+            lambda *losses: print("language model (epoch, loss, dev loss):", *losses),
         )  # fmt: skip
     train = [text_of(cut) for cut in load_cuts(args.data / "train.jsonl.gz")]
     write_arpa(args.work / "trigram.arpa", train, recognizer.tokenizer)
     lms = {"Transformer": lm, "trigram": args.work / "trigram.arpa"}
-    print("\n| search | λ / μ / γ | dev CER | test CER | S / I / D | RTF |\n|---|---|---|---|---|---|")
+    print(
+        "\n| search | λ / μ / γ | dev CER | test CER | S / I / D | RTF |\n|---|---|---|---|---|---|"
+    )
     for name, search in searches(recognizer, args.data, args.most, lms).items():
         dev, test = (
             evaluate(recognizer, load_cuts(args.data / f"{part}.jsonl.gz"), search)

@@ -14,7 +14,8 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 ORDER = [
     "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
     "asr.model.projection", "asr.model.dropout", "asr.model.attention", "asr.model.frontend",
-    "asr.model.layers", "asr.model.transformer", "asr.model.products", "asr.model.inference",
+    "asr.model.tiling", "asr.model.layers", "asr.model.transformer", "asr.model.products",
+    "asr.model.inference",
     "asr.ctc", "asr.align", "asr.score", "asr.scorers", "asr.repetition", "asr.topk",
     "asr.search", "asr.config", "asr.bundle", "asr.ngram", "asr.lm",
     "asr.decoding", "asr.stored", "asr.shar", "asr.data", "asr.recognizer", "asr.formats",

@@ -10,6 +10,7 @@ from torch import nn
 from asr.card import count_parameters
 from asr.model.frontend import VggBlock, VggConfig, VggFrontend, VggLowRankConfig, convolution
 from asr.model.projection import DenseConfig
+from asr.model.tiling import TiledFrontend
 
 C0, C1, RANK, FREQS = 4, 6, 3, 21
 
@@ -115,3 +116,18 @@ def test_a_rank_that_saves_nothing_is_refused_with_its_numbers() -> None:
     assert (
         VggConfig().steps(450) == VggLowRankConfig(kind="vgg_low_rank", rank=64).steps(450) == 112
     )
+
+
+@pytest.mark.parametrize("rank", [None, RANK])
+@pytest.mark.parametrize("piece", [1, 2, 6, 1000])
+def test_in_pieces_it_makes_the_same_steps(rank: int | None, piece: int, monkeypatch) -> None:
+    monkeypatch.setattr("asr.model.tiling._BYTES", piece * C0 * FREQS * 4)
+    front = build(rank).eval()
+    lengths = torch.tensor([41, 30, 7, 4, 3, 0])
+    feats = torch.randn(len(lengths), 43, FREQS)
+    with torch.inference_mode():
+        (whole, steps), (tiled, same) = front(feats, lengths), TiledFrontend(front)(feats, lengths)
+    assert steps.tolist() == same.tolist() == [10, 7, 1, 1, 0, 0]
+    for wanted, found, n in zip(whole, tiled, steps.tolist(), strict=True):
+        torch.testing.assert_close(found[:n], wanted[:n], atol=1e-5, rtol=1e-5)
+        assert found[n:].abs().sum() == 0

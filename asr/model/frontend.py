@@ -58,6 +58,7 @@ class VggBlock(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, rank: int | None) -> None:
         super().__init__()
+        self.n_channels = c_out
         self.conv1 = convolution(c_in, c_out, rank)
         self.conv2 = convolution(c_out, c_out, rank)
         self.pool = nn.MaxPool2d(2)

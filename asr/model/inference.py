@@ -118,7 +118,8 @@ class _HeadAttention:
         self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask_BWP: Tensor | None,
         scratch: Scratch,  # noqa: ARG002
     ) -> Tensor:  # fmt: skip
-        q_BHWK = q_RX.unflatten(1, (self._n_heads, -1)).unflatten(0, (-1, W)).transpose(1, 2)
+        H, D = self._n_heads, self.n_place // 2
+        q_BHWK = q_RX.view(-1, W, H, D // H).transpose(1, 2)
         mask = None if mask_BWP is None else mask_BWP[:, None]
         heads_BHWK = scaled_dot_product_attention(q_BHWK, keys, values, attn_mask=mask)
         return heads_BHWK.transpose(1, 2).reshape(len(q_RX), -1)
@@ -290,7 +291,7 @@ class _FastLayer:
         own = self.own
         first_RI = own.first(self._around_own.enter(x_RD), scratch, "first")
         n_query = first_RI.shape[1] - own.n_place
-        past_BPX[:, -W:] = first_RI[:, n_query:].unflatten(0, (-1, W))
+        past_BPX[:, -W:] = first_RI[:, n_query:].view(-1, W, own.n_place)
         q_RX = own.query(first_RI[:, :n_query], scratch)
         found = own.attend(q_RX, W, *own.keys_values(past_BPX), mask_BWP, scratch)
         return self._around_own.leave(x_RD, own.last, found, scratch)
