@@ -1,19 +1,10 @@
 """The k largest against torch's own."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr import topk
 from asr.topk import top_k
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_number_is_too_few():
-    before, topk._FEW = topk._FEW, 0
-    yield
-    topk._FEW = before
 
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(20, 3000), st.integers(1, 20))
