@@ -24,7 +24,9 @@ class SearchConfig(Node):
     share; `ctc_greedy` and `ctc_beam` use the head alone, `rescore` lets the decoder judge the n
     best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many texts a result lists. `lm` is
     an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0. Where the CTC
-    head gives all tokens together less than `speech_threshold` in every step, nothing was said.
+    head gives all tokens together less than `speech_threshold` in every step, nothing was said;
+    nor where the confidences of the best text (of `rescore`, of the first pass's) have a geometric
+    mean below `confidence_threshold`: noise is spelt with the confidence of a guess.
     """
 
     method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
@@ -36,6 +38,7 @@ class SearchConfig(Node):
     lm_weight: Annotated[float, Field(ge=0)] = 0.0
     n_best: PositiveInt = 5
     speech_threshold: Share = 0.1
+    confidence_threshold: Share = 0.35
 
     @model_validator(mode="after")
     def _lm_is_named(self) -> Self:
