@@ -100,7 +100,9 @@ def main() -> None:
     train = [text_of(cut) for cut in load_cuts(args.data / "train.jsonl.gz")]
     write_arpa(args.work / "trigram.arpa", train, recognizer.tokenizer)
     lms = {"Transformer": lm, "trigram": args.work / "trigram.arpa"}
-    print("\n| search | λ / μ / γ | dev CER | test CER | S / I / D | RTF |\n|---|---|---|---|---|---|")
+    print(
+        "\n| search | λ / μ / γ | dev CER | test CER | S / I / D | RTF |\n|---|---|---|---|---|---|"
+    )
     for name, search in searches(recognizer, args.data, args.most, lms).items():
         dev, test = (
             evaluate(recognizer, load_cuts(args.data / f"{part}.jsonl.gz"), search)
