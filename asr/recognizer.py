@@ -108,6 +108,7 @@ class _Reading:
     """A recording on its way through `Recognizer.transcribe_all`."""
 
     recording: Recording
+    piece_seconds: float
     segments: list[Segment] = field(default_factory=list)
     nbest: tuple[Candidate, ...] = ()
     error: AudioError | None = None
@@ -117,7 +118,7 @@ class _Reading:
         """The pieces that it is cut to."""
         rate, start = self.recording.sample_rate, 0
         try:
-            for wave in split_at_silence(self.recording, rate, _PIECE_SECONDS):
+            for wave in split_at_silence(self.recording, rate, self.piece_seconds):
                 end = start + len(wave)
                 yield _Piece(self, start / rate, end / rate, torch.from_numpy(wave))
                 start = end
@@ -192,7 +193,7 @@ class Recognizer:
         readings: deque[_Reading] = deque()
         group: list[_Piece] = []
         for number, source in enumerate(sources):
-            reading = _Reading(Recording(source, self.sample_rate))
+            reading = _Reading(Recording(source, self.sample_rate), search.piece_seconds)
             readings.append(reading)
             for piece in reading.pieces():
                 group.append(piece)
