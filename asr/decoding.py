@@ -4,7 +4,8 @@ Legend: B utterances, T frames, F frequency bins, S encoder steps, W hypotheses 
 U tokens, V vocabulary.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -71,7 +72,7 @@ def decode(
 def find_texts(
     model: SpeechTransformer, encoded: Encoded, search: BeamSearch, lm: LanguageModel | None = None
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each encoded utterance; `NO_SPEECH` alone where CTC hears none."""
+    """The n best hypotheses of each encoded utterance; `NO_SPEECH` alone where none was heard."""
     if search.config.needs_ctc and encoded.logp_BSV is None:
         raise ConfigError(
             f"search.method {search.config.method}, search.ctc_weight {search.config.ctc_weight:g}:"
@@ -100,7 +101,8 @@ def _search(
     config, steps_B = search.config, encoded.keep_BS.sum(1)
     if config.method == "ctc_greedy":
         assert encoded.logp_BSV is not None
-        return [[h] for h in greedy_texts(encoded.logp_BSV, steps_B, config, search.word_count_V)]
+        texts = greedy_texts(encoded.logp_BSV, steps_B, config, search.word_count_V)
+        return _certain([[h] for h in texts], [[h] for h in texts], config)
     ctc = scorer = None
     if config.needs_ctc:
         assert encoded.logp_BSV is not None
@@ -113,12 +115,30 @@ def _search(
         else model.decoder.start(encoded.memory_BSD, encoded.keep_BS)
     )
     if config.method == "joint":
-        return search(Models(model.decoder.step, state, ctc, scorer), steps_B)
+        found = search(Models(model.decoder.step, state, ctc, scorer), steps_B)
+        return _certain(found, found, config)
     first = BeamSearch(config.first_pass, search.word_count_V)
     found = first(Models(None, None, ctc, scorer), steps_B)
     if config.method == "ctc_beam":
-        return [nbest[: config.n_best] for nbest in found]
-    return rescore(model.decoder.step, state, found, config, steps_B.device)
+        return _certain(found, [nbest[: config.n_best] for nbest in found], config)
+    judged = rescore(model.decoder.step, state, found, config, steps_B.device)
+    return _certain(found, judged, config)
+
+
+def _certain(
+    found: list[list[Hypothesis]], results: list[list[Hypothesis]], config: SearchConfig
+) -> list[list[Hypothesis]]:
+    """The results, but `NO_SPEECH` where what was found best is less sure than is asked for."""
+    return [
+        nbest if geometric_mean(first[0].confidences) >= config.confidence_threshold
+        else [NO_SPEECH]
+        for first, nbest in zip(found, results, strict=True)
+    ]  # fmt: skip
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of probabilities; 1 of none."""
+    return math.exp(sum(math.log(max(v, 1e-30)) for v in values) / max(1, len(values)))
 
 
 def greedy_texts(

@@ -109,6 +109,7 @@ class _Reading:
     """A recording on its way through `Recognizer.transcribe_all`."""
 
     recording: Recording
+    piece_seconds: float
     segments: list[Segment] = field(default_factory=list)
     nbest: tuple[Candidate, ...] = ()
     error: AudioError | None = None
@@ -118,7 +119,7 @@ class _Reading:
         """The pieces that it is cut to."""
         rate, start = self.recording.sample_rate, 0
         try:
-            for wave in split_at_silence(self.recording, rate, _PIECE_SECONDS):
+            for wave in split_at_silence(self.recording, rate, self.piece_seconds):
                 end = start + len(wave)
                 yield _Piece(self, start / rate, end / rate, torch.from_numpy(wave))
                 start = end
@@ -196,7 +197,7 @@ class Recognizer:
         readings: deque[_Reading] = deque()
         group: list[_Piece] = []
         for number, source in enumerate(sources):
-            reading = _Reading(Recording(source, self.sample_rate))
+            reading = _Reading(Recording(source, self.sample_rate), search.piece_seconds)
             readings.append(reading)
             for piece in reading.pieces():
                 group.append(piece)
@@ -298,6 +299,8 @@ class Recognizer:
         next begins, but no longer than is usual in the piece: what follows then is a pause.
         """
         step = _FRAMES_PER_STEP * self.config.features.hop_ms / 1000
+        if not spans:
+            return ()
         firsts = [first for first, _ in spans]
         usual = median(b - a for a, b in pairwise(firsts)) if len(firsts) > 1 else 0
         ends = [

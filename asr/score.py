@@ -24,7 +24,11 @@ class SearchConfig(Node):
     share; `ctc_greedy` and `ctc_beam` use the head alone, `rescore` lets the decoder judge the n
     best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many texts a result lists. `lm` is
     an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0. Where the CTC
-    head gives all tokens together less than `speech_threshold` in every step, nothing was said.
+    head gives all tokens together less than `speech_threshold` in every step, nothing was said;
+    nor where the confidences of the best text (of `rescore`, of the first pass's) have a geometric
+    mean below `confidence_threshold`: noise is spelt with the confidence of a guess.
+    Longer recordings are cut into pieces of at most `piece_seconds`: not longer than what the
+    model was trained on, since a longer one is strange to it.
     """
 
     method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
@@ -36,6 +40,8 @@ class SearchConfig(Node):
     lm_weight: Annotated[float, Field(ge=0)] = 0.0
     n_best: PositiveInt = 5
     speech_threshold: Share = 0.1
+    confidence_threshold: Share = 0.35
+    piece_seconds: Annotated[float, Field(ge=1, le=30)] = 20.0
 
     @model_validator(mode="after")
     def _lm_is_named(self) -> Self:

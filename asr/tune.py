@@ -23,9 +23,9 @@ from asr.score import SearchConfig
 # So many utterances of like length are encoded and searched at a time.
 _GROUP = 32
 _GRID: dict[str, tuple[float, ...]] = {
-    "ctc_weight": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+    "ctc_weight": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "lm_weight": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
-    "gamma": (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0),
+    "gamma": (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0),
 }
 _ROUNDS = 2
 

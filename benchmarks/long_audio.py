@@ -1,13 +1,17 @@
 """What long audio costs: seconds of work a second of audio, and memory, by length.
 
-    python benchmarks/long_audio.py BUNDLE [--seconds 10 60 600 3600]
+    python benchmarks/long_audio.py BUNDLE CUTS [--seconds 10 60 600 3600]
 
-Each length is a process of its own, so that the peak of memory is its own; the recording is noise
-in bursts as of words (synthetic), written as FLAC at 16 kHz. Loading the bundle is not timed; its
-memory and the interpreter's are in the peak.
+Each file is the recordings of CUTS (test.jsonl.gz) in turn, with pauses of 0.3 to 1 s between, as
+FLAC. Each length is a process of its own, so that the peak of memory is its own. Loading the
+bundle is not timed; its memory and the interpreter's are in the peak. The last columns are the
+characters in which the file's text differs from the recordings' own texts, as they are recognised
+one by one, and whether the times of segments and tokens ever go back.
 """
 
 import argparse
+import itertools
+import json
 import resource
 import subprocess
 import sys
@@ -17,53 +21,74 @@ from pathlib import Path
 
 import numpy as np
 import soundfile as sf
+from torch import Tensor
 
-RATE = 16000
 
-
-def write_bursts(path: Path, seconds: int) -> None:
-    """Bursts of coloured noise of 0.1 to 0.4 s, with pauses between."""
-    rng = np.random.default_rng(0)
-    with sf.SoundFile(path, "w", RATE, 1) as file:
-        left = seconds * RATE
-        while left:
-            burst = np.cumsum(rng.normal(size=int(rng.uniform(0.1, 0.4) * RATE)))
-            burst = 0.3 * (burst - burst.mean()) / np.abs(burst - burst.mean()).max()
-            part = np.concatenate((burst, np.zeros(int(rng.uniform(0.02, 0.3) * RATE))))[:left]
+def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> list[int]:
+    """Recordings in turn, whole, then silence up to the length; which they are."""
+    rng, used = np.random.default_rng(0), []
+    with sf.SoundFile(path, "w", rate, 1) as file:
+        left = seconds * rate
+        for i in itertools.cycle(range(len(waves))):
+            part = np.pad(waves[i].numpy(), (0, int(rng.uniform(0.3, 1.0) * rate)))
+            if len(part) > left:
+                break
             file.write(part)
+            used.append(i)
             left -= len(part)
+        file.write(np.zeros(left))
+    return used
 
 
 def measure(bundle: Path, recording: Path) -> None:
-    """Print seconds of work and the peak of memory in MiB."""
+    """Print seconds of work, the peak of memory in MiB, the text, and the times in their order."""
     import asr
 
     model = asr.load(bundle, "cpu")
     start = time.perf_counter()
-    model.transcribe(recording)
+    found = model.transcribe(recording)
     seconds = time.perf_counter() - start
-    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    times = []
+    for segment in found.segments:
+        tokens = [t for token in segment.tokens or () for t in (token.start, token.end)]
+        times += [segment.start, *tokens, segment.end]
+    print(json.dumps((seconds, peak, found.text, times)))
 
 
 def main() -> None:
     """Measure each length in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("cuts", type=Path)
     parser.add_argument("--seconds", type=int, nargs="+", default=[10, 60, 600, 3600])
-    parser.add_argument("--recording", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.recording:
-        measure(args.bundle, args.recording)
+    if args.measure:
+        measure(args.bundle, args.cuts)
         return
-    print("audio s | work s | work / audio | peak MiB")
+    import asr
+    from asr.data import load_cuts, read_wave
+    from asr.metrics import character_errors
+
+    model = asr.load(args.bundle, "cpu")
+    waves = [read_wave(cut, model.sample_rate) for cut in load_cuts(args.cuts)]
+    own = [text for text, _ in model.texts(waves)]
+    print("audio s | work s | work / audio | peak MiB | other than alone | times go back")
     with tempfile.TemporaryDirectory() as folder:
         for seconds in args.seconds:
             path = Path(folder) / "a.flac"
-            write_bursts(path, seconds)
-            command = [sys.executable, __file__, str(args.bundle), "--recording", str(path)]
-            line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            work, peak = map(float, line.split())
-            print(f"{seconds} | {work:.2f} | {work / seconds:.4f} | {peak:.0f}", flush=True)
+            used = write_speech(path, seconds, waves, model.sample_rate)
+            command = [sys.executable, __file__, str(args.bundle), str(path), "--measure"]
+            line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            work, peak, text, times = json.loads(line)
+            counts = character_errors("".join(own[i] for i in used), text)
+            back = sum(b < a for a, b in itertools.pairwise(times))
+            print(
+                f"{seconds} | {work:.2f} | {work / seconds:.4f} | {peak:.0f} | "
+                f"{counts.errors} of {counts.reference_length} | {back}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

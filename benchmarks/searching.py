@@ -95,7 +95,7 @@ def main() -> None:
     if not (lm / "model.safetensors").is_file():
         train_lm(
             Bundle.load(args.bundle), [], lm, args.lm_epochs, False, torch.device("cpu"),
-            lambda *losses: print("language model (epoch, loss, dev loss):", *losses),
+            lambda epoch, loss, dev: print(f"language model: {epoch}, {loss:.3f}, dev {dev:.3f}"),
         )  # fmt: skip
     train = [text_of(cut) for cut in load_cuts(args.data / "train.jsonl.gz")]
     write_arpa(args.work / "trigram.arpa", train, recognizer.tokenizer)

@@ -50,3 +50,10 @@ def test_it_is_the_likeliest_of_all_alignments_whatever_the_batch(seed: int) -> 
             key=lambda path: sum(row[t] for row, t in zip(rows, path, strict=False)),
         )
         assert found[i][: len(text)] == spans_of(best), text
+
+
+def test_of_empty_texts_there_is_nothing_to_align() -> None:
+    labels, lengths = torch.zeros(2, 0, dtype=torch.long), torch.tensor([0, 0])
+    assert steps_needed(labels, lengths).tolist() == [0, 0]
+    found = align(torch.randn(2, 5, VOCAB).log_softmax(-1), torch.tensor([5, 3]), labels, lengths)
+    assert found.shape == (2, 0, 2)

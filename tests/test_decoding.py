@@ -15,7 +15,7 @@ from asr.errors import ConfigError
 from asr.model.inference import for_inference
 from asr.model.transformer import ModelConfig
 from asr.ngram import NGram
-from asr.score import Hypothesis, SearchConfig
+from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.scorers import Models
 from asr.search import BeamSearch
 from asr.tokenizer import EOS
@@ -175,13 +175,16 @@ def test_texts_and_scores_depend_on_nothing_but_the_utterance(
     fast.decoder = for_inference(fast.decoder)
     generator = torch.Generator().manual_seed(seed)
     feats = [torch.randn(n, 8, generator=generator) for n in frames]
-    config = SearchConfig(method=method, beam_size=beam, ctc_weight=share, n_best=3)
+    config = SearchConfig(
+        method=method, beam_size=beam, ctc_weight=share, n_best=3,
+        confidence_threshold=0.4 * (seed % 2),
+    )  # fmt: skip
     lm = NGram.build(BIGRAMS, V) if with_lm else None
     if lm:
         config = config.model_copy(update={"lm_weight": 0.5})
     alone = [texts_of(model, [f], config, lm=lm)[0] for f in feats]
     order = random.Random(seed).sample(range(len(feats)), len(feats))
-    with threads(1 + seed % 2):
+    with threads(1 + seed % 3 % 2):
         together = texts_of(fast, [feats[i] for i in order], config, padding, lm)
     for i, found in zip(order, together, strict=True):
         same(found, alone[i])
@@ -203,6 +206,20 @@ def test_where_ctc_hears_no_token_there_is_no_speech(method) -> None:
     assert [(n[0].tokens, n[0].ended, len(n)) for n in found] == [((), "no_speech", 1)] * 2
     heard = texts_of(model, feats, SearchConfig(method=method, speech_threshold=0.0))
     assert all(n[0].ended != "no_speech" for n in heard)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_of_guesses_is_no_speech(method) -> None:
+    model, feats = tiny_model(), [torch.randn(n, 8) for n in (20, 12, 33)]
+    config = SearchConfig(method=method, ctc_weight=0.4, confidence_threshold=0.0)
+    free = texts_of(model, feats, config)
+    first = texts_of(model, feats, config.first_pass) if method == "rescore" else free
+    means = [torch.tensor(n[0].confidences).log().mean().exp().item() for n in first]
+    assert max(means) - min(means) > 1e-3
+    between = sorted(means)[1] + 1e-6
+    found = texts_of(model, feats, config.model_copy(update={"confidence_threshold": between}))
+    for nbest, before, mean in zip(found, free, means, strict=True):
+        assert nbest == ([NO_SPEECH] if mean < between else before)
 
 
 def test_digital_silence_is_a_constant_wave() -> None:

@@ -72,7 +72,9 @@ def test_fusion_of_all_three_equals_brute_force(seed: int) -> None:
 def test_a_fused_text_does_not_depend_on_its_batch_mates(method: str) -> None:
     model, lm = tiny_model(), tiny_lm()
     feats = [torch.randn(n, 8) for n in (31, 9, 22, 40, 12)]
-    config = SearchConfig(method=method, beam_size=3, ctc_weight=0.3, lm="lm", lm_weight=0.5)
+    config = SearchConfig(
+        method=method, beam_size=3, ctc_weight=0.3, lm="lm", lm_weight=0.5, confidence_threshold=0.0
+    )
     together = texts_of(model, feats, config, padding=7, lm=lm)
     for f, found in zip(feats, together, strict=True):
         same(found, texts_of(model, [f], config, lm=lm)[0])

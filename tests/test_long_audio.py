@@ -139,6 +139,18 @@ def test_segments_follow_each_other_without_a_gap(model: Recognizer, tmp_path: P
     segments = model.transcribe(tmp_path / "a.wav").segments
     assert segments[0].start == 0
     assert all(a.end == b.start for a, b in pairwise(segments))
+    search = model.config.search.changed({"piece_seconds": 3.0})
+    shorter = model.transcribe(tmp_path / "a.wav", search).segments
+    assert len(shorter) > len(segments) and all(s.end - s.start <= 3 for s in shorter)
+
+
+def test_a_recording_in_which_nothing_is_heard_has_no_text(
+    model: Recognizer, tmp_path: Path
+) -> None:
+    sf.write(tmp_path / "a.wav", np.concatenate([say(6, i)[0] for i in range(3)]), RATE)
+    search = model.config.search.changed({"speech_threshold": 0.9999999})
+    (segment,) = model.transcribe(tmp_path / "a.wav", search).segments
+    assert (segment.text, segment.ended, segment.tokens) == ("", "no_speech", ())
 
 
 @pytest.mark.parametrize("method", ["joint", "ctc_greedy", "ctc_beam", "rescore"])

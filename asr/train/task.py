@@ -242,7 +242,9 @@ class RecognizerTask(L.LightningModule):
         sums = self.losses(batch, batch.feats_BTF)
         counts = torch.tensor(self.tokenizer.word_counts(), dtype=torch.float32, device=self.device)
         # A young CTC head sees no speech anywhere, and the language model is no part of training.
-        plain = {"beam_size": 1, "lm_weight": 0.0, "speech_threshold": 0.0}
+        plain = {
+            "beam_size": 1, "lm_weight": 0.0, "speech_threshold": 0.0, "confidence_threshold": 0.0,
+        }  # fmt: skip
         greedy = self.config.search.model_copy(update=plain)
         found = decode(self.model, batch.feats_BTF, batch.frames_B, BeamSearch(greedy, counts))
         for text, nbest in zip(batch.texts, found, strict=True):

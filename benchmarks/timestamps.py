@@ -1,0 +1,111 @@
+"""How far the times of tokens are from when they were said: demo sentences, concatenated.
+
+    python benchmarks/timestamps.py BUNDLE [--seconds 120]
+
+Sentences and voices of the demo's test split are spoken anew by espeak-ng, which says at which
+sample each character begins (for a word of its dictionary, the word's first), and joined with
+pauses of 0.3 to 1 s. Printed are the mean, the signed mean and the largest of the errors of the
+beginnings of the characters that were recognised, found by aligning the texts, and of the ends of
+recordings, each of which is its last token's end.
+"""
+
+import argparse
+import ctypes
+import tempfile
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import numpy as np
+import soundfile as sf
+from scipy.signal import resample_poly  # type: ignore[import-untyped]
+
+import asr
+from data_prep import demo
+
+_WORD = 1
+
+
+class _Event(ctypes.Structure):
+    """espeak_EVENT, to the sample at which it happens; the array ends with a kind of 0."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int), ("unique", ctypes.c_uint), ("place", ctypes.c_int),
+        ("length", ctypes.c_int), ("audio_ms", ctypes.c_int), ("sample", ctypes.c_int),
+        ("user", ctypes.c_void_p), ("id", ctypes.c_char * 8),
+    )  # fmt: skip
+
+
+def speak(line: demo.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
+    """The wave at 16 kHz, trimmed; (character, second) of each word; the second of its end."""
+    library, rate = demo._espeak()
+    parts: list[np.ndarray] = []
+    words: list[tuple[int, int]] = []
+
+    @ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+    )
+    def take(samples, count, events) -> int:  # type: ignore[no-untyped-def]
+        if samples and count > 0:
+            parts.append(np.ctypeslib.as_array(samples, (count,)) / 32768.0)
+        i = 0
+        while events and events[i].kind:
+            if events[i].kind == _WORD:
+                words.append((events[i].place - 1, events[i].sample))
+            i += 1
+        return 0
+
+    library.espeak_SetSynthCallback(take)
+    library.espeak_ng_SetRandSeed(1)
+    library.espeak_SetVoiceByName(f"cmn+{line.voice}".encode())
+    for number, value in enumerate((line.rate, 60, line.pitch, line.pitch_range), 1):
+        library.espeak_SetParameter(number, value, 0)
+    text = line.text.encode() + b"\0"
+    library.espeak_Synth(text, ctypes.c_size_t(len(text)), 0, 1, 0, 1, None, None)
+    library.espeak_Synchronize()
+    wave = np.concatenate(parts)
+    loud = np.flatnonzero(np.abs(wave) > 0.02 * np.abs(wave).max())
+    begin, end = int(loud[0]), int(loud[-1]) + 1
+    times = [(place, max(0, sample - begin) / rate) for place, sample in words]
+    return resample_poly(wave[begin:end], demo.SAMPLE_RATE, rate), times, (end - begin) / rate
+
+
+def main() -> None:
+    """Speak, join, transcribe, compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--seconds", type=int, default=120)
+    args = parser.parse_args()
+    rng, rate = np.random.default_rng(0), demo.SAMPLE_RATE
+    waves: list[np.ndarray] = []
+    text, begins, ends, at = "", {}, {}, 0.0
+    for line in demo.script({"test": 400}, 1)["test"]:
+        wave, words, end = speak(line)
+        wave = np.pad(wave * 0.5 / np.abs(wave).max(), (0, int(rng.uniform(0.3, 1.0) * rate)))
+        begins |= {len(text) + place: at + second for place, second in words}
+        text += line.text
+        ends[len(text) - 1] = at + end
+        waves.append(wave)
+        at += len(wave) / rate
+        if at > args.seconds:
+            break
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.wav"
+        sf.write(path, np.concatenate(waves), rate)
+        found = asr.load(args.bundle, "cpu").transcribe(path)
+    tokens = [token for segment in found.segments for token in segment.tokens or ()]
+    blocks = SequenceMatcher(None, text, "".join(t.text for t in tokens), autojunk=False)
+    pairs = [(a + i, tokens[b + i]) for a, b, n in blocks.get_matching_blocks() for i in range(n)]
+    print(f"{at:.0f} s, {len(text)} characters, {len(pairs)} of them recognised")
+    for name, truth, times in (
+        ("beginnings", begins, {i: token.start for i, token in pairs}),
+        ("ends of recordings", ends, {i: token.end for i, token in pairs}),
+    ):
+        errors = np.array([times[i] - truth[i] for i in times if i in truth])
+        print(
+            f"{name}: {len(errors)}, mean error {1000 * np.abs(errors).mean():.0f} ms, "
+            f"signed {1000 * errors.mean():+.0f} ms, largest {1000 * np.abs(errors).max():.0f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()
