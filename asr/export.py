@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,10 @@ def export(bundle: Bundle, kind: str, out: Path) -> float:
             f"--format {kind}: only onnx and torch can be exported, both in float32: onnxruntime's "
             "quantize_dynamic makes 8 bits of an .onnx"
         )
+    if kind == "onnx" and not all(map(find_spec, ("onnxscript", "onnxruntime"))):
+        raise ConfigError(
+            "--format onnx needs onnxscript and onnxruntime: pip install 'lrt-asr[export]'"
+        )
     if out.exists():
         raise ConfigError(f"{out}: is there already: give --out a new folder, or remove it")
     model = bundle.model.cpu().eval().requires_grad_(False)
@@ -241,7 +246,8 @@ def _write_torch(program: Any, ports: Ports, path: Path) -> None:  # noqa: ARG00
 
 
 def _read_torch(path: Path, ports: Ports) -> Graph:  # noqa: ARG001
-    module: Graph = torch.export.load(path).module()
+    # The guards are of the traced sizes (no beam of one); that the graph holds for all is compared.
+    module: Graph = torch.export.load(path).module(check_guards=False)
     return module
 
 
@@ -295,6 +301,7 @@ with type and axes: a number is fixed, a name is free (`free_axes_least` is its 
    along the axis `beam`. A text ends at `tokens.eos`, and has no more tokens than `keep` has steps.
 4. `{TOKENIZER}` (sentencepiece) makes text of the tokens.
 
-A `.onnx` file is data. A `.pt2` file is read by `torch.export.load`, which unpickles: like any
-program, load one only if you trust who made it.
+A `.onnx` file is data. A `.pt2` file is read by `torch.export.load(file).module(check_guards=False)`
+(the guards know only the sizes that were traced), which unpickles: like any program, load one only
+if you trust who made it.
 """
