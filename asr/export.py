@@ -7,6 +7,7 @@ utterance, V vocabulary.
 """
 
 import json
+import logging
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,9 +31,9 @@ from asr.tokenizer import EOS, PAD, SOS, UNK
 VERSION = 1
 DESCRIPTION = "export.json"
 TOLERANCE = 1e-4
-# The free axes and their least sizes: torch takes fewer than two encoder steps for a special case.
+# The free axes and their least sizes: to torch a batch of one encoder step is a special case.
 FREE = {"batch": 1, "time": 8, "steps": 1, "beam": 1, "past": 0}
-# Utterances, hypotheses of each and frames: what graphs are traced with, and what they are tried on.
+# Utterances, hypotheses of each and frames: what graphs are traced with, and then tried on.
 _TRACED = (2, 3, 50)
 _TRIED = ((1, 1, 8), (3, 8, 161), (5, 2, 87))
 _TRIED_STEPS = 4
@@ -58,7 +59,7 @@ class Ports:
 
 
 class EncoderGraph(nn.Module):
-    """Features to memory, mask, the CTC head's log P, and keys and values for each decoder layer."""
+    """Features to memory, mask, the CTC head's log P, each decoder layer's keys and values."""
 
     def __init__(self, model: SpeechTransformer) -> None:
         super().__init__()
@@ -156,11 +157,12 @@ def export(bundle: Bundle, kind: str, out: Path) -> float:
 
 def _write(bundle: Bundle, model: SpeechTransformer, kind: str, folder: Path) -> float:
     suffix, write, read = _KINDS[kind]
-    ports = describe(model, bundle.config.features.n_freqs)
-    for name, (graph, inputs) in _traced(model, bundle.config.features.n_freqs).items():
+    n_freqs = bundle.config.features.n_freqs
+    ports = describe(model, n_freqs)
+    for name, (graph, inputs) in _examples(model, n_freqs).items():
         write(_trace(graph, inputs, ports[name]), ports[name], folder / (name + suffix))
     encoder, decoder = (read(folder / (name + suffix), ports[name]) for name in ports)
-    difference = compare(model, bundle.config.features.n_freqs, encoder, decoder)
+    difference = compare(model, n_freqs, encoder, decoder)
     if not difference <= TOLERANCE:
         raise AsrError(
             f"the exported graphs differ from the model by {difference:.1e}, more than "
@@ -173,7 +175,7 @@ def _write(bundle: Bundle, model: SpeechTransformer, kind: str, folder: Path) ->
         "largest_difference": difference,
         "free_axes_least": FREE,
         "tokens": {"pad": PAD, "sos": SOS, "eos": EOS, "unk": UNK, "ctc_blank": BLANK},
-        "feature_statistics": _statistics(bundle),
+        "feature_statistics": {k: v.tolist() for k, v in bundle.features.state_dict().items()},
         "graphs": {name: {"file": name + suffix, **asdict(p)} for name, p in ports.items()},
     }
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
@@ -183,15 +185,7 @@ def _write(bundle: Bundle, model: SpeechTransformer, kind: str, folder: Path) ->
     return difference
 
 
-def _statistics(bundle: Bundle) -> dict[str, list[float]] | None:
-    """Mean and deviation of each bin, where the recipe normalises by the corpus."""
-    if bundle.config.features.normalize != "corpus":
-        return None
-    features = bundle.features
-    return {"mean": features.mean_F.tolist(), "deviation": features.std_F.tolist()}
-
-
-def _traced(
+def _examples(
     model: SpeechTransformer, n_freqs: int
 ) -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     """Both graphs' modules, with an example of their inputs."""
@@ -220,7 +214,9 @@ def _trace(module: nn.Module, inputs: tuple[Tensor, ...], ports: Ports) -> Any:
 
 def _write_onnx(program: Any, ports: Ports, path: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # between torch and onnxscript: nothing to be mended here
+        # Between torch and onnxscript, and of torchvision, which nobody wants: not to be mended here.
+        warnings.simplefilter("ignore")
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         torch.onnx.export(
             program, (), path, dynamo=True, external_data=False, verbose=False,
             input_names=[port.name for port in ports.inputs],
@@ -287,8 +283,8 @@ _README = f"""# A speech recogniser as two graphs
 Written by `asr export` of lrt-asr. `{DESCRIPTION}` names each graph's inputs and outputs in order,
 with type and axes: a number is fixed, a name is free (`free_axes_least` is its least size).
 
-1. Features as `{CONFIG}` describes them under `features` (with `normalize: corpus`, less the mean
-   and by the deviation in `feature_statistics`): `features` (batch, time, freq), padded with
+1. Features as `{CONFIG}` describes them under `features` (with `normalize: corpus`, less
+   `mean_F` and by `std_F` in `feature_statistics`): `features` (batch, time, freq), padded with
    anything at the end, and `lengths`, how many frames of each are real. An utterance has 4 frames
    or more, a batch is padded to 8.
 2. The encoder gives `memory`, the mask `keep`, log-probabilities of CTC where the model has that
@@ -301,7 +297,7 @@ with type and axes: a number is fixed, a name is free (`free_axes_least` is its 
    along the axis `beam`. A text ends at `tokens.eos`, and has no more tokens than `keep` has steps.
 4. `{TOKENIZER}` (sentencepiece) makes text of the tokens.
 
-A `.onnx` file is data. A `.pt2` file is read by `torch.export.load(file).module(check_guards=False)`
-(the guards know only the sizes that were traced), which unpickles: like any program, load one only
-if you trust who made it.
+A `.onnx` file is data. `torch.export.load(file).module(check_guards=False)` reads a `.pt2` (guards
+know only the sizes that were traced), and unpickles: as any program, load it only if you trust who
+made it.
 """
