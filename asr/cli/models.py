@@ -1,4 +1,4 @@
-"""What is done with a recipe or a bundle: `asr info`."""
+"""What is done with a recipe or a bundle: `asr info`, `asr export`."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from asr.cli.options import Format, Overrides, app, out
+from asr.cli.options import Bundle, Format, Overrides, app, err, out
 
 
 @app.command()
@@ -34,3 +34,23 @@ def info(
     out.print(table)
     if evaluation := facts.get("evaluation"):
         out.print(f"CER {evaluation['cer']:.2%} on {evaluation['cuts']}")
+
+
+@app.command()
+def export(
+    bundle: Bundle,
+    out_dir: Annotated[Path, typer.Option("--out", help="A new folder.")],
+    kind: Annotated[str, typer.Option("--format", help="onnx, or torch (.pt2).")] = "onnx",
+) -> None:
+    """Write encoder and decoder step as graphs that need no code of ours, checked against it."""
+    from asr.bundle import Bundle as Loaded
+    from asr.export import TOLERANCE
+    from asr.export import export as run
+
+    loaded = Loaded.load(bundle)
+    with err.status(f"tracing, writing and checking {out_dir}"):
+        difference = run(loaded, kind, out_dir)
+    out.print(
+        f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
