@@ -27,7 +27,7 @@ from torch.nn.functional import embedding, pad, scaled_dot_product_attention
 
 from asr.model.attention import FullAttention
 from asr.model.layers import DecoderLayer, FeedForward, MultiHeadAttention, Residual
-from asr.model.products import Map, Product, Scratch, as_linear, compile_maps
+from asr.model.products import Led, Map, Product, Scratch, compile_maps
 from asr.model.projection import LowRank
 from asr.model.transformer import Decoder, sinusoids
 
@@ -69,32 +69,29 @@ class _LatentAttention:
         self.memory: list[nn.Module] = [key.E, value.E]
         self.first = compile_maps([query.E, *(self.memory if is_self else ())], int8)
         self.n_place, self._n_keys = key.E.out_features + value.E.out_features, key.E.out_features
-        self._query, self._join = _query_to_key(query, key, H), _value_to_output(value, output, H)
-        # Attention weights sum to 1, so what the values' bias does to the output is a constant.
-        through_E_O = output.E.weight @ value.D.bias
-        bias = output.D.bias + output.D.weight @ through_E_O
-        self.last = compile_maps([as_linear(output.D.weight, bias)], int8)
+        self._query = _query_to_key(query, key, H)
+        self.last: Map = _values_to_output(value, output, H)
 
     def query(self, first_RI: Tensor, scratch: Scratch) -> Tensor:
         return self._query(first_RI, scratch, "query")
 
     def keys_values(self, places_BPX: Tensor) -> tuple[Tensor, Tensor]:
-        return places_BPX[..., : self._n_keys], places_BPX[..., self._n_keys :]
+        keys_BKP = places_BPX[..., : self._n_keys].transpose(1, 2)
+        return keys_BKP, places_BPX[..., self._n_keys :]
 
     def attend(
         self, q_RX: Tensor, W: int, keys: Tensor, values: Tensor, mask_BWP: Tensor | None,
         scratch: Scratch,
     ) -> Tensor:  # fmt: skip
-        B, P, K = keys.shape
-        q_BQK = q_RX.view(B, -1, K)
-        Q = q_BQK.shape[1]
-        weights_BQP = scratch("scores", B, Q, P)
-        torch.bmm(q_BQK, keys.transpose(1, 2), out=weights_BQP)
+        (B, K, P), V, R = keys.shape, values.shape[2], len(q_RX)
+        Q = R * q_RX.shape[1] // (B * K)
+        # The views of a slot are of the same numbers.
+        weights_BQP = torch.bmm(q_RX.view(B, Q, K), keys, out=scratch("scores", B, Q, P))
         if mask_BWP is not None:
-            weights_BQP.view(B, W, Q // W, P).add_(mask_BWP[:, :, None])
+            scratch("scores", B, W, Q // W, P).add_(mask_BWP[:, :, None])
         torch.softmax(weights_BQP, -1, out=weights_BQP)
-        found = torch.bmm(weights_BQP, values, out=scratch("found", B, Q, values.shape[2]))
-        return self._join(found.view(len(q_RX), -1), scratch, "joined")
+        torch.bmm(weights_BQP, values, out=scratch("found", B, Q, V))
+        return scratch("found", R, B * Q * V // R)
 
 
 class _HeadAttention:
@@ -145,12 +142,16 @@ def _query_to_key(query: LowRank, key: LowRank, n_heads: int) -> Product:
     return Product(weight.to(query.D.weight.dtype), bias.to(query.D.weight.dtype))
 
 
-def _value_to_output(value: LowRank, output: LowRank, n_heads: int) -> Product:
-    """From what each head found of y E^V to (…) E^O: D^V_h E^O_h one below the other."""
+def _values_to_output(value: LowRank, output: LowRank, n_heads: int) -> Led:
+    """From what each head found of y E^V to the output: D^V_h E^O_h one below the other, then D^O.
+
+    Attention weights sum to 1, so what the values' bias does to the output is a constant.
+    """
     v_HKR = value.D.weight.detach().double().unflatten(0, (n_heads, -1))
     E_HOK = output.E.weight.detach().double().unflatten(1, (n_heads, -1)).transpose(0, 1)
     weight_OX = (E_HOK @ v_HKR).transpose(0, 1).flatten(1)
-    return Product(weight_OX.to(value.D.weight.dtype), None)
+    bias = output.D.bias + output.D.weight @ (output.E.weight @ value.D.bias)
+    return Led(weight_OX.to(value.D.weight.dtype), output.D.weight, bias)
 
 
 @dataclass

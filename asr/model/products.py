@@ -25,6 +25,15 @@ class Scratch:
         self._like = like
         self._held: dict[str, Tensor] = {}
         self._views: dict[tuple[object, ...], Tensor] = {}
+        self._with_one: dict[tuple[str, int, int], tuple[Tensor, Tensor]] = {}
+
+    def with_one(self, slot: str, rows: int, width: int) -> tuple[Tensor, Tensor]:
+        """A tensor (rows, width), and the same with a column of ones at its end."""
+        both = self._with_one.get((slot, rows, width))
+        if both is None:
+            whole = self._like.new_ones(rows, width + 1)
+            both = self._with_one[slot, rows, width] = whole[:, :width], whole
+        return both
 
     def __call__(self, slot: str, *shape: int) -> Tensor:
         """A tensor of this shape; what the slot held before is lost."""
@@ -99,6 +108,29 @@ class _Int8Product:
         total_RO.add_(self(x_RI, scratch, ""))
 
 
+class Led:
+    """(x E) D + b, b as the last row of D: what is thin between them has a one at its end."""
+
+    def __init__(self, weight_RI: Tensor, weight_OR: Tensor, bias_O: Tensor) -> None:
+        self._E = weight_RI.detach().t().contiguous()
+        self._D = torch.cat((weight_OR.detach().t(), bias_O.detach()[None]))
+        self._rank, self.n_out = len(weight_RI), len(weight_OR)
+
+    def _inner(self, x_RI: Tensor, scratch: Scratch) -> Tensor:
+        thin, with_one = scratch.with_one("thin", len(x_RI), self._rank)
+        torch.mm(x_RI, self._E, out=thin)
+        return with_one
+
+    def __call__(self, x_RI: Tensor, scratch: Scratch, slot: str) -> Tensor:
+        """(R, I) to (R, O), written to the slot."""
+        y_RO = scratch(slot, len(x_RI), self.n_out)
+        return torch.mm(self._inner(x_RI, scratch), self._D, out=y_RO)
+
+    def add_to(self, total_RO: Tensor, x_RI: Tensor, scratch: Scratch) -> None:
+        """Add what it makes of x to `total_RO`, in place."""
+        total_RO.addmm_(self._inner(x_RI, scratch), self._D)
+
+
 class _Leds:
     """LEDs of the same input, their outputs side by side: one thin product, then each its own."""
 
@@ -130,6 +162,9 @@ def compile_maps(maps: Sequence[nn.Module], int8: bool = False) -> Map:
     """Projections of the same input as one map, their outputs side by side."""
     leds = [each for each in maps if isinstance(each, LowRank) and _is_cheaper(each)]
     if len(leds) == len(maps):
+        if len(leds) == 1 and not (int8 and leds[0].E.weight.numel() >= _INT8_WEIGHTS):
+            led = leds[0]
+            return Led(led.E.weight, led.D.weight, led.D.bias)
         return _Leds(leds, int8)
     return _product([_multiplied_out(each) for each in maps], int8)
 
@@ -144,10 +179,10 @@ def _multiplied_out(module: nn.Module) -> nn.Linear:
     if isinstance(module, nn.Linear):
         return module
     assert isinstance(module, LowRank)
-    return as_linear(module.product(), module.D.bias)
+    return _as_linear(module.product(), module.D.bias)
 
 
-def as_linear(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Linear:
+def _as_linear(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Linear:
     """A layer of these numbers, which no training changes."""
     linear = nn.Linear(weight_OI.shape[1], len(weight_OI), bias_O is not None, device="meta")
     linear.weight = nn.Parameter(weight_OI.detach(), requires_grad=False)
