@@ -18,7 +18,7 @@ ORDER = [
     "asr.model.inference",
     "asr.ctc", "asr.align", "asr.score", "asr.scorers", "asr.repetition", "asr.topk",
     "asr.search", "asr.config", "asr.bundle", "asr.ngram", "asr.lm",
-    "asr.decoding", "asr.stored", "asr.shar", "asr.data", "asr.recognizer", "asr.formats",
+    "asr.decoding", "asr.stored", "asr.shar", "asr.pauses", "asr.data", "asr.recognizer", "asr.formats",
     "asr.transcription", "asr.evaluate", "asr.tune", "asr.cost", "asr.card", "asr.report",
     "asr.train.lm", "asr.train.processes", "asr.train.corpus", "asr.train.task",
     "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",

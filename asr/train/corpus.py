@@ -99,7 +99,14 @@ class Corpus(L.LightningDataModule):
     def _plan(self, epoch: int | None) -> list[CutSet]:
         """What each step of a training epoch holds, or the dev cuts; the same in all processes."""
         cuts = self.dev_cuts if epoch is None else self.train_cuts
-        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch)
+        pauses = self.config.augment.pauses if self.config.augment else None
+        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, pauses)
+
+    @property
+    def usual_seconds(self) -> float:
+        """So long at most are 99 of 100 training utterances, pauses included."""
+        durations = sorted(cut.duration for batch in self.plan(0) for cut in batch)
+        return durations[len(durations) * 99 // 100]
 
     def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[Step]:
         assert self.dataset is not None
