@@ -258,7 +258,7 @@ def plan_epoch(
         chance.shuffle(names)
     windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
     together = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
-    if pauses and epoch is not None:
+    if pauses and epoch is not None and epoch + 1 >= pauses.from_epoch:
         together = [surround(part, pauses, chance) for part in together]
     return [batch for part in together for batch in _plan(part, batch_seconds, seed, epoch)]
 

@@ -204,6 +204,8 @@ class PausesConfig(Node):
 
     `padded` get pauses before and after, each up to `most_seconds`; `joined` are followed by others
     after pauses, up to `joined_seconds` together; `noise` give their place to noise of no text.
+    Before `from_epoch` (the first being 1) all are as they are: where words are is learnt sooner
+    from words alone.
     """
 
     padded: float = Field(default=0.4, ge=0, le=1)
@@ -211,6 +213,7 @@ class PausesConfig(Node):
     noise: float = Field(default=0.05, ge=0, lt=1)
     most_seconds: float = Field(default=1.0, gt=0)
     joined_seconds: float = Field(default=10.0, gt=0)
+    from_epoch: int = Field(default=2, ge=1)
 
 
 class AugmentConfig(Node):

@@ -88,8 +88,8 @@ class Segment:
 class Transcript:
     """What was said: the best text and its score, seconds of audio, and the n best.
 
-    A recording longer than `search.piece_seconds` is recognised in `segments` that follow each other without a gap; its
-    score is their sum, and `nbest` is empty.
+    A recording longer than `search.piece_seconds` is recognised in `segments` that follow each
+    other without a gap; its score is their sum, and `nbest` is empty.
     """
 
     text: str

@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from asr.errors import DataError
 from asr.features import (
+    AugmentConfig,
     FeaturesConfig,
     LogMelConfig,
-    AugmentConfig,
     SpectrogramConfig,
     spec_augment,
 )

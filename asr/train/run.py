@@ -55,7 +55,7 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         L.seed_everything(config.seed, verbose=False)
         corpus, bundle = first(lambda: _begin(config, state))
         checkpoints = Checkpoints(state, config, corpus)
-        task = RecognizerTask(bundle, len(corpus.plan(0)) * config.training.epochs)
+        task = RecognizerTask(bundle, corpus.total_steps)
         cost = CostMeter(bundle)
         fit(config, task, corpus, checkpoints, cost, chosen)
         if not rank():
