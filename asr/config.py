@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from asr.errors import ConfigError
-from asr.features import FeaturesConfig, SpecAugmentConfig, SpectrogramConfig
+from asr.features import AugmentConfig, FeaturesConfig, SpectrogramConfig
 from asr.model.transformer import ModelConfig
 from asr.node import Node
 from asr.score import SearchConfig
@@ -89,7 +89,7 @@ class Config(Node):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     data: DataConfig
     features: FeaturesConfig = SpectrogramConfig()
-    augment: SpecAugmentConfig | None = None
+    augment: AugmentConfig | None = None
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
     search: SearchConfig = SearchConfig()

@@ -28,7 +28,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from asr.config import DataConfig
 from asr.errors import AudioError, DataError
-from asr.features import FeatureExtractor
+from asr.features import FeatureExtractor, PausesConfig
+from asr.pauses import surround, with_noise
 from asr.shar import by_shard, fetch, load_shar
 from asr.stored import read as read_stored
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
@@ -217,7 +218,8 @@ class SpeechDataset(Dataset[Step]):
             stored = read_stored(cut)
             if stored is not None:
                 return self.features.normalized(stored)
-            return self.features(read_wave(cut, self.sample_rate))
+            wave_N = read_wave(cut, self.sample_rate)
+            return self.features(with_noise(wave_N, self.sample_rate, cut))
         except AudioError as error:
             if cut.id not in self.failed:
                 log.warning("skipped: %s", error)
@@ -239,18 +241,25 @@ class EpochSteps(Sampler[list[list[Cut]]]):
         return iter(self.steps[skip:])
 
 
-def plan_epoch(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
+def plan_epoch(
+    cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None,
+    pauses: PausesConfig | None = None,
+) -> list[CutSet]:  # fmt: skip
     """Batches of cuts of like length, at most `batch_seconds` before padding, all cuts once.
 
-    The order follows from `seed` and `epoch` alone; without an epoch cuts are not shuffled. Of a
-    corpus in shards a few are read at a time, whose cuts share batches.
+    The order, and the pauses, follow from `seed` and `epoch` alone; without an epoch cuts are as
+    they are and in their order. Of a corpus in shards a few are read at a time, whose cuts share
+    batches.
     """
     shards = by_shard(cuts)
     names = sorted(shards)
+    chance = random.Random(f"{seed} {epoch}")
     if epoch is not None:
-        random.Random(f"{seed} {epoch}").shuffle(names)
+        chance.shuffle(names)
     windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
     together = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
+    if pauses and epoch is not None and epoch + 1 >= pauses.from_epoch:
+        together = [surround(part, pauses, chance) for part in together]
     return [batch for part in together for batch in _plan(part, batch_seconds, seed, epoch)]
 
 

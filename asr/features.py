@@ -199,20 +199,39 @@ class LogMelConfig(_Framing):
 FeaturesConfig = Annotated[SpectrogramConfig | LogMelConfig, Field(discriminator="kind")]
 
 
-class SpecAugmentConfig(Node):
-    """Masks over random bands and stretches of training utterances (SpecAugment, Park 2019).
+class PausesConfig(Node):
+    """What surrounds training utterances, as shares of them.
 
-    A band is up to `freq_width` bins, a stretch up to `time_ratio` of its utterance's length.
+    `padded` get pauses before and after, each up to `most_seconds`; `joined` are followed by others
+    after pauses, up to `joined_seconds` together; `noise` give their place to noise of no text.
+    Before `from_epoch` (the first being 1) all are as they are: where words are is learnt sooner
+    from words alone.
+    """
+
+    padded: float = Field(default=0.4, ge=0, le=1)
+    joined: float = Field(default=0.1, ge=0, le=1)
+    noise: float = Field(default=0.05, ge=0, lt=1)
+    most_seconds: float = Field(default=1.0, gt=0)
+    joined_seconds: float = Field(default=10.0, gt=0)
+    from_epoch: int = Field(default=2, ge=1)
+
+
+class AugmentConfig(Node):
+    """What chance does to training utterances: masks (SpecAugment, Park 2019), and `pauses`.
+
+    A mask is over a band of up to `freq_width` bins, or a stretch of up to `time_ratio` of its
+    utterance's length.
     """
 
     freq_masks: int = Field(default=2, ge=0)
     freq_width: int = Field(default=27, ge=0)
     time_masks: int = Field(default=2, ge=0)
     time_ratio: float = Field(default=0.05, ge=0, le=1)
+    pauses: PausesConfig | None = None
 
 
 def spec_augment(
-    feats_BTF: Tensor, lengths_B: Tensor, config: SpecAugmentConfig, generator: torch.Generator
+    feats_BTF: Tensor, lengths_B: Tensor, config: AugmentConfig, generator: torch.Generator
 ) -> Tensor:
     """Set random bands and stretches of each utterance to 0, the mean of normalised features.
 

@@ -88,8 +88,8 @@ class Segment:
 class Transcript:
     """What was said: the best text and its score, seconds of audio, and the n best.
 
-    A recording of over 20 s is recognised in `segments` that follow each other without a gap; its
-    score is their sum, and `nbest` is empty.
+    A recording longer than `search.piece_seconds` is recognised in `segments` that follow each
+    other without a gap; its score is their sum, and `nbest` is empty.
     """
 
     text: str
@@ -197,7 +197,9 @@ class Recognizer:
         readings: deque[_Reading] = deque()
         group: list[_Piece] = []
         for number, source in enumerate(sources):
-            reading = _Reading(Recording(source, self.sample_rate), search.piece_seconds)
+            reading = _Reading(
+                Recording(source, self.sample_rate), search.piece_seconds or _PIECE_SECONDS
+            )
             readings.append(reading)
             for piece in reading.pieces():
                 group.append(piece)

@@ -27,8 +27,8 @@ class SearchConfig(Node):
     head gives all tokens together less than `speech_threshold` in every step, nothing was said;
     nor where the confidences of the best text (of `rescore`, of the first pass's) have a geometric
     mean below `confidence_threshold`: noise is spelt with the confidence of a guess.
-    Longer recordings are cut into pieces of at most `piece_seconds`: not longer than what the
-    model was trained on, since a longer one is strange to it.
+    Longer recordings are cut into pieces of at most `piece_seconds`: a longer one than the model
+    was trained on is strange to it, so `asr train` sets it to what 99 of 100 utterances are within.
     """
 
     method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
@@ -41,7 +41,7 @@ class SearchConfig(Node):
     n_best: PositiveInt = 5
     speech_threshold: Share = 0.1
     confidence_threshold: Share = 0.35
-    piece_seconds: Annotated[float, Field(ge=1, le=30)] = 20.0
+    piece_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
 
     @model_validator(mode="after")
     def _lm_is_named(self) -> Self:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lhotse import AudioSource, CutSet, Recording
-from lhotse.cut import Cut
+from lhotse.cut import Cut, MixedCut, PaddingCut
 from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line
 
@@ -35,6 +35,10 @@ def by_shard(cuts: CutSet) -> dict[str, list[Cut]]:
 
 def fetch(cut: Cut) -> Cut:
     """The cut with its recording's bytes where a shard holds them; others as they are."""
+    if isinstance(cut, MixedCut):
+        return replace(cut, tracks=[replace(t, cut=fetch(t.cut)) for t in cut.tracks])
+    if isinstance(cut, PaddingCut):
+        return replace(cut)  # without what lhotse's sampler noted on it and its resampling refuses
     member = _member(cut)
     if member is None:
         return cut

@@ -6,7 +6,8 @@ Each file is the recordings of CUTS (test.jsonl.gz) in turn, with pauses of 0.3 
 FLAC. Each length is a process of its own, so that the peak of memory is its own. Loading the
 bundle is not timed; its memory and the interpreter's are in the peak. The last columns are the
 characters in which the file's text differs from the recordings' own texts, as they are recognised
-one by one, and whether the times of segments and tokens ever go back.
+one by one; those in which it differs from the texts of the pieces that it was cut to, each
+recognised by itself; and how often the times of segments and tokens go back.
 """
 
 import argparse
@@ -21,7 +22,14 @@ from pathlib import Path
 
 import numpy as np
 import soundfile as sf
+import torch
 from torch import Tensor
+
+import asr
+from asr.audio import Recording, split_at_silence
+from asr.data import load_cuts, read_wave
+from asr.metrics import character_errors
+from asr.recognizer import Recognizer
 
 
 def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> list[int]:
@@ -40,10 +48,16 @@ def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> li
     return used
 
 
+def pieces_alone(model: Recognizer, recording: Path) -> str:
+    """What the pieces that a recording is cut to are heard as, one by one."""
+    longest = model.config.search.piece_seconds or 20.0
+    blocks = Recording(recording, model.sample_rate)
+    pieces = split_at_silence(blocks, model.sample_rate, longest)
+    return "".join(model.texts([torch.from_numpy(piece)])[0][0] for piece in pieces)
+
+
 def measure(bundle: Path, recording: Path) -> None:
     """Print seconds of work, the peak of memory in MiB, the text, and the times in their order."""
-    import asr
-
     model = asr.load(bundle, "cpu")
     start = time.perf_counter()
     found = model.transcribe(recording)
@@ -67,14 +81,13 @@ def main() -> None:
     if args.measure:
         measure(args.bundle, args.cuts)
         return
-    import asr
-    from asr.data import load_cuts, read_wave
-    from asr.metrics import character_errors
-
     model = asr.load(args.bundle, "cpu")
     waves = [read_wave(cut, model.sample_rate) for cut in load_cuts(args.cuts)]
     own = [text for text, _ in model.texts(waves)]
-    print("audio s | work s | work / audio | peak MiB | other than alone | times go back")
+    print(
+        "| audio s | work / audio | peak MiB | other than recordings | other than pieces "
+        "| times go back |\n|---|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for seconds in args.seconds:
             path = Path(folder) / "a.flac"
@@ -83,10 +96,11 @@ def main() -> None:
             line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             work, peak, text, times = json.loads(line)
             counts = character_errors("".join(own[i] for i in used), text)
+            pieces = character_errors(pieces_alone(model, path), text)
             back = sum(b < a for a, b in itertools.pairwise(times))
             print(
-                f"{seconds} | {work:.2f} | {work / seconds:.4f} | {peak:.0f} | "
-                f"{counts.errors} of {counts.reference_length} | {back}",
+                f"| {seconds} | {work / seconds:.4f} | {peak:.0f} | "
+                f"{counts.errors} of {counts.reference_length} | {pieces.errors} | {back} |",
                 flush=True,
             )
 

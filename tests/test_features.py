@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from asr.errors import DataError
 from asr.features import (
+    AugmentConfig,
     FeaturesConfig,
     LogMelConfig,
-    SpecAugmentConfig,
     SpectrogramConfig,
     spec_augment,
 )
@@ -208,7 +208,7 @@ def spans(mask):
 
 
 def test_masks_are_bands_and_stretches_of_the_right_size_within_each_length():
-    config = SpecAugmentConfig(freq_masks=2, freq_width=10, time_masks=3, time_ratio=0.1)
+    config = AugmentConfig(freq_masks=2, freq_width=10, time_masks=3, time_ratio=0.1)
     lengths = [200, 100, 35, 9, 1] * 20
     bands, stretches, result = augmented(config, lengths, n_frames=210)
     assert torch.equal(result == 0, bands[:, None, :] | stretches[:, :, None])
@@ -224,7 +224,7 @@ def test_masks_are_bands_and_stretches_of_the_right_size_within_each_length():
 
 
 def test_each_utterance_draws_its_own_masks_from_the_generator():
-    config = SpecAugmentConfig()
+    config = AugmentConfig()
     bands, stretches, result = augmented(config, [400] * 8)
     assert len({tuple(row.tolist()) for row in bands}) == 8
     assert len({tuple(row.tolist()) for row in stretches}) == 8
@@ -233,7 +233,7 @@ def test_each_utterance_draws_its_own_masks_from_the_generator():
 
 
 def test_widths_and_places_are_uniform():
-    config = SpecAugmentConfig(freq_masks=1, freq_width=4, time_masks=1, time_ratio=0.04)
+    config = AugmentConfig(freq_masks=1, freq_width=4, time_masks=1, time_ratio=0.04)
     bands, stretches, _ = augmented(config, [100] * 5000, n_freqs=10)
     for masks in (bands, stretches):
         counts = np.bincount(masks.sum(1), minlength=5) / len(masks)
@@ -249,13 +249,13 @@ def test_widths_and_places_are_uniform():
 def test_unmasked_values_stay_and_no_mask_changes_nothing():
     feats = torch.randn(4, 50, 20)
     lengths = torch.tensor([50, 40, 30, 20])
-    none = SpecAugmentConfig(freq_masks=0, time_masks=0)
+    none = AugmentConfig(freq_masks=0, time_masks=0)
     assert torch.equal(spec_augment(feats, lengths, none, torch.Generator()), feats)
-    config = SpecAugmentConfig(freq_width=5, time_ratio=0.2)
+    config = AugmentConfig(freq_width=5, time_ratio=0.2)
     result = spec_augment(feats, lengths, config, torch.Generator().manual_seed(3))
     kept = result != 0
     assert torch.equal(result[kept], feats[kept])
     assert 0.05 < (~kept).float().mean() < 0.9
     # A band wider than there are bins still fits.
-    wide = SpecAugmentConfig(freq_width=1000)
+    wide = AugmentConfig(freq_width=1000)
     assert spec_augment(feats, lengths, wide, torch.Generator()).shape == feats.shape

@@ -26,6 +26,7 @@ from asr.data import (
     with_speeds,
 )
 from asr.errors import AudioError
+from asr.features import PausesConfig
 from asr.train.processes import rank, world_size
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,10 @@ class Corpus(L.LightningDataModule):
         """The audio of a step, of all processes, before padding."""
         return self.config.data.batch_seconds * self.parts
 
+    @property
+    def _pauses(self) -> PausesConfig | None:
+        return self.config.augment.pauses if self.config.augment else None
+
     def some_waves(self) -> Iterator[Tensor]:
         """A random part of the training recordings, those that can be read."""
         cuts = list(self.train_cuts)
@@ -99,7 +104,21 @@ class Corpus(L.LightningDataModule):
     def _plan(self, epoch: int | None) -> list[CutSet]:
         """What each step of a training epoch holds, or the dev cuts; the same in all processes."""
         cuts = self.dev_cuts if epoch is None else self.train_cuts
-        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch)
+        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self._pauses)
+
+    @property
+    def total_steps(self) -> int:
+        """About so many steps has the run: epochs with pauses are longer than those without."""
+        last = self.config.training.epochs - 1
+        plain = min(self._pauses.from_epoch - 1, last) if self._pauses else 0
+        return len(self.plan(0)) * plain + len(self.plan(last)) * (last + 1 - plain)
+
+    @property
+    def usual_seconds(self) -> float:
+        """So long at most are 99 of 100 training utterances, pauses included."""
+        plan = self.plan(self.config.training.epochs - 1)
+        durations = sorted(cut.duration for batch in plan for cut in batch)
+        return durations[len(durations) * 99 // 100]
 
     def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[Step]:
         assert self.dataset is not None

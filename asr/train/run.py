@@ -55,7 +55,7 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         L.seed_everything(config.seed, verbose=False)
         corpus, bundle = first(lambda: _begin(config, state))
         checkpoints = Checkpoints(state, config, corpus)
-        task = RecognizerTask(bundle, len(corpus.plan(0)) * config.training.epochs)
+        task = RecognizerTask(bundle, corpus.total_steps)
         cost = CostMeter(bundle)
         fit(config, task, corpus, checkpoints, cost, chosen)
         if not rank():
@@ -81,6 +81,10 @@ def _finish(
         "recordings skipped as unreadable": tally.unreadable,
         "utterances with more text than CTC can place": tally.too_short,
     }
+    if bundle.config.search.piece_seconds is None:
+        seconds = min(max(1.0, round(corpus.usual_seconds, 1)), 30.0)
+        search = bundle.config.search.model_copy(update={"piece_seconds": seconds})
+        bundle.config = bundle.config.model_copy(update={"search": search})
     bundle.save(out, model_card(bundle.config, count_parameters(bundle.model), facts))
     write_cost(out, cost)
     (out / "training" / _FINISHED).touch()
