@@ -330,6 +330,7 @@ class _FastLayer:
     """A decoder layer's step."""
 
     def __init__(self, layer: DecoderLayer, int8: bool) -> None:
+        assert isinstance(layer.self_attention, MultiHeadAttention)
         self.n_heads = layer.self_attention.n_heads
         self.own = _Attention.build(layer.self_attention, True, int8)
         self.cross = _Attention.build(layer.cross_attention, False, int8)
