@@ -108,6 +108,7 @@ class _Reading:
     """A recording on its way through `Recognizer.transcribe_all`."""
 
     recording: Recording
+    piece_seconds: float
     segments: list[Segment] = field(default_factory=list)
     nbest: tuple[Candidate, ...] = ()
     error: AudioError | None = None
@@ -117,7 +118,7 @@ class _Reading:
         """The pieces that it is cut to."""
         rate, start = self.recording.sample_rate, 0
         try:
-            for wave in split_at_silence(self.recording, rate, _PIECE_SECONDS):
+            for wave in split_at_silence(self.recording, rate, self.piece_seconds):
                 end = start + len(wave)
                 yield _Piece(self, start / rate, end / rate, torch.from_numpy(wave))
                 start = end
@@ -192,7 +193,7 @@ class Recognizer:
         readings: deque[_Reading] = deque()
         group: list[_Piece] = []
         for number, source in enumerate(sources):
-            reading = _Reading(Recording(source, self.sample_rate))
+            reading = _Reading(Recording(source, self.sample_rate), self._piece_seconds)
             readings.append(reading)
             for piece in reading.pieces():
                 group.append(piece)
@@ -222,11 +223,20 @@ class Recognizer:
     ) -> list[tuple[str, list[list[Hypothesis]]]]:
         """The text of each wave (N,) of any length, and the n best of the pieces it was cut to."""
         rate = self.sample_rate
-        cut = [list(split_at_silence([w.numpy()], rate, _PIECE_SECONDS)) for w in waves]
+        cut = [list(split_at_silence([w.numpy()], rate, self._piece_seconds)) for w in waves]
         pieces = [torch.from_numpy(piece) for pieces in cut for piece in pieces]
         results = iter(self.recognize(pieces, search))
         heard = [[next(results) for _ in pieces] for pieces in cut]
         return [(self._text(nbests), nbests) for nbests in heard]
+
+    @property
+    def _piece_seconds(self) -> float:
+        """The longest piece that a recording is cut to, in seconds."""
+        steps = self.config.model.encoder.longest
+        if steps is None:
+            return _PIECE_SECONDS
+        step = _FRAMES_PER_STEP * self.config.features.hop_ms / 1000
+        return min(_PIECE_SECONDS, steps * step)
 
     def _text(self, pieces: list[list[Hypothesis]]) -> str:
         return normalize_text(" ".join(self.tokenizer.decode(n[0].tokens) for n in pieces))

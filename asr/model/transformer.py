@@ -19,6 +19,7 @@ from asr.model.attention import (
     DecoderAttentionConfig,
     EncoderAttentionConfig,
     FullAttentionConfig,
+    LinformerConfig,
     share_between_layers,
 )
 from asr.model.dropout import Dropout
@@ -49,6 +50,11 @@ class EncoderConfig(Node):
     n_layers: PositiveInt = 2
     attention: EncoderAttentionConfig = FullAttentionConfig()
     convolution: PositiveInt | None = None
+
+    @property
+    def longest(self) -> int | None:
+        """How many steps an input may have, where its attention has a limit."""
+        return self.attention.length if isinstance(self.attention, LinformerConfig) else None
 
     @field_validator("convolution")
     @classmethod

@@ -81,10 +81,13 @@ def step_by_features(
     return _normalised(q_BH1M @ state_BHMK), (state_BHMK,)
 
 
-def _without_padding(features_BHSM: Tensor, keep_BS: Tensor | None) -> Tensor:
-    if keep_BS is None:
-        return features_BHSM
-    return features_BHSM.masked_fill(~keep_BS[:, None, :, None], 0.0)
+def _without_padding(x_BHSK: Tensor, keep_BS: Tensor | None) -> Tensor:
+    """Where there is no step, what both features make zero of."""
+    return x_BHSK if keep_BS is None else x_BHSK.masked_fill(~keep_BS[:, None, :, None], -torch.inf)
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    return elu(x).add_(1)
 
 
 class LinearAttention(Kernel):
@@ -98,14 +101,14 @@ class LinearAttention(Kernel):
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
-        k_BHSM = _without_padding(elu(k_BHSK) + 1, keep_BS)
-        return attend_by_features(elu(q_BHTK) + 1, k_BHSM, v_BHSK, self.causal)
+        k_BHSM = _elu_plus_one(_without_padding(k_BHSK, keep_BS))
+        return attend_by_features(_elu_plus_one(q_BHTK), k_BHSM, v_BHSK, self.causal)
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
         """The cache is of the same size at every position."""
-        return step_by_features(elu(q_BH1K) + 1, elu(k_BH1K) + 1, v_BH1K, cache)
+        return step_by_features(_elu_plus_one(q_BH1K), _elu_plus_one(k_BH1K), v_BH1K, cache)
 
 
 class LinearAttentionConfig(Node):
@@ -152,14 +155,11 @@ class PerformerAttention(Kernel):
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
-        k_BHSM = self.features(k_BHSK)
+        k_BHSM = _without_padding(self.features(k_BHSK), keep_BS)
         if not self.causal:
-            if keep_BS is not None:
-                k_BHSM = k_BHSM.masked_fill(~keep_BS[:, None, :, None], -torch.inf)
             # A factor that all keys share is none; causal keys cannot know those to come.
             k_BHSM = k_BHSM - k_BHSM.detach().amax((2, 3), keepdim=True)
-        k_BHSM = _without_padding(k_BHSM.exp(), keep_BS)
-        return attend_by_features(self._queries(q_BHTK), k_BHSM, v_BHSK, self.causal)
+        return attend_by_features(self._queries(q_BHTK), k_BHSM.exp(), v_BHSK, self.causal)
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
