@@ -2,15 +2,18 @@
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile as sf
 import torch
 from pydantic import TypeAdapter, ValidationError
 from scipy.signal import cont2discrete, dlsim
 from torch import Tensor, nn
 
+import asr
 from asr.errors import DataError
 from asr.model.attention import (
     S4D,
@@ -27,6 +30,7 @@ from asr.model.attention.nystrom import pseudo_inverse
 from asr.model.frontend import keep_mask
 from asr.model.transformer import DecoderConfig
 
+from conftest import RATE, run_cli, speak, tones_recipe, write_recipe  # isort: skip
 from test_model import FREQS, VOCAB, build, padded_batch, tiny  # isort: skip
 
 B, H, S, K = 2, 2, 11, 4
@@ -645,3 +649,22 @@ def test_kinds_are_what_they_were_built_as() -> None:
     assert isinstance(kernel("linformer"), LinformerAttention)
     assert isinstance(kernel("conv_linformer"), ConvLinformerAttention)
     assert isinstance(kernel("performer"), PerformerAttention)
+
+
+def test_a_recipe_trains_with_them_and_hears_what_is_longer_than_linformer_takes(
+    tones: Path, tmp_path: Path
+) -> None:
+    values = tones_recipe(tones, training={"epochs": 1})
+    linformer = "{kind: linformer, rank: 8, length: 64, sharing: layers}"
+    bundle, wave = tmp_path / "bundle", tmp_path / "long.wav"
+    result = run_cli(
+        "train", write_recipe(tmp_path / "recipe.yaml", values), "--out", bundle,
+        "--set", f"model.encoder={{n_layers: 2, attention: {linformer}}}",
+        "--set", "model.decoder.attention={kind: performer, features: 8, redraw: 2}",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    sf.write(wave, np.concatenate([speak("一二三四五", i) for i in range(9)]), RATE)
+    found = asr.load(bundle, "cpu").transcribe(wave)
+    assert found.duration > 2 * 2.56
+    # 64 steps of 40 ms.
+    assert len(found.segments) > 2 and all(s.end - s.start <= 2.56 for s in found.segments)

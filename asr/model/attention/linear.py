@@ -65,10 +65,10 @@ def _normalised(sums: Tensor) -> Tensor:
 
 def attend_by_features(q_BHTM: Tensor, k_BHSM: Tensor, v_BHSK: Tensor, causal: bool) -> Tensor:
     """Σ_j (q_i·k_j) v_j / Σ_j q_i·k_j over all j, or j ≤ i if causal (talk, linearizing)."""
-    v_BHSK = _and_one(v_BHSK)
     if causal:
-        return _normalised(CausalProduct.apply(q_BHTM, k_BHSM, v_BHSK))
-    return _normalised(q_BHTM @ (k_BHSM.transpose(2, 3) @ v_BHSK))
+        return _normalised(CausalProduct.apply(q_BHTM, k_BHSM, _and_one(v_BHSK)))
+    Z_BHM1 = k_BHSM.sum(2)[..., None]
+    return q_BHTM @ (k_BHSM.transpose(2, 3) @ v_BHSK) / (q_BHTM @ Z_BHM1).clamp(min=_NOTHING)
 
 
 def step_by_features(
@@ -81,9 +81,8 @@ def step_by_features(
     return _normalised(q_BH1M @ state_BHMK), (state_BHMK,)
 
 
-def _without_padding(x_BHSK: Tensor, keep_BS: Tensor | None) -> Tensor:
-    """Where there is no step, what both features make zero of."""
-    return x_BHSK if keep_BS is None else x_BHSK.masked_fill(~keep_BS[:, None, :, None], -torch.inf)
+def _fill_padding(new_BHSM: Tensor, keep_BS: Tensor | None, value: float) -> Tensor:
+    return new_BHSM if keep_BS is None else new_BHSM.masked_fill_(~keep_BS[:, None, :, None], value)
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
@@ -101,7 +100,7 @@ class LinearAttention(Kernel):
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
-        k_BHSM = _elu_plus_one(_without_padding(k_BHSK, keep_BS))
+        k_BHSM = _fill_padding(_elu_plus_one(k_BHSK), keep_BS, 0.0)
         return attend_by_features(_elu_plus_one(q_BHTK), k_BHSM, v_BHSK, self.causal)
 
     def step(
@@ -149,17 +148,18 @@ class PerformerAttention(Kernel):
         redrawn = self.training and self.drawn
         omega_MK = self.latest if redrawn else self.omega
         x = x * x.shape[-1] ** -0.25
-        return x @ omega_MK.to(x.dtype).t() - x.square().sum(-1, keepdim=True) / 2
+        along = x @ omega_MK.to(x.dtype).t()
+        return along.sub_(x.square().sum(-1, keepdim=True) / 2)
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
-        k_BHSM = _without_padding(self.features(k_BHSK), keep_BS)
+        k_BHSM = _fill_padding(self.features(k_BHSK), keep_BS, -torch.inf)
         if not self.causal:
             # A factor that all keys share is none; causal keys cannot know those to come.
-            k_BHSM = k_BHSM - k_BHSM.detach().amax((2, 3), keepdim=True)
-        return attend_by_features(self._queries(q_BHTK), k_BHSM.exp(), v_BHSK, self.causal)
+            k_BHSM.sub_(k_BHSM.detach().amax((2, 3), keepdim=True))
+        return attend_by_features(self._queries(q_BHTK), k_BHSM.exp_(), v_BHSK, self.causal)
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
@@ -170,7 +170,7 @@ class PerformerAttention(Kernel):
     def _queries(self, q_BHTK: Tensor) -> Tensor:
         """Features up to a factor of each query's own, which its normalisation takes out."""
         q_BHTM = self.features(q_BHTK)
-        return (q_BHTM - q_BHTM.detach().amax(3, keepdim=True)).exp()
+        return q_BHTM.sub_(q_BHTM.detach().amax(3, keepdim=True)).exp_()
 
 
 def orthogonal_directions(n: int, d: int, draw: int) -> Tensor:
@@ -183,7 +183,7 @@ def orthogonal_directions(n: int, d: int, draw: int) -> Tensor:
     groups = [torch.linalg.qr(normal(d, d)) for _ in range(-(-n // d))]
     # With the signs of R's diagonal, Q is uniform among rotations.
     unit = torch.cat([Q * R.diagonal().sign() for Q, R in groups], 1).t()[:n]
-    return (unit * normal(n, d).norm(dim=1, keepdim=True)).float()
+    return (unit * normal(n, d).norm(dim=1, keepdim=True)).float().contiguous()
 
 
 def follow_step(modules: Iterable[nn.Module], step: int) -> None:
