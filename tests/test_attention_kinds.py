@@ -355,6 +355,19 @@ def test_performer_redraws_by_the_steps_number_in_training_alone() -> None:
     assert set(ours.state_dict()) == {"omega"}
 
 
+def test_exponents_and_filters_are_computed_in_full_where_training_is_in_half() -> None:
+    """Float16 stands for bfloat16 here, which not every CPU has."""
+    performer = node("performer", features=8).build(1, 8, False, 0.0)
+    system = node("s4d", states=4).build(1, 6, False, 0.0)
+    x, u = torch.randn(2, 1, 9, 8), torch.randn(2, 9, 6)
+    with torch.autocast("cpu", torch.float16):
+        found = performer.features(x), system(u)
+    torch.testing.assert_close(found, (performer.features(x), system(u)), atol=0, rtol=0)
+    half = performer.features(x.half())
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, performer.features(x), atol=1e-2, rtol=0)
+
+
 # --- sliding window
 
 

@@ -145,12 +145,16 @@ class PerformerAttention(Kernel):
 
     def features(self, x: Tensor) -> Tensor:
         """log φ(x), (…, K) to (…, M)."""
-        return self._along(x).sub_(x.square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5))
+        along = self._along(x)
+        x = x.to(along.dtype)
+        return along.sub_(x.square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5))
 
     def _along(self, x: Tensor) -> Tensor:
-        """ω·x'."""
+        """ω·x', an exponent, for which 8 bits are too few."""
         omega_MK = self.latest if self.training and self.drawn else self.omega
-        return x @ (omega_MK * omega_MK.shape[1] ** -0.25).to(x.dtype).t()
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = torch.promote_types(x.dtype, omega_MK.dtype)
+            return x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
