@@ -18,7 +18,7 @@ from asr.bundle import CONFIG, WEIGHTS, load_weights, tokenizer_of, write_atomic
 from asr.errors import BundleError
 from asr.model.attention import Cache
 from asr.model.dropout import Dropout
-from asr.model.layers import FeedForward, MultiHeadAttention
+from asr.model.layers import FeedForward, SelfAttention
 from asr.model.transformer import ModelConfig, sinusoids
 from asr.node import Node
 from asr.tokenizer import SOS, Tokenizer
@@ -35,7 +35,7 @@ class LmConfig(Node):
 class LmLayer(nn.Module):
     """Causal self-attention, then feed-forward: a decoder's layer that hears nothing."""
 
-    def __init__(self, self_attention: MultiHeadAttention, feed_forward: FeedForward) -> None:
+    def __init__(self, self_attention: SelfAttention, feed_forward: FeedForward) -> None:
         super().__init__()
         self.self_attention = self_attention
         self.feed_forward = feed_forward
@@ -61,7 +61,7 @@ class LanguageTransformer(nn.Module):
         self.dropout = Dropout(model.dropout)
         self.layers = nn.ModuleList(
             LmLayer(
-                model.attention_unit(model.decoder.attention, causal=True), model.feed_forward()
+                model.self_attention(model.decoder.attention, causal=True), model.feed_forward()
             )
             for _ in range(model.decoder.n_layers)
         )

@@ -198,7 +198,8 @@ class Recognizer:
         group: list[_Piece] = []
         for number, source in enumerate(sources):
             reading = _Reading(
-                Recording(source, self.sample_rate), search.piece_seconds or _PIECE_SECONDS
+                Recording(source, self.sample_rate),
+                min(self._longest_seconds, search.piece_seconds or _PIECE_SECONDS),
             )
             readings.append(reading)
             for piece in reading.pieces():
@@ -229,11 +230,20 @@ class Recognizer:
     ) -> list[tuple[str, list[list[Hypothesis]]]]:
         """The text of each wave (N,) of any length, and the n best of the pieces it was cut to."""
         rate = self.sample_rate
-        cut = [list(split_at_silence([w.numpy()], rate, _PIECE_SECONDS)) for w in waves]
+        cut = [list(split_at_silence([w.numpy()], rate, self._longest_seconds)) for w in waves]
         pieces = [torch.from_numpy(piece) for pieces in cut for piece in pieces]
         results = iter(self.recognize(pieces, search))
         heard = [[next(results) for _ in pieces] for pieces in cut]
         return [(self._text(nbests), nbests) for nbests in heard]
+
+    @property
+    def _longest_seconds(self) -> float:
+        """The longest piece that the model can take, or should."""
+        steps = self.config.model.encoder.longest
+        if steps is None:
+            return _PIECE_SECONDS
+        step = _FRAMES_PER_STEP * self.config.features.hop_ms / 1000
+        return min(_PIECE_SECONDS, steps * step)
 
     def _text(self, pieces: list[list[Hypothesis]]) -> str:
         return normalize_text(" ".join(self.tokenizer.decode(n[0].tokens) for n in pieces))

@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from asr.model.attention import EncoderAttentionConfig, FullAttentionConfig
 from asr.model.frontend import VggConfig, keep_mask
 from asr.model.layers import Convolution, DecoderLayer, EncoderLayer, MultiHeadAttention, NormOrder
 from asr.model.projection import DenseConfig, LowRank, LowRankConfig
@@ -22,10 +23,13 @@ def tiny(
     ctc: float = 0.0,
     norm: NormOrder = "post",
     convolution: int | None = None,
+    attention: EncoderAttentionConfig | None = None,
 ) -> ModelConfig:
     return ModelConfig(
         norm=norm,
-        encoder=EncoderConfig(convolution=convolution),
+        encoder=EncoderConfig(
+            convolution=convolution, attention=attention or FullAttentionConfig()
+        ),
         d_model=D,
         d_inner=INNER,
         n_heads=HEADS,

@@ -276,6 +276,7 @@ class _FastLayer:
     """A decoder layer's step: its three units, each (R, D) to (R, D), which may be in place."""
 
     def __init__(self, layer: DecoderLayer, int8: bool) -> None:
+        assert isinstance(layer.self_attention, MultiHeadAttention)
         self.own = _compile_attention(layer.self_attention, True, int8)
         self.cross = _compile_attention(layer.cross_attention, False, int8)
         self._around_own = _Around(layer.self_attention.residual)

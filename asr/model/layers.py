@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import glu, silu
+from torch.nn.functional import gelu, glu, silu
 
-from asr.model.attention import Cache, FullAttention
+from asr.model.attention import S4D, Cache, Kernel
 from asr.model.dropout import Dropout
 from asr.model.projection import ProjectionConfig
 
@@ -47,7 +47,7 @@ class MultiHeadAttention(nn.Module):
         d_model: int,
         n_heads: int,
         projection: ProjectionConfig,
-        kernel: FullAttention,
+        kernel: Kernel,
         residual: Residual,
     ) -> None:
         super().__init__()
@@ -90,6 +90,32 @@ class MultiHeadAttention(nn.Module):
         q_BHTK = self.split(self.query(self.residual.enter(x_BTD)))
         k_BHSK, v_BHSK = keys_values
         return self.join(self.kernel(q_BHTK, k_BHSK, v_BHSK, keep_BS), x_BTD)
+
+
+class StateSpace(nn.Module):
+    """A state-space layer where attention would be: values go through it, and out (S4's block)."""
+
+    def __init__(
+        self, d_model: int, projection: ProjectionConfig, kernel: S4D, residual: Residual
+    ) -> None:
+        super().__init__()
+        self.value = projection.build(d_model, d_model)
+        self.output = projection.build(d_model, d_model)
+        self.kernel = kernel
+        self.residual = residual
+
+    def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+        """All positions at once."""
+        y_BTD = self.kernel(self.value(self.residual.enter(x_BTD)), keep_BT)
+        return self.residual.leave(x_BTD, self.output(gelu(y_BTD)))
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """One position, after those whose state is in the cache."""
+        y_B1D, cache = self.kernel.step(self.value(self.residual.enter(x_B1D)), cache)
+        return self.residual.leave(x_B1D, self.output(gelu(y_B1D))), cache
+
+
+SelfAttention = MultiHeadAttention | StateSpace
 
 
 class FeedForward(nn.Module):
@@ -146,7 +172,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(
         self,
-        self_attention: MultiHeadAttention,
+        self_attention: SelfAttention,
         convolution: Convolution | None,
         feed_forward: FeedForward,
     ) -> None:
@@ -168,7 +194,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        self_attention: MultiHeadAttention,
+        self_attention: SelfAttention,
         cross_attention: MultiHeadAttention,
         feed_forward: FeedForward,
     ) -> None:

@@ -14,10 +14,13 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from torch import Tensor, nn
 
 from asr.model.attention import (
+    S4D,
     Cache,
     DecoderAttentionConfig,
     EncoderAttentionConfig,
     FullAttentionConfig,
+    LinformerConfig,
+    share_between_layers,
 )
 from asr.model.dropout import Dropout
 from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
@@ -29,6 +32,8 @@ from asr.model.layers import (
     MultiHeadAttention,
     NormOrder,
     Residual,
+    SelfAttention,
+    StateSpace,
 )
 from asr.model.projection import LowRankConfig, ProjectionConfig
 from asr.node import Node
@@ -45,6 +50,11 @@ class EncoderConfig(Node):
     n_layers: PositiveInt = 2
     attention: EncoderAttentionConfig = FullAttentionConfig()
     convolution: PositiveInt | None = None
+
+    @property
+    def longest(self) -> int | None:
+        """How many steps an input may have, where its attention has a limit."""
+        return self.attention.length if isinstance(self.attention, LinformerConfig) else None
 
     @field_validator("convolution")
     @classmethod
@@ -100,11 +110,19 @@ class ModelConfig(Node):
         """The network for features of `n_freqs` bins and a vocabulary of `vocab_size`."""
         return SpeechTransformer(self, n_freqs, vocab_size)
 
-    def attention_unit(
+    def cross_attention(self) -> MultiHeadAttention:
+        """LRMHA from the decoder to the encoder's output, always full."""
+        unit = self.self_attention(FullAttentionConfig())
+        assert isinstance(unit, MultiHeadAttention)
+        return unit
+
+    def self_attention(
         self, kernel: EncoderAttentionConfig | DecoderAttentionConfig, causal: bool = False
-    ) -> MultiHeadAttention:
-        """LRMHA, or the Transformer's own with a dense projection."""
+    ) -> SelfAttention:
+        """LRMHA, the Transformer's own with a dense projection, or what stands in its place."""
         built = kernel.build(self.n_heads, self.d_model // self.n_heads, causal, self.dropout)
+        if isinstance(built, S4D):
+            return StateSpace(self.d_model, self.projection, built, self._residual())
         return MultiHeadAttention(
             self.d_model, self.n_heads, self.projection, built, self._residual()
         )
@@ -149,12 +167,13 @@ class Encoder(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
             EncoderLayer(
-                config.attention_unit(config.encoder.attention),
+                config.self_attention(config.encoder.attention),
                 config.convolution(),
                 config.feed_forward(),
             )
             for _ in range(config.encoder.n_layers)
         )
+        share_between_layers(self.layers)
         self.norm = config.last_norm()
 
     def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
@@ -211,8 +230,8 @@ class Decoder(nn.Module):
         attention = config.decoder.attention
         self.layers = nn.ModuleList(
             DecoderLayer(
-                config.attention_unit(attention, causal=True),
-                config.attention_unit(FullAttentionConfig()),
+                config.self_attention(attention, causal=True),
+                config.cross_attention(),
                 config.feed_forward(),
             )
             for _ in range(config.decoder.n_layers)

@@ -25,6 +25,7 @@ from asr.decoding import decode
 from asr.errors import AsrError, DataError
 from asr.features import spec_augment
 from asr.metrics import ErrorCounts, character_errors
+from asr.model.attention import follow_step
 from asr.search import BeamSearch
 from asr.tokenizer import PAD
 from asr.train.processes import add_up, add_up_gradients, rank, world_size
@@ -91,6 +92,7 @@ class RecognizerTask(L.LightningModule):
         """
         step = self.global_step + self.tally.skipped
         torch.manual_seed((self.config.seed * 1_000_003 + step) * world_size() + rank())
+        follow_step(self.model.modules(), step)
 
     def training_step(self, batch: Step, batch_idx: int) -> dict[str, Tensor] | None:
         """One step of the optimiser, unless its loss or gradient is not finite."""

@@ -1,0 +1,146 @@
+"""Linformer: keys and values are projected along time before queries meet them.
+
+Legend: B batch, H heads (or 1 where heads share), T queries, S keys, K head dimension, R rank,
+N the longest input, C stride, M landmarks.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from asr.errors import DataError
+from asr.model.attention.full import Kernel, attend
+from asr.node import Node
+
+
+def _without_padding(x_BHSK: Tensor, keep_BS: Tensor | None) -> Tensor:
+    return x_BHSK if keep_BS is None else x_BHSK.masked_fill(~keep_BS[:, None, :, None], 0.0)
+
+
+class LinformerAttention(Kernel):
+    """Softmax(Q (E K)ᵀ / √d_k) (F V), E and F of rank × length (thesis eq. 3.7 to 3.9)."""
+
+    EF: Tensor
+
+    def __init__(self, config: "LinformerConfig", n_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.length = config.length
+        self.is_shared = config.sharing == "layers"
+        self.owner: tuple[LinformerAttention] | None = None
+        n_matrices = 1 if config.sharing in ("kv", "layers") else 2
+        rows = n_heads if config.sharing == "none" else 1
+        EF = torch.randn(n_matrices, rows, config.rank, config.length) * config.rank**-0.5
+        if config.projection == "learned":
+            self.EF = nn.Parameter(EF)
+        else:
+            self.register_buffer("EF", EF)
+
+    def follow(self, owner: "LinformerAttention") -> None:
+        """Use another layer's E and F, which stay that layer's in a bundle."""
+        del self.EF
+        self.owner = (owner,)  # a tuple hides a module from its new user's state
+
+    def forward(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+    ) -> Tensor:
+        """Shorter inputs use the first columns of E and F; padding is zero before it meets them.
+
+        Raises DataError for an input that is longer than they are.
+        """
+        S = k_BHSK.shape[2]
+        if self.length < S:
+            raise DataError(
+                f"an input of {S} encoder steps is longer than model.encoder.attention.length "
+                f"{self.length}: cut it, or train with a greater length"
+            )
+        EF = (self.owner[0] if self.owner else self).EF[..., :S]
+        k_BHRK = EF[0] @ _without_padding(k_BHSK, keep_BS)
+        v_BHRK = EF[-1] @ _without_padding(v_BHSK, keep_BS)
+        return attend(q_BHTK, k_BHRK, v_BHRK, p=self.dropout if self.training else 0.0)
+
+
+def share_between_layers(stack: nn.Module) -> None:
+    """Let all layers of a stack use the first one's E = F, where their `sharing` says so."""
+    kernels = [each for each in stack.modules() if isinstance(each, LinformerAttention)]
+    for kernel in kernels[1:]:
+        if kernel.is_shared:
+            kernel.follow(kernels[0])
+
+
+class LinformerConfig(Node):
+    """Keys and values of at most `length` steps are seen as `rank` of them.
+
+    `sharing`, each with that before it: nothing; E and F by all heads; E = F; the same in all
+    layers (talk, additional efficiency improvements). `projection: random` keeps E and F as drawn
+    from N(0, 1 / rank) (talk, theorem 1), where `learned` begins.
+    """
+
+    kind: Literal["linformer"]
+    rank: PositiveInt = 64
+    length: PositiveInt = 1024
+    sharing: Literal["none", "heads", "kv", "layers"] = "heads"
+    projection: Literal["learned", "random"] = "learned"
+
+    def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
+        """A kernel for `n_heads` heads of `d_head` numbers."""
+        return LinformerAttention(self, n_heads, dropout)
+
+
+class ConvLinformerAttention(Kernel):
+    """A convolution of kernel = stride in place of E and F: any length (slides, long memory).
+
+    Each channel of K and of V has C numbers, at first their mean: with a stride of 1, full
+    attention. In training keys and values are turned in a cycle by a step less than the stride, so
+    that no place in a window is learnt by heart (cycle-shift augmentation).
+    """
+
+    def __init__(self, config: "ConvLinformerConfig", n_heads: int, d_head: int, dropout: float):
+        super().__init__()
+        self.dropout, self.stride, self.cycle_shift = dropout, config.stride, config.cycle_shift
+        shape = (2, n_heads, 1, config.stride, d_head)
+        self.EF = nn.Parameter(torch.full(shape, 1 / config.stride))
+
+    def forward(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+    ) -> Tensor:
+        """A window is a key while one of its steps is real; the others of it are zero."""
+        if keep_BS is None:
+            keep_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
+        kv = [_without_padding(x, keep_BS) for x in (k_BHSK, v_BHSK)]
+        if self.training and self.cycle_shift:
+            turned_BS = turn(keep_BS, int(torch.randint(self.stride, ())))
+            kv = [x.take_along_dim(turned_BS[:, None, :, None], 2) for x in kv]
+        rest = -k_BHSK.shape[2] % self.stride
+        k_BHMK, v_BHMK = (
+            (pad(x, (0, 0, 0, rest)).unflatten(2, (-1, self.stride)) * weight).sum(3)
+            for x, weight in zip(kv, self.EF, strict=True)
+        )
+        keep_BM = pad(keep_BS, (0, rest)).unflatten(1, (-1, self.stride)).any(2)
+        p = self.dropout if self.training else 0.0
+        return attend(q_BHTK, k_BHMK, v_BHMK, keep_BM[:, None, None], p)
+
+
+def turn(keep_BS: Tensor, by: int) -> Tensor:
+    """Where each step comes from (B, S) when real ones move on `by` places, the last to the front.
+
+    Padding, all of it behind the real steps, stays.
+    """
+    place_S = torch.arange(keep_BS.shape[1], device=keep_BS.device)
+    length_B1 = keep_BS.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(keep_BS, (place_S - by) % length_B1, place_S)
+
+
+class ConvLinformerConfig(Node):
+    """Every `stride` steps are one key; `cycle_shift` moves the windows in training."""
+
+    kind: Literal["conv_linformer"]
+    stride: PositiveInt = 4
+    cycle_shift: bool = True
+
+    def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
+        """A kernel for `n_heads` heads of `d_head` numbers."""
+        return ConvLinformerAttention(self, n_heads, d_head, dropout)

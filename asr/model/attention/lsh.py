@@ -1,0 +1,79 @@
+"""Reformer's attention: each position sees those that a hash puts near it (thesis 2.2.2).
+
+Legend: B batch, R rounds of hashing, H heads, S positions, K head dimension, N chunks, C places of
+a chunk, X keys that a chunk can see.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from asr.model.attention.full import Kernel
+from asr.node import Node
+
+# Reformer's own: a position sees itself only where there is nothing else.
+_ITSELF, _NEVER = -1e5, -1e9
+
+
+class LshAttention(Kernel):
+    """Positions sorted by hash and cut into chunks; a chunk sees itself and the one before it.
+
+    Queries and keys are the same, the mean of what the projections give, keys of length 1. The
+    hash is the nearest of ± random directions; rounds are joined by what each summed up.
+    """
+
+    directions: Tensor
+
+    def __init__(self, config: "LshConfig", d_head: int) -> None:
+        super().__init__()
+        self.chunk = config.chunk
+        rng, shape = torch.Generator("cpu").manual_seed(0), (config.rounds, 1, d_head)
+        directions = torch.randn(*shape, config.buckets, generator=rng, device="cpu")
+        self.register_buffer("directions", directions)
+
+    def forward(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+    ) -> Tensor:
+        """(B, H, S, K)."""
+        B, H, S, K = v_BHSK.shape
+        x_BHSK = (q_BHTK + k_BHSK) / 2
+        if keep_BS is None:
+            keep_BS = x_BHSK.new_ones(B, S, dtype=torch.bool)
+        keep_B1S1 = keep_BS[:, None, :, None]
+        along = x_BHSK.detach()[:, None] @ self.directions.to(x_BHSK.dtype)
+        bucket = torch.cat((along, -along), -1).argmax(-1, keepdim=True)
+        bucket = bucket.masked_fill(~keep_B1S1[:, None], 2 * along.shape[-1])  # behind all
+        order = bucket.argsort(dim=3, stable=True)
+
+        def chunks(x: Tensor) -> Tensor:  # (B, R, H, S, …) to (B, R, H, N, C, …)
+            return pad(x, (0, 0, 0, -S % self.chunk)).unflatten(3, (-1, self.chunk))
+
+        rows = [x[:, None].expand(-1, len(self.directions), H, -1, -1)
+                for x in (x_BHSK, v_BHSK, keep_B1S1)]  # fmt: skip
+        q, v, real, place = *(chunks(x.take_along_dim(order, 3)) for x in rows), chunks(order)
+        k, v, seen, key_place = (
+            torch.cat((pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0)), x), 4)
+            for x in (normalize(q, dim=-1), v, real, place)
+        )
+        scores = q @ k.mT * K**-0.5
+        scores = scores.masked_fill(place == key_place.mT, _ITSELF).masked_fill(~seen.mT, _NEVER)
+        sums = scores.logsumexp(-1, keepdim=True)
+        outs, back = ((scores - sums).exp() @ v, sums), order.argsort(3)
+        found, sums = (x.flatten(3, 4)[:, :, :, :S].take_along_dim(back, 3) for x in outs)
+        return (found * sums.softmax(1)).sum(1)
+
+
+class LshConfig(Node):
+    """Chunks of `chunk` positions, hashed `rounds` times to the nearest of 2 · `buckets`."""
+
+    kind: Literal["lsh"]
+    chunk: PositiveInt = 16
+    buckets: PositiveInt = 8
+    rounds: PositiveInt = 2
+
+    def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
+        """A kernel for heads of `d_head` numbers."""
+        return LshAttention(self, d_head)
