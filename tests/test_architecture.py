@@ -14,11 +14,11 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 ORDER = [
     "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
     "asr.model.projection", "asr.model.dropout", "asr.model.attention", "asr.model.frontend",
-    "asr.model.layers", "asr.model.transformer", "asr.model.inference", "asr.ctc", "asr.align",
+    "asr.model.layers", "asr.model.factors", "asr.model.transformer", "asr.model.inference", "asr.ctc", "asr.align",
     "asr.score", "asr.scorers",
     "asr.repetition", "asr.search", "asr.config", "asr.bundle", "asr.ngram", "asr.lm",
     "asr.decoding", "asr.stored", "asr.shar", "asr.data", "asr.recognizer", "asr.formats",
-    "asr.transcription", "asr.evaluate", "asr.tune", "asr.cost", "asr.card", "asr.report",
+    "asr.transcription", "asr.evaluate", "asr.tune", "asr.cost", "asr.card", "asr.compress", "asr.report",
     "asr.train.lm", "asr.train.processes", "asr.train.corpus", "asr.train.task",
     "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",
     "asr.train.fit", "asr.train.run",

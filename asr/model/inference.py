@@ -151,8 +151,10 @@ class _Attention:
     keys_values: tuple[nn.Module, nn.Module]
 
     @classmethod
-    def build(cls, attention: MultiHeadAttention, is_self: bool, int8: bool) -> "_Attention":
-        """The cheaper of two forms: with the LEDs' own numbers as keys and values, or full ones."""
+    def build(
+        cls, attention: MultiHeadAttention, is_self: bool, int8: bool, latent_keys: bool
+    ) -> "_Attention":
+        """With the LEDs' own numbers as keys and values (`_have_latent_keys`), or full ones."""
         query, key, value, output = (
             attention.query, attention.key, attention.value, attention.output
         )  # fmt: skip
@@ -160,11 +162,11 @@ class _Attention:
         D = attention.residual.norm.normalized_shape[0]
         scale = (D // H) ** -0.5
         if (
-            isinstance(query, LowRank)
+            latent_keys
+            and isinstance(query, LowRank)
             and isinstance(key, LowRank)
             and isinstance(value, LowRank)
             and isinstance(output, LowRank)
-            and query.E.out_features <= 2 * D // H
         ):
             latent = (key.E, value.E)
             joined = _Product([_value_to_output(value, output, H)], True)
@@ -197,6 +199,15 @@ class _Attention:
         if self.n_keys > 1:
             heads = heads.transpose(1, 2)
         return heads.reshape(len(q_RX), -1)
+
+
+def _have_latent_keys(layers: Sequence[DecoderLayer]) -> bool:
+    """Whether LEDs' own numbers can be the keys and values: of one rank in all, and cheaper so."""
+    units = [unit for layer in layers for unit in (layer.self_attention, layer.cross_attention)]
+    maps = [each for unit in units for each in (unit.query, unit.key, unit.value, unit.output)]
+    ranks = {each.E.out_features if isinstance(each, LowRank) else 0 for each in maps}
+    wide = units[0].residual.norm.normalized_shape[0] // units[0].n_heads
+    return len(ranks) == 1 and 0 < ranks.pop() <= 2 * wide
 
 
 def _query_to_key(query: LowRank, key: LowRank, n_heads: int) -> nn.Linear:
@@ -278,7 +289,9 @@ class FastDecoder(Decoder):
         self.d_model, self.dropout = decoder.d_model, decoder.dropout
         self.embed, self.layers = decoder.embed, decoder.layers
         self.norm, self.output = decoder.norm, decoder.output
-        self._steps = [_FastLayer(layer, int8) for layer in self._layers()]
+        layers = list(self._layers())
+        latent_keys = _have_latent_keys(layers)
+        self._steps = [_FastLayer(layer, int8, latent_keys) for layer in layers]
         self._memory = compile_maps([m for s in self._steps for m in s.cross.keys_values])
         self._logits = compile_maps([self.output], int8)
 
@@ -336,10 +349,10 @@ def for_inference(decoder: Decoder, int8: bool = False) -> Decoder:
 class _FastLayer:
     """A decoder layer's step."""
 
-    def __init__(self, layer: DecoderLayer, int8: bool) -> None:
+    def __init__(self, layer: DecoderLayer, int8: bool, latent_keys: bool) -> None:
         self.n_heads = layer.self_attention.n_heads
-        self.own = _Attention.build(layer.self_attention, True, int8)
-        self.cross = _Attention.build(layer.cross_attention, False, int8)
+        self.own = _Attention.build(layer.self_attention, True, int8, latent_keys)
+        self.cross = _Attention.build(layer.cross_attention, False, int8, latent_keys)
         self.residual = layer.feed_forward.residual
         self.inner = compile_maps([layer.feed_forward.inner], int8)
         self.outer = compile_maps([layer.feed_forward.outer], int8)

@@ -34,14 +34,15 @@ class LowRank(nn.Module):
     E is (d_in, rank), D is (rank, d_out): rank · (d_in + d_out) numbers in place of d_in · d_out.
     """
 
-    def __init__(self, d_in: int, d_out: int, rank: int) -> None:
+    def __init__(self, d_in: int, d_out: int, rank: int, bias: bool = True) -> None:
         super().__init__()
         self.E = nn.Linear(d_in, rank, bias=False)
-        self.D = nn.Linear(rank, d_out)
+        self.D = nn.Linear(rank, d_out, bias)
         # The product starts with the variance of a Xavier-initialised W, whatever the rank.
         nn.init.normal_(self.E.weight, std=d_in**-0.5)
         nn.init.normal_(self.D.weight, std=(2 * d_in / (rank * (d_in + d_out))) ** 0.5)
-        nn.init.zeros_(self.D.bias)
+        if bias:
+            nn.init.zeros_(self.D.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_in) to (..., d_out), by two thin products."""
