@@ -320,8 +320,9 @@ class Recognizer:
             return None
         if search.lm not in self._lms:
             if search.lm.is_dir():
-                model = LanguageTransformer.load(search.lm, self.tokenizer)
-                self._lms[search.lm] = model.to(self.device)
+                model = LanguageTransformer.load(search.lm, self.tokenizer).to(self.device)
+                settle(model)
+                self._lms[search.lm] = model
             else:
                 self._lms[search.lm] = NGram.load(search.lm, self.tokenizer)
         return self._lms[search.lm]

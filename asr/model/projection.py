@@ -91,6 +91,12 @@ class SetSparse(nn.Module):
         """The share of the places that hold a weight."""
         return len(self.values) / (self.d_in * self.d_out)
 
+    def is_sound(self) -> bool:
+        """Whether each weight has a place of its own in W."""
+        order = self.places.long().sort().values
+        inside = bool(order[0] >= 0 and order[-1] < self.d_in * self.d_out)
+        return inside and bool((order.diff() > 0).all())
+
     def product(self) -> Tensor:
         """W (d_out, d_in), zero where there is no weight."""
         empty = self.values.new_zeros(self.d_out * self.d_in)
