@@ -27,7 +27,6 @@ from asr.data import load_cuts
 from asr.errors import ConfigError
 from asr.evaluate import Evaluation, evaluate
 from asr.model.factors import ends, factorable, matrix, thin
-from asr.model.projection import LowRank
 from asr.recognizer import Recognizer
 
 Method = Literal["svd", "nmf", "semi_nmf", "random"]
@@ -79,8 +78,7 @@ def factorise(
             continue
         if old not in units:
             chosen = _rank(old, rank, energy)
-            unit = thin(old, chosen)
-            if _size(unit) >= _size(old):
+            if not chosen or _size(unit := thin(old, chosen)) >= _size(old):
                 continue
             units[old] = unit.to(matrix(old)).train(old.training)
             layers.append(_fill(inner, old, units[old], chosen, method))
@@ -247,7 +245,7 @@ def _rank(module: nn.Module, rank: float | None, energy: float | None) -> int:
     outputs, inputs = matrix(module).shape
     if rank is not None:
         limit = outputs * inputs / (outputs + inputs)
-        return max(1, int(rank if rank >= 1 else rank * limit))
+        return int(rank if rank >= 1 else rank * limit)
     shares = np.cumsum(torch.linalg.svdvals(matrix(module).double()).square().cpu().numpy())
     return min(int(np.searchsorted(shares, energy * shares[-1] * (1 - 1e-12))) + 1, len(shares))
 
@@ -259,9 +257,8 @@ def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method)
     if method != "random":
         for end, factor in zip((first, second), _METHODS[method](weight, rank), strict=True):
             end.weight.data.copy_(factor.view_as(end.weight))
-    bias = old.D.bias if isinstance(old, LowRank) else old.bias
-    if bias is not None:
-        second.bias.data.copy_(bias)
+    if old.bias is not None:
+        second.bias.data.copy_(old.bias)
     product = matrix(second).double() @ matrix(first).double()
     error = torch.linalg.norm(weight - product) / torch.linalg.norm(weight).clamp(min=1e-300)
     return Layer(name, tuple(weight.shape), rank, float(error), _size(old), _size(unit))

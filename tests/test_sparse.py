@@ -132,7 +132,9 @@ def test_a_bundle_stores_and_counts_the_weights_that_there_are(tmp_path: Path) -
     dense = Config.model_validate(tones_recipe(tmp_path, model={"projection": {"kind": "dense"}}))
     spared = sum(m.d_in * m.d_out - len(m.values) for m in maps)
     sized = {"tokenizer": bundle.config.tokenizer}
-    parameters = [describe(c.model_copy(update=sized))["parameters"] for c in (bundle.config, dense)]
+    parameters = [
+        describe(c.model_copy(update=sized))["parameters"] for c in (bundle.config, dense)
+    ]
     assert parameters[1] - parameters[0] == spared > 0
 
 

@@ -28,8 +28,6 @@ def factorable(network: nn.Module) -> dict[str, nn.Module]:
 
 def matrix(module: nn.Module) -> Tensor:
     """The weight (O, I) of a factorable module."""
-    if isinstance(module, LowRank):
-        return module.product()
     assert isinstance(module.weight, Tensor)
     return module.weight.detach().flatten(1)
 

@@ -53,6 +53,10 @@ class LowRank(nn.Module):
         with torch.no_grad():
             return self.D.weight @ self.E.weight
 
+    # Torch's own transformer layers read these of their maps in evaluation.
+    weight = property(product)
+    bias = property(lambda self: self.D.bias)
+
 
 class LowRankConfig(Node):
     """W ≈ E·D of the given rank."""
