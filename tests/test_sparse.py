@@ -34,7 +34,7 @@ def test_it_starts_at_the_density_of_erdos_and_renyi(d_in: int, d_out: int, epsi
     assert abs(len(module.values) - p * d_in * d_out) <= 0.5
     assert module.density == pytest.approx(p, abs=1 / (d_in * d_out))
     places = module.places.tolist()
-    assert len(set(places)) == len(places) and 0 <= min(places) and max(places) < d_in * d_out
+    assert len(set(places)) == len(places) and min(places) >= 0 and max(places) < d_in * d_out
 
 
 def test_its_graph_is_random_and_its_sums_start_as_large_as_a_dense_layers() -> None:
@@ -124,7 +124,7 @@ def test_a_bundle_stores_and_counts_the_weights_that_there_are(tmp_path: Path) -
     assert {k for k in stored if k.startswith(name)} == {
         f"{name}.{part}" for part in ("places", "values", "bias")
     }
-    n = round(3 * (32 + 64))
+    n = 3 * (32 + 64)
     assert stored[f"{name}.values"].shape == stored[f"{name}.places"].shape == (n,)
     bundle = Bundle.load(folder)
     maps = [m for m in bundle.model.modules() if isinstance(m, SetSparse)]
