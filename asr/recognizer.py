@@ -24,7 +24,8 @@ from asr.ctc import steps_needed
 from asr.decoding import Encoded, LanguageModel, encode, find_texts, is_constant
 from asr.errors import AudioError, ConfigError
 from asr.lm import LanguageTransformer
-from asr.model.inference import for_inference, settle
+from asr.model.inference import for_inference
+from asr.model.projection import settle
 from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.search import BeamSearch
@@ -155,6 +156,7 @@ class Recognizer:
         self.tokenizer = bundle.tokenizer
         self.features = bundle.features.eval()
         self.model = bundle.model.eval().to(self.device)
+        settle(self.model.decoder, may_be_sparse=False)  # its fast form joins dense maps
         settle(self.model)
         self.model.decoder = for_inference(self.model.decoder, int8 and self.device.type == "cpu")
         self.sample_rate = bundle.config.features.sample_rate

@@ -102,7 +102,8 @@ def test_for_evaluation_it_is_sparse_only_where_that_is_faster_and_always_the_sa
     torch.manual_seed(0)
     module = SetSparse(d, d, epsilon, 0.3)
     nn.init.normal_(module.bias)
-    settled = module.settled()
+    settled = module.settled(may_be_sparse=True)
+    assert type(module.settled(may_be_sparse=False)) is nn.Linear
     assert type(settled) is kind
     x = torch.randn(2, 3, d)
     with torch.inference_mode():

@@ -26,7 +26,7 @@ from torch.nn.functional import embedding, layer_norm, pad, scaled_dot_product_a
 
 from asr.model.attention import FullAttention
 from asr.model.layers import DecoderLayer, MultiHeadAttention, Residual
-from asr.model.projection import LowRank, SetSparse
+from asr.model.projection import LowRank
 from asr.model.transformer import Decoder, sinusoids
 
 _PANEL = 512
@@ -328,13 +328,6 @@ class FastDecoder(Decoder):
             x_RD = layer(x_RD, W, past[..., :end, :], mask, memory, state.mask_B11S)
         state.position += 1
         return self._logits(self.norm(x_RD)).log_softmax(-1).view(B, W, -1)
-
-
-def settle(network: nn.Module) -> None:
-    """Put what is fastest in the place of maps that are sparse because they evolved."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, SetSparse):
-            network.set_submodule(name, module.settled())
 
 
 def for_inference(decoder: Decoder, int8: bool = False) -> Decoder:

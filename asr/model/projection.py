@@ -128,15 +128,15 @@ class SetSparse(nn.Module):
         self.values[moved] = 0
         return moved
 
-    def settled(self) -> nn.Module:
+    def settled(self, may_be_sparse: bool) -> nn.Module:
         """The same map for evaluation only: a sparse product where that is faster, else a dense.
 
         Measured by benchmarks/sparse.py on a CPU: the sparse product gains from 2^18 places on
-        which at most one in twenty holds a weight.
+        of which at most one in twenty holds a weight.
         """
         weight = self.product().detach()
-        on_cpu = weight.device.type == "cpu"
-        if on_cpu and self.density <= _SPARSE_DENSITY and weight.numel() >= _SPARSE_PLACES:
+        is_large = may_be_sparse and weight.numel() >= _SPARSE_PLACES
+        if is_large and self.density <= _SPARSE_DENSITY and weight.device.type == "cpu":
             return SparseLinear(weight, self.bias.detach())
         dense = nn.utils.skip_init(nn.Linear, self.d_in, self.d_out, device=weight.device)
         dense.load_state_dict({"weight": weight, "bias": self.bias.detach()})
@@ -160,6 +160,13 @@ class SparseLinear(nn.Module):
         """(..., d_in) to (..., d_out)."""
         y_OR = self.weight @ x.flatten(0, -2).t()
         return (y_OR.t() + self.bias).unflatten(0, x.shape[:-1])
+
+
+def settle(network: nn.Module, may_be_sparse: bool = True) -> None:
+    """Give the sparse maps of a network that is only to be evaluated their fastest form."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, SetSparse):
+            network.set_submodule(name, module.settled(may_be_sparse))
 
 
 class SetSparseConfig(Node):
