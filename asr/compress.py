@@ -201,6 +201,8 @@ def nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Ten
     """
     parts = [(sign, (sign * weight).clamp(min=0)) for sign in (1.0, -1.0)]
     parts = [(sign, part) for sign, part in parts if part.any()]
+    if not parts:
+        return weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(len(weight), rank)
     firsts, seconds = [weight.new_zeros(0, weight.shape[1])], [weight.new_zeros(len(weight), 0)]
     for i, (sign, part) in enumerate(parts):
         share = (rank + len(parts) - 1 - i) // len(parts)
