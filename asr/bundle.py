@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
 from asr.features import FeatureExtractor
+from asr.model.projection import SetSparse
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
 
@@ -139,3 +140,6 @@ def load_weights(parts: nn.Module, path: Path) -> None:
         if not torch.isfinite(found[name]).all():
             raise BundleError(f"{path}: tensor {name} holds NaN or infinity: train it again")
     parts.load_state_dict(found)
+    for name, module in parts.named_modules():
+        if isinstance(module, SetSparse) and not module.is_sound():
+            raise BundleError(f"{path}: tensor {name}.places is damaged: copy the bundle again")

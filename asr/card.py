@@ -51,6 +51,8 @@ def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
     """README.md of a bundle; `facts` become the rows of its table."""
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     kind = config.model.projection.kind
+    if config.model.ranks:
+        kind += f" (of {len(config.model.ranks)} modules compressed)"
     return f"""# A speech recogniser made by lrt-asr
 
 {parameters / 1e6:.2f} M parameters, {kind} projections, {config.features.kind} features at

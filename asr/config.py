@@ -66,7 +66,8 @@ class TrainingConfig(Node):
     `average` is how many of the best epochs (by validation CER) the bundle's weights are the mean
     of; `checkpoint_steps` how many steps a killed run can lose at most; `accumulate` how many
     batches a process adds up before a step; `patience` after how many epochs without a better
-    validation CER the run ends; `precision: auto` is bfloat16 on a GPU, float32 elsewhere.
+    validation CER the run ends; `precision: auto` is bfloat16 on a GPU, float32 elsewhere; `init`
+    is a bundle whose weights and tokens a run begins with, such as one of `asr compress`.
     """
 
     epochs: PositiveInt = 30
@@ -80,6 +81,7 @@ class TrainingConfig(Node):
     accumulate: PositiveInt = 1
     patience: PositiveInt | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    init: Path | None = None
 
 
 class Config(Node):

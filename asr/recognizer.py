@@ -25,6 +25,7 @@ from asr.decoding import Encoded, LanguageModel, encode, find_texts, is_constant
 from asr.errors import AudioError, ConfigError
 from asr.lm import LanguageTransformer
 from asr.model.inference import for_inference
+from asr.model.projection import settle
 from asr.model.tiling import TiledFrontend
 from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
@@ -157,6 +158,8 @@ class Recognizer:
         self.tokenizer = bundle.tokenizer
         self.features = bundle.features.eval()
         self.model = bundle.model.eval().to(self.device)
+        settle(self.model.decoder, may_be_sparse=False)  # its fast form joins dense maps
+        settle(self.model)
         on_cpu = self.device.type == "cpu"
         self.model.decoder = for_inference(self.model.decoder, int8 and on_cpu)
         if on_cpu:
@@ -338,8 +341,9 @@ class Recognizer:
             return None
         if search.lm not in self._lms:
             if search.lm.is_dir():
-                model = LanguageTransformer.load(search.lm, self.tokenizer)
-                self._lms[search.lm] = model.to(self.device)
+                model = LanguageTransformer.load(search.lm, self.tokenizer).to(self.device)
+                settle(model)
+                self._lms[search.lm] = model
             else:
                 self._lms[search.lm] = NGram.load(search.lm, self.tokenizer)
         return self._lms[search.lm]

@@ -1,13 +1,16 @@
-"""What is done with a recipe or a bundle: `asr info`, `asr export`."""
+"""What is done with a recipe or a bundle: `asr info`, `asr export`, `asr compress`."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from asr.cli.options import Bundle, Format, Overrides, app, err, out
+
+if TYPE_CHECKING:
+    from asr.compress import Report
 
 
 @app.command()
@@ -54,3 +57,56 @@ def export(
         f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
+
+
+@app.command()
+def compress(
+    bundle: Bundle,
+    out_dir: Annotated[Path, typer.Option("--out", help="A folder for the smaller bundle.")],
+    method: Annotated[Literal["svd", "nmf", "semi_nmf"], typer.Option()] = "svd",
+    rank: Annotated[
+        float | None,
+        typer.Option(help="Of every module; below 1: a share of the rank that saves nothing."),
+    ] = None,
+    energy: Annotated[
+        float | None, typer.Option(help="Share of the squared singular values that is kept.")
+    ] = None,
+    modules: Annotated[
+        list[str] | None, typer.Option(help="Names, such as 'encoder.*'; default: all modules.")
+    ] = None,
+    cuts: Annotated[Path | None, typer.Option(help="A manifest: CER before and after.")] = None,
+    format: Format = "table",
+) -> None:
+    """Make a bundle smaller after its training: its weights as products of thin ones."""
+    from rich.progress import Progress
+
+    from asr.compress import compress_bundle
+    from asr.data import load_cuts
+
+    if cuts:
+        load_cuts(cuts)  # a mistyped path shows before the work
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        progress.add_task("compressing", total=None)
+        report = compress_bundle(
+            bundle, out_dir, method, rank=rank, energy=energy, modules=modules or ["*"], cuts=cuts
+        )
+    if format == "json":
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _show_compressed(report, out_dir)
+
+
+def _show_compressed(report: "Report", out_dir: Path) -> None:
+    table = Table(title=str(out_dir))
+    for name in ("module", "outputs x inputs", "rank", "error", "weights"):
+        table.add_column(name, overflow="fold")
+    for layer in report.layers:
+        outputs, inputs = layer.shape
+        table.add_row(
+            layer.name, f"{outputs} x {inputs}", str(layer.rank), f"{layer.error:.1%}",
+            f"{layer.before:,} -> {layer.after:,}",
+        )  # fmt: skip
+    out.print(table)
+    facts: dict[str, Any] = report.facts()
+    for name, value in facts.items():
+        out.print(f"{name}: {value}", highlight=False, markup=False)

@@ -127,7 +127,8 @@ def _compile_attention(attention: MultiHeadAttention, is_self: bool, int8: bool)
     D = attention.residual.norm.normalized_shape[0]
     maps = (attention.query, attention.key, attention.value, attention.output)
     leds = [each for each in maps if isinstance(each, LowRank)]
-    if len(leds) == len(maps) and leds[0].E.out_features <= 2 * D // attention.n_heads:
+    widest = max((led.E.out_features for led in leds), default=0)
+    if len(leds) == len(maps) and widest <= 2 * D // attention.n_heads:
         return _LatentAttention(attention, is_self, int8)
     return _HeadAttention(attention, is_self, int8)
 

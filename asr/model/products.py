@@ -191,10 +191,17 @@ def _as_linear(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Linear:
     return linear
 
 
+def _bias(linear: nn.Linear) -> Tensor:
+    if linear.bias is None:  # mypy believes that there is always one
+        return linear.weight.detach().new_zeros(linear.out_features)
+    return linear.bias.detach()
+
+
 def _product(maps: Sequence[nn.Linear], int8: bool) -> Map:
     weight_OI = torch.cat([each.weight.detach() for each in maps])
-    has_bias = maps[0].bias is not None
-    bias_O = torch.cat([each.bias.detach() for each in maps]) if has_bias else None
+    bias_O = None
+    if any(each.bias is not None for each in maps):
+        bias_O = torch.cat([_bias(each) for each in maps])
     if int8 and weight_OI.numel() >= _INT8_WEIGHTS:
         return _Int8Product(weight_OI, bias_O)
     return Product(weight_OI, bias_O)

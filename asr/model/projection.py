@@ -4,11 +4,13 @@ Every map of the front end's projection, the attention and the feed-forward is b
 these nodes; the embedding and the output projection are not (thesis 4.1).
 """
 
+import warnings
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from asr.node import Node
 
@@ -32,14 +34,15 @@ class LowRank(nn.Module):
     E is (d_in, rank), D is (rank, d_out): rank · (d_in + d_out) numbers in place of d_in · d_out.
     """
 
-    def __init__(self, d_in: int, d_out: int, rank: int) -> None:
+    def __init__(self, d_in: int, d_out: int, rank: int, bias: bool = True) -> None:
         super().__init__()
         self.E = nn.Linear(d_in, rank, bias=False)
-        self.D = nn.Linear(rank, d_out)
+        self.D = nn.Linear(rank, d_out, bias)
         # The product starts with the variance of a Xavier-initialised W, whatever the rank.
         nn.init.normal_(self.E.weight, std=d_in**-0.5)
         nn.init.normal_(self.D.weight, std=(2 * d_in / (rank * (d_in + d_out))) ** 0.5)
-        nn.init.zeros_(self.D.bias)
+        if bias:
+            nn.init.zeros_(self.D.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_in) to (..., d_out), by two thin products."""
@@ -49,6 +52,10 @@ class LowRank(nn.Module):
         """The (d_out, d_in) weight of the dense map that this unit equals."""
         with torch.no_grad():
             return self.D.weight @ self.E.weight
+
+    # Torch's own transformer layers read these of their maps in evaluation.
+    weight = property(product)
+    bias = property(lambda self: self.D.bias)
 
 
 class LowRankConfig(Node):
@@ -62,4 +69,122 @@ class LowRankConfig(Node):
         return LowRank(d_in, d_out, self.rank)
 
 
-ProjectionConfig = Annotated[DenseConfig | LowRankConfig, Field(discriminator="kind")]
+class SetSparse(nn.Module):
+    """Sparse evolutionary training, SET: y = x W + b, W an Erdős–Rényi graph (report 2.2, 3.1).
+
+    Of the d_in · d_out places ε (d_in + d_out) hold a weight, the expected number of the report's
+    p(W_ij) = ε (d_in + d_out) / (d_in · d_out); the number never changes. `places` (n,) are where
+    in W (d_out, d_in), row by row, `values` (n,) stand: what is stored is what there is.
+    """
+
+    places: Tensor
+
+    def __init__(self, d_in: int, d_out: int, epsilon: float, zeta: float) -> None:
+        super().__init__()
+        self.d_in, self.d_out, self.zeta = d_in, d_out, zeta
+        n = max(1, min(round(epsilon * (d_in + d_out)), d_in * d_out))
+        places = torch.randperm(d_in * d_out)[:n].sort().values
+        self.register_buffer("places", places.int())
+        # An output's sum starts with the variance that a dense Xavier-initialised W gives it.
+        std = (2 / (d_in + d_out) / (n / (d_in * d_out))) ** 0.5
+        self.values = nn.Parameter(torch.randn(n) * std)
+        self.bias = nn.Parameter(torch.zeros(d_out))
+
+    @property
+    def density(self) -> float:
+        """The share of the places that hold a weight."""
+        return len(self.values) / (self.d_in * self.d_out)
+
+    def is_sound(self) -> bool:
+        """Whether each weight has a place of its own in W."""
+        order = self.places.long().sort().values
+        inside = bool(order[0] >= 0 and order[-1] < self.d_in * self.d_out)
+        return inside and bool((order.diff() > 0).all())
+
+    def product(self) -> Tensor:
+        """W (d_out, d_in), zero where there is no weight."""
+        empty = self.values.new_zeros(self.d_out * self.d_in)
+        return empty.scatter(0, self.places.long(), self.values).view(self.d_out, self.d_in)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_in) to (..., d_out)."""
+        return linear(x, self.product(), self.bias)
+
+    @torch.no_grad()
+    def rewire(self, generator: torch.Generator) -> Tensor:
+        """Move the share ζ of the weights that are closest to zero to random free places, as 0.
+
+        Returns which of `values` were moved: what an optimiser knows of these is void. A place
+        that becomes free may be drawn again. `generator` is of the CPU.
+        """
+        n_moved = round(self.zeta * len(self.values))
+        moved = self.values.abs().sort(stable=True).indices[:n_moved]
+        is_free = torch.ones(self.d_in * self.d_out, dtype=torch.bool)
+        is_free[self.places.long().cpu()] = False
+        is_free[self.places[moved].long().cpu()] = True
+        free = is_free.nonzero().flatten()
+        drawn = free[torch.randperm(len(free), generator=generator)[:n_moved]]
+        self.places[moved] = drawn.to(self.places)
+        self.values[moved] = 0
+        return moved
+
+    def settled(self, may_be_sparse: bool) -> nn.Module:
+        """The same map for evaluation only: a sparse product where that is faster, else a dense.
+
+        Measured by benchmarks/sparse.py on a CPU: the sparse product gains from 2^18 places on
+        of which at most one in twenty holds a weight.
+        """
+        weight = self.product().detach()
+        is_large = may_be_sparse and weight.numel() >= _SPARSE_PLACES
+        if is_large and self.density <= _SPARSE_DENSITY and weight.device.type == "cpu":
+            return SparseLinear(weight, self.bias.detach())
+        dense = nn.utils.skip_init(nn.Linear, self.d_in, self.d_out, device=weight.device)
+        dense.load_state_dict({"weight": weight, "bias": self.bias.detach()})
+        return dense
+
+
+_SPARSE_DENSITY, _SPARSE_PLACES = 0.05, 1 << 18
+
+
+class SparseLinear(nn.Module):
+    """A linear map whose weight (d_out, d_in) is held by its rows' entries (CSR)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        with warnings.catch_warnings():  # torch calls the format's API young
+            warnings.simplefilter("ignore", UserWarning)
+            self.weight = weight.to_sparse_csr()
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_in) to (..., d_out)."""
+        y_OR = self.weight @ x.flatten(0, -2).t()
+        return (y_OR.t() + self.bias).unflatten(0, x.shape[:-1])
+
+
+def settle(network: nn.Module, may_be_sparse: bool = True) -> None:
+    """Give the sparse maps of a network that is only to be evaluated their fastest form."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, SetSparse):
+            network.set_submodule(name, module.settled(may_be_sparse))
+
+
+class SetSparseConfig(Node):
+    """An Erdős–Rényi graph that evolves.
+
+    `epsilon` sets its size; `zeta` is the share of the weights that is rewired after every epoch
+    but the last (report, chapter 4: 20 and 0.3).
+    """
+
+    kind: Literal["set_sparse"] = "set_sparse"
+    epsilon: PositiveFloat = 20.0
+    zeta: Annotated[float, Field(ge=0, le=1)] = 0.3
+
+    def build(self, d_in: int, d_out: int) -> nn.Module:
+        """A map from (..., d_in) to (..., d_out)."""
+        return SetSparse(d_in, d_out, self.epsilon, self.zeta)
+
+
+ProjectionConfig = Annotated[
+    DenseConfig | LowRankConfig | SetSparseConfig, Field(discriminator="kind")
+]

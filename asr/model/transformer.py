@@ -23,6 +23,7 @@ from asr.model.attention import (
     share_between_layers,
 )
 from asr.model.dropout import Dropout
+from asr.model.factors import make_thin
 from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
 from asr.model.layers import (
     Convolution,
@@ -75,7 +76,8 @@ class ModelConfig(Node):
     """The network's shape; the defaults are LRT (r = 100) of thesis 4.2.2.
 
     `norm` is where layer normalisation stands (see `Residual`); `ctc_weight` the share of the CTC
-    loss in training, above 0 the encoder has a CTC head.
+    loss in training, above 0 the encoder has a CTC head; `ranks` the modules that `asr compress`
+    made of two thin ones, by name.
     """
 
     d_model: PositiveInt = 512
@@ -88,6 +90,7 @@ class ModelConfig(Node):
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
     ctc_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ranks: dict[str, PositiveInt] = Field(default={})
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -107,8 +110,13 @@ class ModelConfig(Node):
         return self
 
     def build(self, n_freqs: int, vocab_size: int) -> "SpeechTransformer":
-        """The network for features of `n_freqs` bins and a vocabulary of `vocab_size`."""
-        return SpeechTransformer(self, n_freqs, vocab_size)
+        """The network for features of `n_freqs` bins and a vocabulary of `vocab_size`.
+
+        Raises ConfigError where `ranks` names a module that it has not.
+        """
+        network = SpeechTransformer(self, n_freqs, vocab_size)
+        make_thin(network, self.ranks)
+        return network
 
     def cross_attention(self) -> MultiHeadAttention:
         """LRMHA from the decoder to the encoder's output, always full."""

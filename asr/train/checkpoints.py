@@ -144,7 +144,12 @@ class Checkpoints(Callback):
 
 
 def average_into(bundle: Bundle, checkpoints: list[Path]) -> None:
-    """Give a bundle's network the mean of its weights in several files."""
+    """Give a bundle's network the mean of its weights in several files, the first being the best.
+
+    Weights of sparse maps that stand in other places than the best's are not to be averaged.
+    """
     weights = [read_tensors(path) for path in checkpoints]
+    places = [k for k, v in weights[0].items() if not v.is_floating_point()]
+    weights = [w for w in weights if all(torch.equal(w[k], weights[0][k]) for k in places)]
     mean = {k: torch.stack([w[k].double() for w in weights]).mean(0) for k in weights[0]}
     bundle.model.load_state_dict(mean)

@@ -13,7 +13,7 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, write_atomically
+from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, load_weights, write_atomically
 from asr.card import count_parameters, model_card
 from asr.config import Config, dump_config, load_config
 from asr.cost import Cost, write_cost
@@ -118,16 +118,21 @@ def _fixed(config: Config, part: str) -> Node:
 def _begin(config: Config, state: Path) -> tuple[Corpus, Bundle]:
     """The corpus; fresh weights, and the tokens and statistics of its training cuts alone.
 
-    The tokens of a run that goes on, and of all processes but rank 0, are those that it began
-    with. Raises AsrError where the disk has no room for what the run will write.
+    With `training.init` weights, tokens and statistics are that bundle's. The tokens of a run that
+    goes on, and of all processes but rank 0, are those that it began with. Raises AsrError where
+    the disk has no room for what the run will write, or the bundle is of another model.
     """
-    corpus = Corpus(config)
+    corpus, init = Corpus(config), config.training.init
     if rank() or (state / LAST).is_file():
         tokenizer = Tokenizer((state / TOKENIZER).read_bytes())
+    elif init:
+        tokenizer = Bundle.load(init).tokenizer
     else:
         tokenizer = Tokenizer.train(map(text_of, corpus.train_cuts), config.tokenizer)
     bundle = Bundle.create(config, tokenizer)
-    if config.features.normalize == "corpus":
+    if init:
+        load_weights(bundle.parts, init / WEIGHTS)
+    elif config.features.normalize == "corpus":
         bundle.features.fit(corpus.some_waves())
     corpus.read_with(bundle)
     if not rank():

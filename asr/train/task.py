@@ -26,6 +26,7 @@ from asr.errors import AsrError, DataError
 from asr.features import spec_augment
 from asr.metrics import ErrorCounts, character_errors
 from asr.model.attention import follow_step
+from asr.model.projection import SetSparse
 from asr.search import BeamSearch
 from asr.tokenizer import PAD
 from asr.train.processes import add_up, add_up_gradients, rank, world_size
@@ -41,7 +42,8 @@ class Tally:
     """What a run remembers beside weights: an epoch's loss so far and what was left out.
 
     All is of all processes together. `too_short` are utterances whose text needs more CTC steps
-    than they have encoder steps: they train the decoder alone.
+    than they have encoder steps: they train the decoder alone. `rewired` is the last epoch, from
+    0, before which sparse maps were rewired.
     """
 
     loss: float = 0.0
@@ -50,6 +52,7 @@ class Tally:
     too_short: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    rewired: int = 0
 
     @property
     def mean_loss(self) -> float:
@@ -57,7 +60,7 @@ class Tally:
         return self.loss / self.steps if self.steps else math.nan
 
     def next_epoch(self) -> None:
-        """Forget all but the steps that were skipped."""
+        """Forget what is the epoch's own."""
         self.loss, self.steps, self.unreadable, self.too_short = 0.0, 0, 0, 0
 
 
@@ -84,6 +87,23 @@ class RecognizerTask(L.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Count afresh; an epoch that goes on after a cut counts on."""
         self.tally.next_epoch()
+        if self.current_epoch > self.tally.rewired:
+            self._rewire()
+            self.tally.rewired = self.current_epoch
+
+    def _rewire(self) -> None:
+        """Let sparse maps evolve between two epochs, the same in all processes."""
+        seed = self.config.seed * 1_000_003 + self.current_epoch
+        generator = torch.Generator().manual_seed(seed)
+        adam = self.optimizers()
+        assert isinstance(adam, LightningOptimizer)
+        for module in self.model.modules():
+            if isinstance(module, SetSparse):
+                moved = module.rewire(generator)
+                state = adam.state[module.values]
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    if moment in state:  # no step was made yet where all were skipped
+                        state[moment][moved] = 0
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """All chance in a step follows from the seed, the step and the process.

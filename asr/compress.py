@@ -1,0 +1,270 @@
+"""A trained network made smaller: its weights as products of two thin ones (thesis 2.3).
+
+>>> from asr.compress import factorise
+>>> smaller, layers = factorise(any_module, "svd", energy=0.9, modules=["encoder.*"])
+
+Weights are matrices W (O, I), from I inputs to O outputs; a factorisation of rank R is
+W ≈ second (O, R) · first (R, I).
+"""
+
+import warnings
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.decomposition import NMF
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
+
+from asr.bundle import CONFIG, WEIGHTS, Bundle
+from asr.card import count_parameters, model_card, write_evaluation
+from asr.data import load_cuts
+from asr.errors import ConfigError
+from asr.evaluate import Evaluation, evaluate
+from asr.model.factors import ends, factorable, matrix, thin
+from asr.recognizer import Recognizer
+
+Method = Literal["svd", "nmf", "semi_nmf", "random"]
+
+_UPDATES = 200
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What became of a module: its matrix's (outputs, inputs), its rank, what it lost.
+
+    `error` is ‖W - second · first‖ / ‖W‖ (Frobenius), `before` and `after` count its weights.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    rank: int
+    error: float
+    before: int
+    after: int
+
+
+def factorise(
+    module: nn.Module,
+    method: Method = "svd",
+    *,
+    rank: float | None = None,
+    energy: float | None = None,
+    modules: Sequence[str] = ("*",),
+) -> tuple[nn.Module, list[Layer]]:
+    """A copy of a module whose linear maps and convolutions are of low rank, and what it lost.
+
+    `rank` is every module's, or below 1 the share of the rank at which nothing would be saved;
+    `energy` is the share of a module's squared singular values that its own rank keeps. One of
+    the two is given. `modules` are patterns of names (`encoder.*`); what would not become smaller
+    stays. `random` keeps nothing of the weights: a start for training. Raises ConfigError where
+    rank or energy make no sense.
+    """
+    if (rank is None) == (energy is None):
+        raise ConfigError("give either a rank or an energy, the two choose the same thing")
+    if not (rank is None or rank > 0) or not (energy is None or 0 < energy <= 1):
+        raise ConfigError("a rank is above 0, and an energy above 0 and at most 1")
+    holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced too
+    units: dict[nn.Module, nn.Module] = {}
+    layers = []
+    for name, old in factorable(holder).items():
+        inner = name.partition(".")[2]
+        if not any(fnmatch(inner, pattern) for pattern in modules):
+            continue
+        if old not in units:
+            chosen = _rank(old, rank, energy)
+            if not chosen or _size(unit := thin(old, chosen)) >= _size(old):
+                continue
+            units[old] = unit.to(matrix(old)).train(old.training)
+            layers.append(_fill(inner, old, units[old], chosen, method))
+        holder.set_submodule(name, units[old])
+    return holder[0], layers
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compression did; evaluations where there were cuts to hear."""
+
+    layers: list[Layer]
+    parameters: tuple[int, int]
+    bytes: tuple[int, int]
+    evaluations: tuple[Evaluation, Evaluation] | None
+
+    def facts(self) -> dict[str, str]:
+        """Before and after, as a reader wants them."""
+        (many, few), (large, small) = self.parameters, self.bytes
+        mean = sum(layer.error for layer in self.layers) / len(self.layers)
+        facts = {
+            "parameters": f"{many:,} -> {few:,} ({few / many:.1%})",
+            "weights on the disk": f"{large / 1e6:.2f} -> {small / 1e6:.2f} MB",
+            "reconstruction error, mean of modules": f"{mean:.1%} of {len(self.layers)} modules",
+        }
+        if self.evaluations:
+            before, after = self.evaluations
+            facts["CER"] = f"{before.cer:.2%} -> {after.cer:.2%}"
+            facts["RTF"] = f"{before.rtf:.4f} -> {after.rtf:.4f}"
+        return facts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; pairs are before and after."""
+        found = self.evaluations or ()
+        return {
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "cer": [e.cer for e in found] or None,
+            "rtf": [e.rtf for e in found] or None,
+            "layers": [asdict(layer) for layer in self.layers],
+        }
+
+
+def compress_bundle(
+    source: Path,
+    out: Path,
+    method: Method = "svd",
+    *,
+    rank: float | None = None,
+    energy: float | None = None,
+    modules: Sequence[str] = ("*",),
+    cuts: Path | None = None,
+) -> Report:
+    """Write the bundle `source` smaller to `out`; with cuts, hear them with both.
+
+    Raises ConfigError where `out` holds a bundle already.
+    """
+    if (out / WEIGHTS).exists() or (out / CONFIG).exists():
+        raise ConfigError(f"{out}: holds a bundle already: give another --out")
+    bundle = Bundle.load(source)
+    smaller, layers = compress(bundle, method, rank=rank, energy=energy, modules=modules)
+    parameters = (count_parameters(bundle.model), count_parameters(smaller.model))
+    choice = f"rank {rank:g}" if rank is not None else f"energy {energy:g}"
+    facts = {
+        "compressed from": source,
+        "by": f"{method}, {choice}, modules {' '.join(modules)}",
+        "parameters before": f"{parameters[0]:,}",
+    }
+    smaller.save(out, model_card(smaller.config, parameters[1], facts))
+    evaluations = None
+    if cuts:
+        heard = load_cuts(cuts)
+        before, after = (evaluate(Recognizer(each), heard) for each in (bundle, smaller))
+        write_evaluation(out, cuts, after)
+        evaluations = (before, after)
+    size = tuple((folder / WEIGHTS).stat().st_size for folder in (source, out))
+    return Report(layers, parameters, (size[0], size[1]), evaluations)
+
+
+def compress(
+    bundle: Bundle,
+    method: Method = "svd",
+    *,
+    rank: float | None = None,
+    energy: float | None = None,
+    modules: Sequence[str] = ("*",),
+) -> tuple[Bundle, list[Layer]]:
+    """A bundle with a factorised network, as `factorise` makes it; its configuration says how.
+
+    Raises ConfigError where no module becomes smaller.
+    """
+    network, layers = factorise(bundle.model, method, rank=rank, energy=energy, modules=modules)
+    if not layers:
+        raise ConfigError(
+            f"no module whose name is like {' or '.join(modules)} becomes smaller so: lower the "
+            "rank or the energy, or choose others"
+        )
+    ranks = {**bundle.config.model.ranks, **{layer.name: layer.rank for layer in layers}}
+    model = bundle.config.model.model_copy(update={"ranks": ranks})
+    config = bundle.config.model_copy(update={"model": model})
+    return Bundle(config, bundle.tokenizer, bundle.features, network), layers  # type: ignore[arg-type]
+
+
+def svd(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """(R, I) and (O, R), whose product is the nearest of all of this rank (Eckart and Young).
+
+    Its error is the root of the sum of the squares of the singular values left out. Both factors
+    take the root of each value that stays, so that they are of like size for training.
+    """
+    u_OK, s_K, v_KI = torch.linalg.svd(weight, full_matrices=False)
+    root_R = s_K[:rank].sqrt()
+    return root_R[:, None] * v_KI[:rank], u_OK[:, :rank] * root_R
+
+
+def nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
+    """(R, I) and (O, R): W as the difference of two products of non-negative factors.
+
+    What is above zero in W, and what is below, each have half the rank and are factorised by
+    multiplicative updates (thesis eq. 2.10, 2.11); the second's factor (O, R) is negated.
+    """
+    parts = [(sign, (sign * weight).clamp(min=0)) for sign in (1.0, -1.0)]
+    parts = [(sign, part) for sign, part in parts if part.any()]
+    if not parts:
+        return weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(len(weight), rank)
+    firsts, seconds = [weight.new_zeros(0, weight.shape[1])], [weight.new_zeros(len(weight), 0)]
+    for i, (sign, part) in enumerate(parts):
+        share = (rank + len(parts) - 1 - i) // len(parts)
+        if share:
+            first, second = non_negative(part, share, updates)
+            firsts.append(first)
+            seconds.append(sign * second)
+    return torch.cat(firsts), torch.cat(seconds, 1)
+
+
+def non_negative(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
+    """(R, I) and (O, R), both non-negative, of a non-negative matrix; no chance is involved."""
+    # Zeros would stay zero for ever in multiplicative updates: `nndsvda` has none.
+    model = NMF(rank, init="nndsvda", solver="mu", max_iter=updates, tol=0, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        second = model.fit_transform(weight.cpu().numpy())
+    return torch.tensor(model.components_).to(weight), torch.tensor(second).to(weight)
+
+
+def semi_nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
+    """(R, I) of either sign and (O, R) non-negative, by Ding, Li and Jordan's updates (2010).
+
+    The first factor is the best for the second (least squares), the second's update never raises
+    the error.
+    """
+    u_OK, s_K, _ = torch.linalg.svd(weight, full_matrices=False)
+    second = (u_OK[:, :rank] * s_K[:rank].sqrt()).abs() + 1e-3 * s_K[0].sqrt()
+    for _ in range(updates):
+        first = torch.linalg.lstsq(second, weight).solution
+        cross, gram = weight @ first.t(), first @ first.t()
+        over = cross.clamp(min=0) + second @ (-gram).clamp(min=0)
+        under = (-cross).clamp(min=0) + second @ gram.clamp(min=0)
+        second = second * (over / under.clamp(min=1e-300)).sqrt()
+    return torch.linalg.lstsq(second, weight).solution, second
+
+
+_METHODS = {"svd": svd, "nmf": nmf, "semi_nmf": semi_nmf}
+
+
+def _rank(module: nn.Module, rank: float | None, energy: float | None) -> int:
+    outputs, inputs = matrix(module).shape
+    if rank is not None:
+        limit = outputs * inputs / (outputs + inputs)
+        return int(rank if rank >= 1 else rank * limit)
+    shares = np.cumsum(torch.linalg.svdvals(matrix(module).double()).square().cpu().numpy())
+    return min(int(np.searchsorted(shares, energy * shares[-1] * (1 - 1e-12))) + 1, len(shares))
+
+
+def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method) -> Layer:
+    """Give a thin unit the factors of what it replaces, and its bias."""
+    weight = matrix(old).double()
+    first, second = ends(unit)
+    if method != "random":
+        for end, factor in zip((first, second), _METHODS[method](weight, rank), strict=True):
+            end.weight.data.copy_(factor.view_as(end.weight))
+    if old.bias is not None:
+        second.bias.data.copy_(old.bias)
+    product = matrix(second).double() @ matrix(first).double()
+    error = torch.linalg.norm(weight - product) / torch.linalg.norm(weight).clamp(min=1e-300)
+    return Layer(name, tuple(weight.shape), rank, float(error), _size(old), _size(unit))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
