@@ -18,7 +18,7 @@ from asr.errors import ConfigError
 from asr.model.transformer import SpeechTransformer
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.scorers import LmScorer, Models
-from asr.search import BeamSearch
+from asr.search import BeamSearch, Gone
 from asr.tokenizer import EOS, PAD, SOS, UNK
 
 
@@ -69,9 +69,13 @@ def decode(
 
 @torch.inference_mode()
 def find_texts(
-    model: SpeechTransformer, encoded: Encoded, search: BeamSearch, lm: LanguageModel | None = None
-) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each encoded utterance; `NO_SPEECH` alone where CTC hears none."""
+    model: SpeechTransformer, encoded: Encoded, search: BeamSearch,
+    lm: LanguageModel | None = None, gone: Gone | None = None,
+) -> list[list[Hypothesis]]:  # fmt: skip
+    """The n best hypotheses of each encoded utterance; `NO_SPEECH` alone where CTC hears none.
+
+    One that is `gone` before any hypothesis ended has `NO_SPEECH` too.
+    """
     if search.config.needs_ctc and encoded.logp_BSV is None:
         raise ConfigError(
             f"search.method {search.config.method}, search.ctc_weight {search.config.ctc_weight:g}:"
@@ -80,9 +84,11 @@ def find_texts(
     results = [[NO_SPEECH] for _ in encoded.keep_BS]
     speech = _has_speech(encoded, search.config.speech_threshold).nonzero().squeeze(1)
     if len(speech):
-        found = _search(model, encoded.select(speech), search, lm)
-        for i, nbest in zip(speech.tolist(), found, strict=True):
-            results[i] = nbest
+        spoken = speech.tolist()
+        left = (lambda k: gone(spoken[k])) if gone else None
+        found = _search(model, encoded.select(speech), search, lm, left)
+        for i, nbest in zip(spoken, found, strict=True):
+            results[i] = nbest or [NO_SPEECH]
     return results
 
 
@@ -95,8 +101,9 @@ def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
 
 
 def _search(
-    model: SpeechTransformer, encoded: Encoded, search: BeamSearch, lm: LanguageModel | None
-) -> list[list[Hypothesis]]:
+    model: SpeechTransformer, encoded: Encoded, search: BeamSearch, lm: LanguageModel | None,
+    gone: Gone | None,
+) -> list[list[Hypothesis]]:  # fmt: skip
     config, steps_B = search.config, encoded.keep_BS.sum(1)
     if config.method == "ctc_greedy":
         assert encoded.logp_BSV is not None
@@ -113,9 +120,9 @@ def _search(
         else model.decoder.start(encoded.memory_BSD, encoded.keep_BS)
     )
     if config.method == "joint":
-        return search(Models(model.decoder.step, state, ctc, scorer), steps_B)
+        return search(Models(model.decoder.step, state, ctc, scorer), steps_B, gone)
     first = BeamSearch(config.first_pass, search.word_count_V)
-    found = first(Models(None, None, ctc, scorer), steps_B)
+    found = [n or [NO_SPEECH] for n in first(Models(None, None, ctc, scorer), steps_B, gone)]
     if config.method == "ctc_beam":
         return [nbest[: config.n_best] for nbest in found]
     return rescore(model.decoder.step, state, found, config, steps_B.device)

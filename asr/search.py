@@ -6,6 +6,7 @@ B utterances, W hypotheses of each (the beam), V vocabulary, K candidates, L pos
 buffer, P periods, C parts of a score (decoder, CTC, language model).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -18,6 +19,7 @@ from asr.scorers import Models
 from asr.tokenizer import EOS, PAD, SOS, UNK
 
 _NEVER = -1e9
+Gone = Callable[[int], bool]
 # Nothing is waited for that would come this far behind the best for each place in the n best.
 _MARGIN = 1.5
 
@@ -72,11 +74,14 @@ class BeamSearch:
     word_count_V: Tensor
 
     @torch.inference_mode()
-    def __call__(self, models: Models, limits_B: Tensor) -> list[list[Hypothesis]]:
+    def __call__(
+        self, models: Models, limits_B: Tensor, gone: Gone | None = None
+    ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each utterance, best first.
 
         `limits_B` is how many tokens each utterance may have at most. An utterance ends when no
-        live hypothesis can join its n best, or when W have ended.
+        live hypothesis can join its n best, or when W have ended. `gone` is asked in each step
+        whether an utterance, by its number, is no longer wanted: it leaves with what has ended.
         """
         decoder, ctc, lm = self.config.weights
         # Without a decoder the CTC head has its share too.
@@ -90,6 +95,8 @@ class BeamSearch:
             candidates = self._candidates(models, last_BW, live, t)
             live, parents_BW, ended = self._grow(live, ended, candidates, t)
             done_B = self._done(live, ended) | (live.limits_B <= t)
+            if gone:
+                done_B |= torch.tensor([gone(i) for i in live.number_B.tolist()]).to(done_B.device)
             self._collect(live, ended, done_B & ~live.done_B, models, results)
             live.done_B = live.done_B | done_B
             # Those that are done leave in company: each leaving copies all that stays.
