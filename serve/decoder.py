@@ -68,7 +68,7 @@ class Decoder:
         self._told_alive = 0.0
 
     def run(self) -> None:
-        """Recognise batch after batch. A message a second says that this goes on."""
+        """Recognise batch after batch. Messages say that this goes on."""
         threading.Thread(target=self._listen, name="asr-pipe", daemon=True).start()
         while True:
             self._tell_alive()
@@ -83,7 +83,7 @@ class Decoder:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                os._exit(0)  # the service has ended, or wants this process no longer
+                _end()
             if message[0] == "job":
                 self._accept(*message[1:])
             else:
@@ -138,10 +138,10 @@ class Decoder:
     # --- pieces to texts ------------------------------------------------------------------------
 
     def _next_batch(self) -> list[tuple[Job, "Piece"]]:
-        """What is to be recognised now; nothing after a second without work."""
+        """What is to be recognised now; nothing where there is no work for a while."""
         with self._changed:
             if not len(self._queue):
-                self._changed.wait(1.0)
+                self._changed.wait(0.5)
                 if len(self._queue) and self._batch_wait:
                     self._changed.wait_for(
                         lambda: self._queue.seconds >= self._batch_seconds, self._batch_wait
@@ -192,7 +192,7 @@ class Decoder:
 
     def _tell_alive(self) -> None:
         now = time.monotonic()
-        if now - self._told_alive > 1.0:
+        if now - self._told_alive > 0.5:
             self._told_alive = now
             self._send("alive", len(self._queue), self._queue.seconds)
 
@@ -253,7 +253,12 @@ class Decoder:
             try:
                 self._pipe.send(message)
             except OSError:
-                os._exit(0)
+                _end()
+
+
+def _end() -> None:
+    """The service has ended, or wants this process no longer: whatever hangs here, it goes."""
+    os._exit(0)
 
 
 def _text(job: Job) -> str:
