@@ -226,9 +226,8 @@ def main() -> None:
                 told(f"{name}, 3 s clips beside long ones", clips)
                 capacity = (clips.audio + longs.audio) / clips.seconds
                 ideal = args.clients * clip.seconds / capacity
-                print(
-                    f"  ideal wait {ideal * 1000:.0f} ms, measured {median(clips.waits) / ideal:.2f} of it"
-                )
+                share = median(clips.waits) / ideal
+                print(f"  ideal wait {ideal * 1000:.0f} ms, measured {share:.2f} of it", flush=True)
         if args.soak:
             soak(shared, server, recordings, args)
 

@@ -52,7 +52,7 @@ class Job:
 
 
 class Decoder:
-    """Recognisers by name behind a pipe; `run` recognises until the pipe is closed."""
+    """Recognisers by name behind a pipe."""
 
     def __init__(
         self, pipe: Connection, recognizers: dict[str, "Recognizer"], max_seconds: float,
@@ -67,14 +67,16 @@ class Decoder:
         self._readers = ThreadPoolExecutor(2, "asr-read")
         self._told_alive = 0.0
 
-    def run(self) -> None:
-        """Recognise batch after batch. Messages say that this goes on."""
+    def listen(self) -> None:
+        """Take what comes through the pipe, in a thread, until it is closed."""
         threading.Thread(target=self._listen, name="asr-pipe", daemon=True).start()
-        while True:
-            self._tell_alive()
-            batch = self._next_batch()
-            if batch:
-                self._recognize(batch)
+
+    def turn(self) -> None:
+        """Recognise a batch, or wait a little for one; messages say that this goes on."""
+        self._tell_alive()
+        batch = self._next_batch()
+        if batch:
+            self._recognize(batch)
 
     # --- what comes -----------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class Decoder:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                _end()
+                return _end()
             if message[0] == "job":
                 self._accept(*message[1:])
             else:
@@ -285,9 +287,12 @@ def main() -> None:
         pipe.send(("refused", type(error).__name__, str(error)))
         return
     pipe.send(("ready",))
-    Decoder(
+    decoder = Decoder(
         pipe, recognizers, start["max_seconds"], start["batch_seconds"], start["batch_wait"]
-    ).run()
+    )
+    decoder.listen()
+    while True:
+        decoder.turn()
 
 
 if __name__ == "__main__":
