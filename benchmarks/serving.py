@@ -2,13 +2,13 @@
 
     python benchmarks/serving.py BUNDLE RECORDINGS [--clients 64] [--requests 2000] [--soak 10000]
 
-RECORDINGS is a folder of short recordings. Two services run in turn on one machine, `asr serve` as
-it is and the same with ASR_BATCH_SECONDS=0, which decodes one recording after the other; each is
-asked by so many clients at a time (a process of their own, asking again as soon as they are
-answered), in rounds, so that what else the machine does meets both. Every answer is compared with
-the library's text of its recording. Then 3 s clips are sent by all clients but a few, who send two
-minutes each, and the clips' median wait is set against an ideal queue's: one that shares the
-measured capacity (audio seconds a second) evenly among all clients and wastes nothing.
+RECORDINGS is a folder of short recordings. Three services share the machine and are asked in turn, in
+rounds: `asr serve` with a decoding process for each core, with one, and one that decodes recordings
+one by one (ASR_BATCH_SECONDS=0). So many clients ask at a time, each again as soon as it is answered.
+Every answer is compared with the library's text of its recording. Then 3 s clips are sent by all
+clients but an eighth, who send two minutes each, and the clips' median wait is set against an ideal
+queue's: one that shares the measured capacity (audio seconds a second) evenly among all clients and
+wastes nothing. Clients and services share the cores.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -54,6 +54,11 @@ class Result:
     n_errors: int = 0
     n_crossed: int = 0
 
+    def add(self, other: "Result") -> None:
+        """Count another round in."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
     @property
     def rate(self) -> float:
         """Requests a second."""
@@ -61,12 +66,18 @@ class Result:
 
 
 @contextmanager
-def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Process]]:
+def serving(
+    bundle: Path, batch_seconds: float, processes: int
+) -> Iterator[tuple[str, psutil.Process]]:
     """`asr serve` as a process, its address."""
     code = "from asr.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"m={bundle}", "--port", "0", "--device", "cpu"]
-    environment = {**os.environ, "ASR_BATCH_SECONDS": str(batch_seconds)}
-    log = Path(f"/tmp/serving-{os.getpid()}.log")
+    environment = {
+        **os.environ,
+        "ASR_BATCH_SECONDS": str(batch_seconds),
+        "ASR_PROCESSES": str(processes),
+    }
+    log = Path(f"/tmp/serving-{os.getpid()}-{batch_seconds:g}-{processes}.log")
     with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=environment) as server:
         try:
             while not (found := re.search(r"http://127.0.0.1:\d+", log.read_text())):
@@ -81,10 +92,16 @@ async def ask(client: httpx.AsyncClient, recording: Recording, result: Result) -
     """One request."""
     files = {"file": ("a.wav", recording.content)}
     began = time.perf_counter()
-    reply = await client.post(URL, files=files, data={"model": "m"})
+    try:
+        reply = await client.post(URL, files=files, data={"model": "m"})
+    except httpx.TransportError as error:
+        print(f"no answer after {time.perf_counter() - began:.2f} s: {error!r}", flush=True)
+        result.n_errors += 1
+        return
     result.waits.append(time.perf_counter() - began)
     result.audio += recording.seconds
     if reply.status_code != 200:
+        print(reply.status_code, reply.text, flush=True)
         result.n_errors += 1
     elif recording.text is not None and reply.json()["text"] != recording.text:
         result.n_crossed += 1
@@ -190,6 +207,9 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument(
+        "--processes", type=int, default=2, help="that decode, of the first service"
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--mixed-seconds", type=float, default=30.0)
     parser.add_argument("--soak", type=int, default=0)
@@ -199,37 +219,35 @@ def main() -> None:
     print(
         f"{len(recordings)} recordings, {seconds / len(recordings):.2f} s in the mean", flush=True
     )
-    with (
-        serving(args.bundle, 80.0) as (shared, server),
-        serving(args.bundle, 0.0) as (one_by_one, _),
-    ):
-        batched, single = Result(), Result()
+    with ExitStack() as running:
+        services = {}
+        for name, batch_seconds, processes, n_requests in [
+            (f"shared batches, {args.processes} processes", 80.0, args.processes, args.requests),
+            ("shared batches, 1 process", 80.0, 1, args.requests // 4),
+            ("one by one", 0.0, 1, args.requests // 4),  # slower: fewer tell its rate
+        ]:
+            address, server = running.enter_context(serving(args.bundle, batch_seconds, processes))
+            services[name] = (address, server, n_requests, Result())
         for turn in range(args.rounds):
-            # One by one takes longer: a quarter of the requests tells its rate.
-            for address, total, part in ((shared, batched, 1), (one_by_one, single, 4)):
-                n = args.requests // args.rounds // part
-                result = asyncio.run(load(address, recordings, args.clients, n, turn))
-                total.seconds += result.seconds
-                total.audio += result.audio
-                total.waits += result.waits
-                total.n_errors += result.n_errors
-                total.n_crossed += result.n_crossed
-        told("shared batches", batched)
-        told("one by one", single)
-        print(f"ratio: {batched.rate / single.rate:.2f}", flush=True)
+            for address, _, n_requests, total in services.values():
+                n = n_requests // args.rounds
+                total.add(asyncio.run(load(address, recordings, args.clients, n, turn)))
+        for name, (_, _, _, total) in services.items():
+            told(name, total)
+            print(f"  ratio to one by one: {total.rate / services['one by one'][3].rate:.2f}")
+        address, server, *_ = next(iter(services.values()))
         if args.mixed_seconds:
             clip, long = joined(recordings, 3.0), joined(recordings, 120.0)
-            for name, address in (("shared batches", shared), ("one by one", one_by_one)):
-                clips, longs = asyncio.run(
-                    mixed(address, clip, long, args.clients, args.clients // 8, args.mixed_seconds)
-                )
-                told(f"{name}, 3 s clips beside long ones", clips)
-                capacity = (clips.audio + longs.audio) / clips.seconds
-                ideal = args.clients * clip.seconds / capacity
-                share = median(clips.waits) / ideal
-                print(f"  ideal wait {ideal * 1000:.0f} ms, measured {share:.2f} of it", flush=True)
+            clips, longs = asyncio.run(
+                mixed(address, clip, long, args.clients, args.clients // 8, args.mixed_seconds)
+            )
+            told("3 s clips beside recordings of 120 s", clips)
+            capacity = (clips.audio + longs.audio) / clips.seconds
+            ideal = args.clients * clip.seconds / capacity
+            share = median(clips.waits) / ideal
+            print(f"  ideal wait {ideal * 1000:.0f} ms, measured {share:.2f} of it", flush=True)
         if args.soak:
-            soak(shared, server, recordings, args)
+            soak(address, server, recordings, args)
 
 
 if __name__ == "__main__":

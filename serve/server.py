@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from serve.app import create_app
 from serve.limits import Load
 from serve.settings import Settings
-from serve.worker import Worker
+from serve.worker import Workers
 
 logger = logging.getLogger("serve")
 
@@ -31,10 +31,17 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
         super().__init__(
             uvicorn.Config(
-                app, host, port, log_config=_LOGS, access_log=False, timeout_graceful_shutdown=1
+                app,
+                host,
+                port,
+                log_config=_LOGS,
+                access_log=False,
+                timeout_graceful_shutdown=1,
+                # Longer than the minute after which load balancers close idle connections.
+                timeout_keep_alive=75,
             )
         )
-        self._worker: Worker = app.state.worker
+        self._worker: Workers = app.state.worker
         self._load: Load = app.state.load
         self._end = float("inf")
 

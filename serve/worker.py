@@ -1,4 +1,4 @@
-"""The decoding process as the event loop sees it: jobs go out, events come back."""
+"""The decoding processes as the event loop sees them: jobs go out, events come back."""
 
 import asyncio
 import itertools
@@ -65,13 +65,7 @@ class Worker:
     # --- jobs -----------------------------------------------------------------------------------
 
     def submit(self, model: str, audio: bytes, **options: Any) -> Job:
-        """Hand a recording over. Raises ApiError 503 where nobody can take it.
-
-        Options: `words` and `subtitles` ("srt", "vtt") are added to the answer, `partials` asks
-        for the text of a long recording as it grows.
-        """
-        if self._closing or not self.ready:
-            raise _unavailable("the model is being loaded: try again in a few seconds", 5)
+        """Hand a recording over."""
         job = Job(self, next(self._numbers))
         self._jobs[job._id] = job
         self._send("job", job._id, model, audio, options)
@@ -83,9 +77,15 @@ class Worker:
             self._send("leave", id)
 
     @property
+    def n_jobs(self) -> int:
+        """What it has to do."""
+        return len(self._jobs)
+
+    @property
     def ready(self) -> bool:
         """Whether the process lives and its decoding loop has been heard of lately."""
-        return self._loaded and time.monotonic() - self._heard < self._settings.hang_seconds / 2
+        lately = time.monotonic() - self._heard < self._settings.hang_seconds / 2
+        return self._loaded and not self._closing and lately
 
     @property
     def pid(self) -> int:
@@ -171,8 +171,7 @@ class Worker:
         self._heard = time.monotonic()
         kind, *values = message
         if kind == "alive":
-            self._metrics.waiting_pieces.set(values[0])
-            self._metrics.waiting_seconds.set(values[1])
+            self._metrics.queue(id(self), *values)
         elif kind == "batch":
             self._metrics.batch(*values)
         elif kind == "partial":
@@ -201,6 +200,45 @@ class Worker:
         """End the process at once, for good."""
         self._closing = True
         self._process.kill()
+
+
+class Workers:
+    """As many decoding processes as the settings say. Raises as `Worker` does."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        with ThreadPoolExecutor(settings.processes) as pool:
+            starts = [pool.submit(Worker, settings, metrics) for _ in range(settings.processes)]
+        self.all = [start.result() for start in starts]
+
+    def submit(self, model: str, audio: bytes, **options: Any) -> Job:
+        """Hand a recording to the process with the least to do.
+
+        Options: `words` and `subtitles` ("srt", "vtt") are added to the answer, `partials` asks
+        for the text of a long recording as it grows. Raises ApiError 503 where nobody can take it.
+        """
+        ready = [worker for worker in self.all if worker.ready]
+        if not ready:
+            raise _unavailable("the model is being loaded: try again in a few seconds", 5)
+        return min(ready, key=lambda worker: worker.n_jobs).submit(model, audio, **options)
+
+    @property
+    def ready(self) -> bool:
+        """Whether any of them can take a recording."""
+        return any(worker.ready for worker in self.all)
+
+    async def supervise(self) -> None:
+        """Receive, watch and restart, until cancelled."""
+        await asyncio.gather(*(worker.supervise() for worker in self.all))
+
+    def close(self) -> None:
+        """End them; what they have to do fails."""
+        for worker in self.all:
+            worker.close()
+
+    def kill(self) -> None:
+        """End them at once, for good."""
+        for worker in self.all:
+            worker.kill()
 
 
 def _unavailable(message: str, retry_after: int) -> ApiError:
