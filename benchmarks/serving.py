@@ -2,18 +2,19 @@
 
     python benchmarks/serving.py BUNDLE RECORDINGS [--clients 64] [--requests 2000] [--soak 10000]
 
-RECORDINGS is a folder of short recordings. Three services share the machine and are asked in turn, in
-rounds: `asr serve` with a decoding process for each core, with one, and one that decodes recordings
-one by one (ASR_BATCH_SECONDS=0). So many clients ask at a time, each again as soon as it is answered.
-Every answer is compared with the library's text of its recording. Then 3 s clips are sent by all
-clients but an eighth, who send two minutes each, and the clips' median wait is set against an ideal
-queue's: one that shares the measured capacity (audio seconds a second) evenly among all clients and
-wastes nothing. Clients and services share the cores.
+RECORDINGS is a folder of short recordings. Two services share the machine and are asked in turn, in
+rounds: `asr serve`, and one that decodes recordings one by one (ASR_BATCH_SECONDS=0). So many
+clients ask at a time, each again as soon as it is answered. Every answer is compared with the
+library's text of its recording. Then 3 s clips are sent by all clients but an eighth, who send two
+minutes each, and the clips' median wait is set against an ideal queue's: one that shares the
+measured capacity (audio seconds a second) evenly among all clients and wastes nothing. The clients
+share the cores with the services.
 """
 
 import argparse
 import asyncio
 import io
+import json
 import os
 import random
 import re
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
@@ -42,6 +44,15 @@ class Recording:
     content: bytes
     seconds: float
     text: str | None
+
+    @cached_property
+    def request(self) -> bytes:
+        """All bytes of it."""
+        sent = httpx.Request(
+            "POST", "http://x" + URL, files={"file": ("a.wav", self.content)}, data={"model": "m"}
+        )
+        lines = [f"POST {URL} HTTP/1.1", *(f"{k}: {v}" for k, v in sent.headers.items()), "", ""]
+        return "\r\n".join(lines).encode() + sent.read()
 
 
 @dataclass
@@ -66,18 +77,15 @@ class Result:
 
 
 @contextmanager
-def serving(
-    bundle: Path, batch_seconds: float, processes: int
-) -> Iterator[tuple[str, psutil.Process]]:
+def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Process]]:
     """`asr serve` as a process, its address."""
     code = "from asr.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"m={bundle}", "--port", "0", "--device", "cpu"]
     environment = {
         **os.environ,
         "ASR_BATCH_SECONDS": str(batch_seconds),
-        "ASR_PROCESSES": str(processes),
     }
-    log = Path(f"/tmp/serving-{os.getpid()}-{batch_seconds:g}-{processes}.log")
+    log = Path(f"/tmp/serving-{os.getpid()}-{batch_seconds:g}.log")
     with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=environment) as server:
         try:
             while not (found := re.search(r"http://127.0.0.1:\d+", log.read_text())):
@@ -88,23 +96,32 @@ def serving(
     log.unlink()
 
 
-async def ask(client: httpx.AsyncClient, recording: Recording, result: Result) -> None:
-    """One request."""
-    files = {"file": ("a.wav", recording.content)}
-    began = time.perf_counter()
-    try:
-        reply = await client.post(URL, files=files, data={"model": "m"})
-    except httpx.TransportError as error:
-        print(f"no answer after {time.perf_counter() - began:.2f} s: {error!r}", flush=True)
-        result.n_errors += 1
-        return
-    result.waits.append(time.perf_counter() - began)
-    result.audio += recording.seconds
-    if reply.status_code != 200:
-        print(reply.status_code, reply.text, flush=True)
-        result.n_errors += 1
-    elif recording.text is not None and reply.json()["text"] != recording.text:
-        result.n_crossed += 1
+class Client:
+    """A connection that asks one thing after the other; lean, for it shares the cores."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, address: str) -> "Client":
+        """To http://HOST:PORT."""
+        host, port = address.removeprefix("http://").split(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def ask(self, recording: Recording, result: Result) -> None:
+        """Send a recording and count what comes back."""
+        began = time.perf_counter()
+        self.writer.write(recording.request)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+        body = await self.reader.readexactly(length)
+        result.waits.append(time.perf_counter() - began)
+        result.audio += recording.seconds
+        if not head.startswith(b"http/1.1 200"):
+            print(head, body, flush=True)
+            result.n_errors += 1
+        elif recording.text is not None and json.loads(body)["text"] != recording.text:
+            result.n_crossed += 1
 
 
 async def load(
@@ -113,18 +130,16 @@ async def load(
     """So many clients that ask again as soon as they are answered, until all is asked."""
     result, rng = Result(), random.Random(seed)
     todo = iter([rng.choice(recordings) for _ in range(n_requests)])
+    clients = [await Client.connect(address) for _ in range(n_clients)]
 
-    async def one_client(client: httpx.AsyncClient) -> None:
+    async def ask_on(client: Client) -> None:
         for recording in todo:
-            await ask(client, recording, result)
+            await client.ask(recording, result)
+        client.writer.close()
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=address, timeout=600, limits=limits, trust_env=False
-    ) as client:
-        began = time.perf_counter()
-        await asyncio.gather(*(one_client(client) for _ in range(n_clients)))
-        result.seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    await asyncio.gather(*map(ask_on, clients))
+    result.seconds = time.perf_counter() - began
     return result
 
 
@@ -133,22 +148,20 @@ async def mixed(
 ) -> tuple[Result, Result]:
     """Clips by most clients and long recordings by a few, side by side for a while."""
     clips, longs = Result(), Result()
+    clients = [await Client.connect(address) for _ in range(n_clients)]
     end = time.perf_counter() + seconds
 
-    async def one_client(client: httpx.AsyncClient, recording: Recording, result: Result) -> None:
+    async def ask_on(client: Client, recording: Recording, result: Result) -> None:
         while time.perf_counter() < end:
-            await ask(client, recording, result)
+            await client.ask(recording, result)
+        client.writer.close()
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=address, timeout=600, limits=limits, trust_env=False
-    ) as client:
-        began = time.perf_counter()
-        await asyncio.gather(
-            *(one_client(client, long, longs) for _ in range(n_long)),
-            *(one_client(client, clip, clips) for _ in range(n_clients - n_long)),
-        )
-        clips.seconds = longs.seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    await asyncio.gather(
+        *(ask_on(client, long, longs) for client in clients[:n_long]),
+        *(ask_on(client, clip, clips) for client in clients[n_long:]),
+    )
+    clips.seconds = longs.seconds = time.perf_counter() - began
     return clips, longs
 
 
@@ -207,9 +220,6 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument(
-        "--processes", type=int, default=2, help="that decode, of the first service"
-    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--mixed-seconds", type=float, default=30.0)
     parser.add_argument("--soak", type=int, default=0)
@@ -221,12 +231,11 @@ def main() -> None:
     )
     with ExitStack() as running:
         services = {}
-        for name, batch_seconds, processes, n_requests in [
-            (f"shared batches, {args.processes} processes", 80.0, args.processes, args.requests),
-            ("shared batches, 1 process", 80.0, 1, args.requests // 4),
-            ("one by one", 0.0, 1, args.requests // 4),  # slower: fewer tell its rate
+        for name, batch_seconds, n_requests in [
+            ("shared batches", 80.0, args.requests),
+            ("one by one", 0.0, args.requests // 3),  # slower: fewer tell its rate
         ]:
-            address, server = running.enter_context(serving(args.bundle, batch_seconds, processes))
+            address, server = running.enter_context(serving(args.bundle, batch_seconds))
             services[name] = (address, server, n_requests, Result())
         for turn in range(args.rounds):
             for address, _, n_requests, total in services.values():
@@ -234,7 +243,8 @@ def main() -> None:
                 total.add(asyncio.run(load(address, recordings, args.clients, n, turn)))
         for name, (_, _, _, total) in services.items():
             told(name, total)
-            print(f"  ratio to one by one: {total.rate / services['one by one'][3].rate:.2f}")
+        batched, single = (total.rate for *_, total in services.values())
+        print(f"ratio: {batched / single:.2f}", flush=True)
         address, server, *_ = next(iter(services.values()))
         if args.mixed_seconds:
             clip, long = joined(recordings, 3.0), joined(recordings, 120.0)

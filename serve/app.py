@@ -16,7 +16,7 @@ from serve.limits import Admission, BodyLimit, Load
 from serve.logs import configure_logging
 from serve.metrics import Metrics
 from serve.settings import Settings
-from serve.worker import Workers
+from serve.worker import Worker
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -31,7 +31,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     configure_logging()
     settings = settings or Settings.read()
     metrics = Metrics()
-    worker, load = Workers(settings, metrics), Load(settings, metrics)
+    worker, load = Worker(settings, metrics), Load(settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -19,7 +19,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._waiting: dict[int, tuple[int, float]] = {}
         self.requests = Counter(
             "asr_requests", "Answers.", ["route", "method", "status"], registry=registry
         )
@@ -51,12 +50,6 @@ class Metrics:
         self.worker_restarts = Counter(
             "asr_worker_restarts", "Deaths of the decoding process.", registry=registry
         )
-
-    def queue(self, process: int, n_pieces: int, seconds: float) -> None:
-        """What waits in a process."""
-        self._waiting[process] = (n_pieces, seconds)
-        self.waiting_pieces.set(sum(n for n, _ in self._waiting.values()))
-        self.waiting_seconds.set(sum(s for _, s in self._waiting.values()))
 
     def batch(self, n_pieces: int, seconds: float, work: float) -> None:
         """Count a batch."""

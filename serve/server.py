@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from serve.app import create_app
 from serve.limits import Load
 from serve.settings import Settings
-from serve.worker import Workers
+from serve.worker import Worker
 
 logger = logging.getLogger("serve")
 
@@ -41,7 +41,7 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=75,
             )
         )
-        self._worker: Workers = app.state.worker
+        self._worker: Worker = app.state.worker
         self._load: Load = app.state.load
         self._end = float("inf")
 

@@ -25,9 +25,6 @@ class Settings(BaseSettings):
     bundles: Words = Field((), description="Bundles' folders, or NAME=FOLDER.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     int8: bool = Field(False, description="The decoder's larger weights in 8 bits, on a CPU.")
-    processes: PositiveInt = Field(
-        1, description="That decode; on a CPU as many as cores, with OMP_NUM_THREADS=1."
-    )
     api_keys: Keys = Field((), description="Bearer keys, one of which a client must send.")
     cors_origins: Words = Field((), description="Web origins that may call; * for all.")
 

@@ -20,7 +20,7 @@ from serve.schemas import (
     VerboseTranscription,
 )
 from serve.settings import Settings
-from serve.worker import Event, Job, Workers
+from serve.worker import Event, Job, Worker
 
 router = APIRouter(
     prefix="/v1",
@@ -104,7 +104,7 @@ async def _submit(request: Request, form: RecordingForm, **options: Any) -> Job:
             param="model",
             code="model_not_found",
         )
-    worker: Workers = request.app.state.worker
+    worker: Worker = request.app.state.worker
     return worker.submit(form.model, await form.file.read(), **options)
 
 

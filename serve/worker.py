@@ -1,4 +1,4 @@
-"""The decoding processes as the event loop sees them: jobs go out, events come back."""
+"""The decoding process as the event loop sees it: jobs go out, events come back."""
 
 import asyncio
 import itertools
@@ -65,7 +65,13 @@ class Worker:
     # --- jobs -----------------------------------------------------------------------------------
 
     def submit(self, model: str, audio: bytes, **options: Any) -> Job:
-        """Hand a recording over."""
+        """Hand a recording over. Raises ApiError 503 where nobody can take it.
+
+        Options: `words` and `subtitles` ("srt", "vtt") are added to the answer, `partials` asks
+        for the text of a long recording as it grows.
+        """
+        if not self.ready:
+            raise _unavailable("the model is being loaded: try again in a few seconds", 5)
         job = Job(self, next(self._numbers))
         self._jobs[job._id] = job
         self._send("job", job._id, model, audio, options)
@@ -75,11 +81,6 @@ class Worker:
         """Drop a job; nothing where it has ended."""
         if self._jobs.pop(id, None):
             self._send("leave", id)
-
-    @property
-    def n_jobs(self) -> int:
-        """What it has to do."""
-        return len(self._jobs)
 
     @property
     def ready(self) -> bool:
@@ -171,7 +172,8 @@ class Worker:
         self._heard = time.monotonic()
         kind, *values = message
         if kind == "alive":
-            self._metrics.queue(id(self), *values)
+            self._metrics.waiting_pieces.set(values[0])
+            self._metrics.waiting_seconds.set(values[1])
         elif kind == "batch":
             self._metrics.batch(*values)
         elif kind == "partial":
@@ -200,45 +202,6 @@ class Worker:
         """End the process at once, for good."""
         self._closing = True
         self._process.kill()
-
-
-class Workers:
-    """As many decoding processes as the settings say. Raises as `Worker` does."""
-
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        with ThreadPoolExecutor(settings.processes) as pool:
-            starts = [pool.submit(Worker, settings, metrics) for _ in range(settings.processes)]
-        self.all = [start.result() for start in starts]
-
-    def submit(self, model: str, audio: bytes, **options: Any) -> Job:
-        """Hand a recording to the process with the least to do.
-
-        Options: `words` and `subtitles` ("srt", "vtt") are added to the answer, `partials` asks
-        for the text of a long recording as it grows. Raises ApiError 503 where nobody can take it.
-        """
-        ready = [worker for worker in self.all if worker.ready]
-        if not ready:
-            raise _unavailable("the model is being loaded: try again in a few seconds", 5)
-        return min(ready, key=lambda worker: worker.n_jobs).submit(model, audio, **options)
-
-    @property
-    def ready(self) -> bool:
-        """Whether any of them can take a recording."""
-        return any(worker.ready for worker in self.all)
-
-    async def supervise(self) -> None:
-        """Receive, watch and restart, until cancelled."""
-        await asyncio.gather(*(worker.supervise() for worker in self.all))
-
-    def close(self) -> None:
-        """End them; what they have to do fails."""
-        for worker in self.all:
-            worker.close()
-
-    def kill(self) -> None:
-        """End them at once, for good."""
-        for worker in self.all:
-            worker.kill()
 
 
 def _unavailable(message: str, retry_after: int) -> ApiError:

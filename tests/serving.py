@@ -29,7 +29,7 @@ from asr.recognizer import Recognizer
 from asr.tokenizer import Tokenizer
 from serve.app import create_app
 from serve.settings import Settings
-from serve.worker import Workers
+from serve.worker import Worker
 
 URL = "/v1/audio/transcriptions"
 MAX_BYTES, MAX_SECONDS = 3 * 2**20, 60.0
@@ -57,7 +57,7 @@ class Service:
     client: httpx.Client
     host: str
     port: int
-    worker: Workers
+    worker: Worker
     state: Any
 
     def post(self, file: bytes, url: str = URL, **fields: Any) -> httpx.Response:
@@ -96,7 +96,7 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
 def changed(service: Service, **settings: Any) -> Iterator[None]:
     """Other settings for a while, of those that the decoding process need not know."""
     holders = [(service.state, "settings"), (service.state.load, "settings"),
-               *((worker, "_settings") for worker in service.worker.all)]  # fmt: skip
+               (service.worker, "_settings")]  # fmt: skip
     before = service.state.settings
     for holder, name in holders:
         setattr(holder, name, before.model_copy(update=settings))

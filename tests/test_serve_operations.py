@@ -40,7 +40,7 @@ def decoder_of(server: subprocess.Popen[str]) -> psutil.Process:
 def test_a_killed_decoder_is_restarted_and_its_requests_are_told(service):
     text = service.post(WAVES[0]).json()["text"]
     deaths = service.figure("asr_worker_restarts_total")
-    pid = service.worker.all[0].pid
+    pid = service.worker.pid
     with ThreadPoolExecutor(6) as pool, stopped(pid):
         waiting = [pool.submit(service.post, wave) for wave in WAVES]
         wait_for(lambda: service.figure("asr_requests_in_flight") == 6)
@@ -55,16 +55,16 @@ def test_a_killed_decoder_is_restarted_and_its_requests_are_told(service):
     wait_for(lambda: service.client.get("/health/ready").status_code == 200, 60)
     assert service.post(WAVES[0]).json()["text"] == text
     assert service.figure("asr_worker_restarts_total") == deaths + 1
-    assert service.worker.all[0].pid != pid
+    assert service.worker.pid != pid
 
 
 def test_a_decoder_that_hangs_is_not_ready_and_is_replaced(service):
-    pid = service.worker.all[0].pid
+    pid = service.worker.pid
     with changed(service, hang_seconds=6.0), stopped(pid):
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: service.client.get("/health/ready").status_code == 503)
         assert psutil.pid_exists(pid), "first not ready, then killed"
-        wait_for(lambda: service.worker.all[0].pid != pid, 60)
+        wait_for(lambda: service.worker.pid != pid, 60)
     wait_for(lambda: service.client.get("/health/ready").status_code == 200, 60)
     assert service.post(WAVES[0]).json()["text"]
 
@@ -92,7 +92,7 @@ def test_the_place_of_a_client_that_left_is_free(service, decoding):
     if decoding:
         leave(service, lines, request.read())
     else:
-        with stopped(service.worker.all[0].pid):
+        with stopped(service.worker.pid):
             leave(service, lines, request.read())
             wait_for(lambda: service.figure("asr_requests_in_flight") == 0)
     wait_for(lambda: service.figure("asr_requests_in_flight") == 0)

@@ -254,7 +254,7 @@ def test_full_places_are_told_and_those_who_have_one_are_answered(guarded):
     with (
         ThreadPoolExecutor(3) as pool,
         changed(guarded, max_requests=3, max_requests_per_client=2),
-        stopped(guarded.worker.all[0].pid),
+        stopped(guarded.worker.pid),
     ):
         accepted = [pool.submit(ask, KEY) for _ in range(2)]
         wait_for(lambda: guarded.figure("asr_requests_in_flight") == 2)
@@ -271,7 +271,7 @@ def test_full_places_are_told_and_those_who_have_one_are_answered(guarded):
 
 
 def test_a_deadline_is_kept(service):
-    with changed(service, deadline_seconds=0.5), stopped(service.worker.all[0].pid):
+    with changed(service, deadline_seconds=0.5), stopped(service.worker.pid):
         reply = service.post(WAV[1])
     refused(reply, 504, None, "deadline")
     assert 'asr_errors_total{kind="deadline"} 1' in service.client.get("/metrics").text
