@@ -101,6 +101,18 @@ class Recording:
         if not n_samples:  # a sample or two at a high rate can be less than one at a low rate
             yield np.zeros(1, np.float32)
 
+    def check_length(self) -> None:
+        """See that `max_seconds` holds before any work on what is heard.
+
+        A header that promises so is believed, for decoding stops at the limit anyhow; else all is
+        decoded once and thrown away. Raises AudioError.
+        """
+        with _binary(self.source, self.label) as binary, _opened(binary, self.label) as sound:
+            if self.max_seconds is None or sound.frames <= self.max_seconds * sound.samplerate:
+                return
+        for _ in self:
+            pass
+
     def _resampled(self) -> Iterator[np.ndarray]:
         with _binary(self.source, self.label) as binary, _opened(binary, self.label) as sound:
             start = binary.tell()

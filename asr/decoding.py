@@ -19,7 +19,7 @@ from asr.errors import ConfigError
 from asr.model.transformer import SpeechTransformer
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.scorers import LmScorer, Models
-from asr.search import BeamSearch
+from asr.search import BeamSearch, Gone
 from asr.tokenizer import EOS, PAD, SOS, UNK
 
 
@@ -70,9 +70,13 @@ def decode(
 
 @torch.inference_mode()
 def find_texts(
-    model: SpeechTransformer, encoded: Encoded, search: BeamSearch, lm: LanguageModel | None = None
-) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each encoded utterance; `NO_SPEECH` alone where none was heard."""
+    model: SpeechTransformer, encoded: Encoded, search: BeamSearch,
+    lm: LanguageModel | None = None, gone: Gone | None = None,
+) -> list[list[Hypothesis]]:  # fmt: skip
+    """The n best hypotheses of each encoded utterance; `NO_SPEECH` alone where none was heard.
+
+    One that is `gone` before any hypothesis ended has `NO_SPEECH` too.
+    """
     if search.config.needs_ctc and encoded.logp_BSV is None:
         raise ConfigError(
             f"search.method {search.config.method}, search.ctc_weight {search.config.ctc_weight:g}:"
@@ -81,8 +85,10 @@ def find_texts(
     results = [[NO_SPEECH] for _ in encoded.keep_BS]
     speech = _has_speech(encoded, search.config.speech_threshold).nonzero().squeeze(1)
     if len(speech):
-        found = _search(model, encoded.select(speech), search, lm)
-        for i, nbest in zip(speech.tolist(), found, strict=True):
+        spoken = speech.tolist()
+        left = (lambda k: gone(spoken[k])) if gone else None
+        found = _search(model, encoded.select(speech), search, lm, left)
+        for i, nbest in zip(spoken, found, strict=True):
             results[i] = nbest
     return results
 
@@ -96,8 +102,9 @@ def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
 
 
 def _search(
-    model: SpeechTransformer, encoded: Encoded, search: BeamSearch, lm: LanguageModel | None
-) -> list[list[Hypothesis]]:
+    model: SpeechTransformer, encoded: Encoded, search: BeamSearch, lm: LanguageModel | None,
+    gone: Gone | None,
+) -> list[list[Hypothesis]]:  # fmt: skip
     config, steps_B = search.config, encoded.keep_BS.sum(1)
     if config.method == "ctc_greedy":
         assert encoded.logp_BSV is not None
@@ -115,10 +122,10 @@ def _search(
         else model.decoder.start(encoded.memory_BSD, encoded.keep_BS)
     )
     if config.method == "joint":
-        found = search(Models(model.decoder.step, state, ctc, scorer), steps_B)
+        found = search(Models(model.decoder.step, state, ctc, scorer), steps_B, gone)
         return _certain(found, found, config)
     first = BeamSearch(config.first_pass, search.word_count_V)
-    found = first(Models(None, None, ctc, scorer), steps_B)
+    found = first(Models(None, None, ctc, scorer), steps_B, gone)
     if config.method == "ctc_beam":
         return _certain(found, [nbest[: config.n_best] for nbest in found], config)
     judged = rescore(model.decoder.step, state, found, config, steps_B.device)

@@ -70,9 +70,8 @@ def cues(transcript: Transcript) -> Iterator[Cue]:
     its characters share its time evenly.
     """
     for segment in transcript.segments:
-        words = _words(segment.tokens if segment.tokens is not None else _evenly(segment))
         cue: list[list[Token]] = []
-        for word in words:
+        for word in _words(segment):
             if cue and _is_full(cue, word):
                 yield _cue(cue)
                 cue = []
@@ -87,10 +86,17 @@ def _evenly(segment: Segment) -> tuple[Token, ...]:
     return tuple(Token(c, t, t + share) for c, t in zip(segment.text, starts, strict=True))
 
 
-def _words(tokens: tuple[Token, ...]) -> list[list[Token]]:
+def words(transcript: Transcript) -> Iterator[Token]:
+    """The words of a transcript and when each was said; a Chinese character is one by itself."""
+    for segment in transcript.segments:
+        for word in _words(segment):
+            yield Token(_text([word]), word[0].start, word[-1].end)
+
+
+def _words(segment: Segment) -> list[list[Token]]:
     """Tokens that no line may tear apart: a Chinese character is a word of its own."""
     words: list[list[Token]] = []
-    for token in tokens:
+    for token in segment.tokens if segment.tokens is not None else _evenly(segment):
         before = words[-1][-1].text if words else ""
         opens = token.text[:1].isspace() or _is_wide(token.text[:1]) or _is_wide(before[-1:])
         if opens or not words:

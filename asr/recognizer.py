@@ -29,7 +29,7 @@ from asr.model.projection import settle
 from asr.model.tiling import TiledFrontend
 from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
-from asr.search import BeamSearch
+from asr.search import BeamSearch, Gone
 from asr.tokenizer import normalize_text
 
 # Longer recordings are cut at silences, so that memory does not grow with them; so many seconds
@@ -74,7 +74,8 @@ class Segment:
     """A piece of a recording, from `start` to `end` in seconds, its text and its score.
 
     Together the tokens' texts are the segment's; `tokens` is None where nothing tells their times:
-    the model has no CTC head, or its frames are too few for the text.
+    the model has no CTC head, or its frames are too few for the text. `confidences` are as in
+    `asr.score.Hypothesis`.
     """
 
     start: float
@@ -83,6 +84,7 @@ class Segment:
     score: float
     ended: Literal["eos", "length", "no_speech"]
     tokens: tuple[Token, ...] | None
+    confidences: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ class Transcript:
 
 
 @dataclass
-class _Reading:
-    """A recording on its way through `Recognizer.transcribe_all`."""
+class Reading:
+    """A recording on its way through `Recognizer.hear`, which adds the segments."""
 
     recording: Recording
     piece_seconds: float
@@ -116,13 +118,13 @@ class _Reading:
     error: AudioError | None = None
     ended: bool = False
 
-    def pieces(self) -> Iterator["_Piece"]:
+    def pieces(self) -> Iterator["Piece"]:
         """The pieces that it is cut to."""
         rate, start = self.recording.sample_rate, 0
         try:
             for wave in split_at_silence(self.recording, rate, self.piece_seconds):
                 end = start + len(wave)
-                yield _Piece(self, start / rate, end / rate, torch.from_numpy(wave))
+                yield Piece(self, start / rate, end / rate, torch.from_numpy(wave))
                 start = end
         except AudioError as error:
             self.error = error
@@ -140,10 +142,10 @@ class _Reading:
         )
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A part of a recording, from `start` to `end` in seconds."""
 
-    reading: _Reading
+    reading: Reading
     start: float
     end: float
     wave_N: Tensor
@@ -177,9 +179,8 @@ class Recognizer:
 
         Memory does not grow with its length. Raises AudioError where it cannot be read as speech.
         """
-        if max_seconds is not None:  # one that is too long is refused before any work on it
-            for _ in Recording(source, self.sample_rate, max_seconds=max_seconds):
-                pass
+        if max_seconds is not None:
+            Recording(source, self.sample_rate, max_seconds=max_seconds).check_length()
         (result,) = self.transcribe_all([source], search)
         if isinstance(result, AudioError):
             raise result
@@ -197,35 +198,36 @@ class Recognizer:
         many recordings are done, the read part of the last one included.
         """
         search = search or self.config.search
-        readings: deque[_Reading] = deque()
-        group: list[_Piece] = []
+        readings: deque[Reading] = deque()
+        group: list[Piece] = []
         for number, source in enumerate(sources):
-            reading = _Reading(
-                Recording(source, self.sample_rate),
-                min(self._longest_seconds, search.piece_seconds or _PIECE_SECONDS),
-            )
+            reading = self.reading(Recording(source, self.sample_rate), search)
             readings.append(reading)
             for piece in reading.pieces():
                 group.append(piece)
                 seconds = sum(p.end - p.start for p in group)
                 if seconds >= _GROUP_SECONDS or len(group) == _GROUP_PIECES:
-                    self._hear(group, search)
+                    self.hear(group, search)
                     group.clear()
                     on_progress(number + reading.recording.fraction)
                     while readings[0].ended:
                         yield readings.popleft().result()
-        self._hear(group, search)
+        self.hear(group, search)
         yield from (reading.result() for reading in readings)
 
-    def _hear(self, group: list[_Piece], search: SearchConfig) -> None:
-        """Recognise pieces and add the segments to their recordings, in order."""
-        found = self._recognize([piece.wave_N for piece in group], search, timed=True)
+    def hear(self, group: Sequence[Piece], search: SearchConfig, gone: Gone | None = None) -> None:
+        """Recognise pieces and add the segments to their recordings, in order.
+
+        `gone` is asked in each decoding step whether the piece of an index has lost its listener;
+        it is given up then, and its segment means nothing.
+        """
+        found = self._recognize([piece.wave_N for piece in group], search, True, gone)
         for (reading, start, end, _), (nbest, spans) in zip(group, found, strict=True):
             best = self._candidate(nbest[0])
             tokens = None if spans is None else self._tokens(nbest[0], spans, start, end)
             reading.nbest = tuple(self._candidate(h) for h in nbest)
             reading.segments.append(
-                Segment(start, end, best.text, best.score, best.ended, tokens),
+                Segment(start, end, best.text, best.score, best.ended, tokens, best.confidences)
             )
 
     def texts(
@@ -238,6 +240,12 @@ class Recognizer:
         results = iter(self.recognize(pieces, search))
         heard = [[next(results) for _ in pieces] for pieces in cut]
         return [(self._text(nbests), nbests) for nbests in heard]
+
+    def reading(self, recording: Recording, search: SearchConfig | None = None) -> Reading:
+        """A recording to be heard piece by piece."""
+        search = search or self.config.search
+        wanted = search.piece_seconds or _PIECE_SECONDS
+        return Reading(recording, min(self._longest_seconds, wanted))
 
     @property
     def _longest_seconds(self) -> float:
@@ -263,7 +271,7 @@ class Recognizer:
 
     @torch.inference_mode()
     def _recognize(
-        self, waves: Sequence[Tensor], search: SearchConfig, timed: bool
+        self, waves: Sequence[Tensor], search: SearchConfig, timed: bool, gone: Gone | None = None
     ) -> list[_Found]:
         results: list[_Found] = [([NO_SPEECH], None) for _ in waves]
         feats = {i: self.features(w) for i, w in enumerate(waves) if not is_constant(w)}
@@ -274,17 +282,20 @@ class Recognizer:
             longest_ms = len(feats[spoken[-1]]) * hop_ms
             size = max(1, int(_BATCH_SECONDS * 1000 / longest_ms))
             spoken, batch = spoken[:-size], spoken[-size:]
-            found = self._search([feats[i] for i in batch], search, timed)
+            left = (lambda k, batch=batch: gone(batch[k])) if gone else None
+            found = self._search([feats[i] for i in batch], search, timed, left)
             for i, result in zip(batch, found, strict=True):
                 results[i] = result
         return results
 
-    def _search(self, feats: list[Tensor], search: SearchConfig, timed: bool) -> list[_Found]:
+    def _search(
+        self, feats: list[Tensor], search: SearchConfig, timed: bool, gone: Gone | None
+    ) -> list[_Found]:
         frames_B = torch.tensor([len(f) for f in feats], device=self.device)
         feats_BTF = pad_sequence(feats, batch_first=True).to(self.device)
         encoded = encode(self.model, feats_BTF, frames_B)
         lm = self.language_model(search)
-        nbests = find_texts(self.model, encoded, self.beam_search(search), lm)
+        nbests = find_texts(self.model, encoded, self.beam_search(search), lm, gone)
         if not timed or encoded.logp_BSV is None:
             return [(nbest, None) for nbest in nbests]
         return list(zip(nbests, self._spans(encoded, nbests), strict=True))

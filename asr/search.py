@@ -9,6 +9,7 @@ model: those in use).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -18,11 +19,12 @@ from torch.nn.functional import pad
 
 from asr.ctc import CtcPrefixScorer
 from asr.repetition import PERIODS, Repetition
-from asr.score import Hypothesis, SearchConfig
+from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.scorers import Models
 from asr.tokenizer import EOS, SOS, SPECIAL
 from asr.topk import top_k
 
+Gone = Callable[[int], bool]
 # Nothing is waited for that would come this far behind the best for each place in the n best.
 _MARGIN = 1.5
 # Below the least logarithm that float32 has.
@@ -87,11 +89,15 @@ class BeamSearch:
     word_count_V: Tensor
 
     @torch.inference_mode()
-    def __call__(self, models: Models, limits_B: Tensor) -> list[list[Hypothesis]]:
+    def __call__(
+        self, models: Models, limits_B: Tensor, gone: Gone | None = None
+    ) -> list[list[Hypothesis]]:
         """The n best hypotheses of each utterance, best first.
 
         `limits_B` is how many tokens each utterance may have at most. An utterance ends when no
-        live hypothesis can join its n best, or when W have ended.
+        live hypothesis can join its n best, or when W have ended. `gone` is asked in each step
+        whether an utterance, by its number, is no longer wanted: it leaves with what has ended,
+        or `NO_SPEECH`.
         """
         weights_C = self._weights(models, limits_B.device)
         W = self.config.beam_size
@@ -105,8 +111,11 @@ class BeamSearch:
             if (candidates.score_BWK[..., -1] > grown_BW[:, -1:]).any():
                 ended, some_ended = self._end(live, ended, candidates, grown_BW, t), True
             parents_BW = self._grow(live, candidates, flat_BW, t)
-            if some_ended or t >= least_limit:
+            if some_ended or gone or t >= least_limit:
                 done_B = self._done(live, ended, weights_C) | (live.limits_B <= t)
+                if gone:
+                    left = [gone(i) for i in live.number_B.tolist()]
+                    done_B |= torch.tensor(left, device=done_B.device)
                 self._collect(live, ended, done_B & ~live.done_B, models, results)
                 live.done_B = live.done_B | done_B
             # Those that are done leave in company: each leaving copies all that stays.
@@ -118,7 +127,7 @@ class BeamSearch:
                 parents_BW = parents_BW[rest]
                 models.keep(rest)
             models.advance(parents_BW, live.tokens_BWL[..., t])
-        return results
+        return [nbest or [NO_SPEECH] for nbest in results]
 
     def _weights(self, models: Models, device: torch.device) -> Tensor:
         """What the parts in use are multiplied by."""

@@ -1,16 +1,14 @@
 """Errors as OpenAI's clients expect them, instead of FastAPI's `{"detail": [...]}` and 422."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as RoutingError
-
-from asr.errors import AudioError
-
-_AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413}
+from starlette.types import Scope
 
 
 class ErrorBody(BaseModel):
@@ -53,26 +51,30 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RoutingError)
     async def on_http(request: Request, error: RoutingError) -> JSONResponse:
-        return _reply(error if isinstance(error, ApiError) else _routing(request, error))
+        known = error if isinstance(error, ApiError) else _routing(request, error)
+        return reply(known, request.scope)
 
     @app.exception_handler(RequestValidationError)
-    async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return _reply(_invalid(error))
-
-    @app.exception_handler(AudioError)
-    async def on_audio(_request: Request, error: AudioError) -> JSONResponse:
-        status = _AUDIO_STATUS.get(error.code, 400)
-        return _reply(ApiError(status, str(error), "file", error.code))
+    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return reply(_invalid(error), request.scope)
 
     @app.exception_handler(Exception)
-    async def on_bug(_request: Request, _error: Exception) -> JSONResponse:
-        return _reply(ApiError(500, "the service failed: try again, its log says why"))
+    async def on_bug(request: Request, _error: Exception) -> JSONResponse:
+        error = ApiError(500, "the service failed: try again, its log says why", code="failed")
+        return reply(error, request.scope)
 
 
-def _reply(error: ApiError) -> JSONResponse:
+def body_of(error: ApiError) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     body = ErrorBody(message=error.message, type=kind, param=error.param, code=error.code)
-    return JSONResponse(ErrorReply(error=body).model_dump(), error.status_code, error.headers)
+    return ErrorReply(error=body).model_dump()
+
+
+def reply(error: ApiError, scope: Scope) -> JSONResponse:
+    """An error as an answer; its code is what the log and the figures have of it."""
+    scope.get("asr.record", {})["error"] = error.code or f"http_{error.status_code}"
+    return JSONResponse(body_of(error), error.status_code, error.headers)
 
 
 def _routing(request: Request, error: RoutingError) -> ApiError:
@@ -88,7 +90,7 @@ def _routing(request: Request, error: RoutingError) -> ApiError:
 
 def _invalid(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
-    param = str(first["loc"][-1])
+    param = str([*first["loc"][1:2], *first["loc"]][0])  # not which of a list
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing: send it as a multipart/form-data field", param)
     given = f" {quoted(first['input'])}" if isinstance(first["input"], str) else ""

@@ -12,6 +12,8 @@ import yaml
 
 from data_prep.manifest import Utterance, write_corpus
 
+from serving import library, service, tiny_bundle  # noqa: F401  # isort: skip  # fixtures
+
 RATE = 8000
 TONES = {"一": 400, "二": 700, "三": 1100, "四": 1700, "五": 2400}
 

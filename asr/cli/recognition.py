@@ -79,17 +79,17 @@ def _show_transcript(name: str, result: "Transcript", format: str, alone: bool) 
 
 @app.command()
 def serve(
-    bundle: Bundle,
+    bundles: Annotated[
+        list[str],
+        typer.Argument(metavar="BUNDLE...", help="Bundles' folders, or NAME=FOLDER."),
+    ],
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     device: Device = "auto",
     int8: Int8 = False,
 ) -> None:
-    """An HTTP service in OpenAI's shape: POST /v1/audio/transcriptions."""
-    import uvicorn
+    """An HTTP service in OpenAI's shape; its limits and keys are environment variables, ASR_…"""
+    from serve.server import run
+    from serve.settings import Settings
 
-    from serve.app import create_app
-
-    uvicorn.run(
-        create_app(bundle, device=device, int8=int8), host=host, port=port, log_level="info"
-    )
+    run(Settings.read(bundles=bundles, device=device, int8=int8), host, port)
