@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI, Form, Request, Response
 from fastapi.responses import PlainTextResponse
 
 import asr
+from serve import live, page
 from serve.errors import ApiError, ErrorReply, install_handlers, quoted
 from serve.limits import BodyLimit
 from serve.schemas import Health, Model, ModelList, Transcription, TranscriptionForm, Usage
@@ -53,7 +54,10 @@ def create_app(
     app.state.models = [Model(id=folder.name, created=int(folder.stat().st_mtime))]
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
     install_handlers(app)
+    app.state.live = live.LiveSessions()
     app.include_router(router)
+    app.include_router(live.router)
+    app.include_router(page.router)
     return app
 
 

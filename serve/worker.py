@@ -19,11 +19,22 @@ class Worker:
         self._recognizer, self._max_seconds = recognizer, max_seconds
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="asr-decode")
 
-    async def transcribe(self, file: BinaryIO) -> "Transcript":
-        """What an open recording says. Raises AudioError as `Recognizer.transcribe` does."""
+    @property
+    def sample_rate(self) -> int:
+        """Of the model, in Hz."""
+        return self._recognizer.sample_rate
+
+    async def transcribe(self, file: BinaryIO, quick: bool = False) -> "Transcript":
+        """What an open recording says. Raises AudioError as `Recognizer.transcribe` does.
+
+        `quick` takes the likeliest path, where the model has a CTC head.
+        """
+        search = self._recognizer.config.search
+        if quick and self._recognizer.model.ctc_head:
+            search = search.changed({"method": "ctc_greedy"})
         return await asyncio.get_running_loop().run_in_executor(
             self._thread,
-            lambda: self._recognizer.transcribe(file, max_seconds=self._max_seconds),
+            lambda: self._recognizer.transcribe(file, search, self._max_seconds),
         )
 
     def close(self) -> None:
