@@ -6,6 +6,7 @@ segment's text so far), `final` (a segment that will not change any more), after
 """
 
 import asyncio
+import io
 import json
 import logging
 from dataclasses import dataclass
@@ -97,7 +98,12 @@ async def _converse(websocket: WebSocket, sessions: LiveSessions) -> None:
             "model_not_found",
             "model",
         )
-    session = Session(start.sample_rate, workers[start.model])
+    worker = workers[start.model]
+
+    async def transcribe(audio: bytes, quick: bool) -> dict[str, Any]:
+        return (await worker.transcribe(io.BytesIO(audio), quick)).as_dict()
+
+    session = Session(start.sample_rate, transcribe)
     tasks = (
         asyncio.create_task(_listen(websocket, sessions, session)),
         asyncio.create_task(_answer(websocket, session)),

@@ -19,11 +19,6 @@ class Worker:
         self._recognizer, self._max_seconds = recognizer, max_seconds
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="asr-decode")
 
-    @property
-    def sample_rate(self) -> int:
-        """Of the model, in Hz."""
-        return self._recognizer.sample_rate
-
     async def transcribe(self, file: BinaryIO, quick: bool = False) -> "Transcript":
         """What an open recording says. Raises AudioError as `Recognizer.transcribe` does.
 
