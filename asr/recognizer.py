@@ -221,7 +221,7 @@ class Recognizer:
             reading.segments.append(
                 Segment(
                     start, end, best.text, best.score, best.ended, tokens, best.confidences
-                )  # fmt: skip
+                )
             )
 
     def texts(

@@ -1,4 +1,4 @@
-"""Logs: a JSON object a line on standard error, with sizes, times and an id; nothing a client said."""
+"""Logs: a JSON object a line on standard error; sizes, times, an id, nothing a client said."""
 
 import json
 import logging

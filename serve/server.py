@@ -38,7 +38,7 @@ class Server(uvicorn.Server):
         self._load: Load = app.state.load
         self._end = float("inf")
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain, or end."""
         if self._load.draining:
             self.should_exit = self.force_exit = True

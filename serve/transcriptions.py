@@ -25,13 +25,13 @@ from serve.worker import Event, Job, Worker
 router = APIRouter(
     prefix="/v1",
     tags=["audio"],
+    form_limits={"max_files": 4, "max_fields": 100, "max_part_size": 2**17},
     responses={
         "4XX": {"model": ErrorReply, "description": "The request cannot be answered"},
         "5XX": {"model": ErrorReply, "description": "The service failed, or is too busy"},
     },
 )
 
-_FORM_LIMITS = {"max_files": 4, "max_fields": 100, "max_part_size": 2**17}
 _SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
 _TEXTS = {
     kind: {"schema": {"type": "string"}, "example": example}
@@ -50,7 +50,6 @@ _TEXTS = {
     response_model_exclude_none=True,
     responses={200: {"description": "The text, as response_format has it", "content": _TEXTS}},
     summary="Transcribe a recording, as OpenAI's clients ask for it",
-    form_limits=_FORM_LIMITS,
 )
 async def transcribe(
     request: Request,
@@ -84,7 +83,6 @@ async def transcribe(
     "/transcribe",
     response_model=NativeTranscription,
     summary="Transcribe a recording, with all that is known of it",
-    form_limits=_FORM_LIMITS,
 )
 async def transcribe_natively(
     request: Request, form: Annotated[RecordingForm, Form(media_type="multipart/form-data")]

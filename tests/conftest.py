@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +13,7 @@ import yaml
 
 from data_prep.manifest import Utterance, write_corpus
 
-if TYPE_CHECKING:
-    from serving import Service
+from serving import Service, library, running, service, tiny_bundle  # noqa: F401  # isort: skip  # fixtures
 
 RATE = 8000
 TONES = {"一": 400, "二": 700, "三": 1100, "四": 1700, "五": 2400}
@@ -143,10 +142,8 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hearing_service(hearing: Path) -> Iterator["Service"]:
+def hearing_service(hearing: Path) -> Iterator[Service]:
     """A service of that bundle, under the name of `tiny`."""
-    from serving import running
-
     with running(hearing) as service:
         yield service
 
