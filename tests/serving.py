@@ -93,6 +93,21 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
 
 
 @contextmanager
+def changed(service: Service, **settings: Any) -> Iterator[None]:
+    """Other settings for a while, of those that the decoding process need not know."""
+    holders = [(service.state, "settings"), (service.state.load, "settings"),
+               (service.worker, "_settings")]  # fmt: skip
+    before = service.state.settings
+    for holder, name in holders:
+        setattr(holder, name, before.model_copy(update=settings))
+    try:
+        yield
+    finally:
+        for holder, name in holders:
+            setattr(holder, name, before)
+
+
+@contextmanager
 def started(bundle: Path, *options: str, **environment: str) -> Iterator[tuple[Any, str]]:
     """`asr serve` as a process of its own, with its address; it is ended if it still runs."""
     code = "from asr.cli import main; main()"

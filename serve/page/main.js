@@ -162,6 +162,7 @@ function download(format) {
   URL.revokeObjectURL(link.href);
 }
 
+$("choose").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", ({ target }) => {
   const [file] = target.files;
   target.value = ""; // so that the same file can be chosen again
