@@ -144,8 +144,8 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def hearing_service(hearing: Path) -> Iterator[Service]:
     """A service of that bundle, under the name of `tiny`."""
-    with running(hearing) as service:
-        yield service
+    with running(hearing) as found:
+        yield found
 
 
 def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -195,8 +195,7 @@ def test_a_full_service_is_asked_again_when_it_says(balking, folder):
     result = run_cli("transcribe", folder / "0" / "00.wav", "--server", server.url)
     assert (result.stdout, result.stderr) == ("heard\n", "")
     first, second, third, fourth, fifth = server.times[1:]
-    assert 1.9 < second - first
-    assert time.time() - begun > 5 and third >= second
+    assert second - first > 1.9 and time.time() - begun > 5
     assert fourth - third > 0.9 and fifth - fourth > 0.9
 
 

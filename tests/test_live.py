@@ -1,4 +1,4 @@
-"""Live transcription over a real socket: the library's texts, limits, and clients that misbehave."""
+"""Live transcription over a real socket: the library's texts, limits, and bad clients."""
 
 import asyncio
 import io
@@ -138,7 +138,7 @@ def test_any_rate_will_do(hearing_service, library, rate):
 def test_silence_and_nothing_have_no_text(hearing_service):
     with session(hearing_service) as socket:
         speak(socket, bytes(2 * RATE))
-        (final, end) = (m for m in answers(socket) if m["type"] != "partial")
+        (final, _end) = (m for m in answers(socket) if m["type"] != "partial")
     assert (final["segment"]["text"], final["segment"]["ended"]) == ("", "no_speech")
     with session(hearing_service) as socket:
         speak(socket, b"")
