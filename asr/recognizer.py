@@ -306,7 +306,7 @@ class Recognizer:
         usual = median(b - a for a, b in pairwise(firsts)) if len(firsts) > 1 else 0
         ends = [
             min(max(last, first + usual), following)
-            for (first, last), following in zip(spans, [*firsts[1:], inf], strict=True)
+            for (first, last), following in zip(spans, [*firsts, inf][1:], strict=True)
         ]
         texts = self.tokenizer.spelt(hypothesis.tokens)
         return tuple(

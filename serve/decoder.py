@@ -57,7 +57,7 @@ class Job:
 
 
 class Decoder:
-    """Recognisers by name behind a pipe; `run` recognises until the pipe is closed."""
+    """Recognisers by name behind a pipe."""
 
     def __init__(
         self, pipe: Connection, recognizers: dict[str, "Recognizer"], max_seconds: float,
@@ -72,14 +72,16 @@ class Decoder:
         self._readers = ThreadPoolExecutor(2, "asr-read")
         self._told_alive = 0.0
 
-    def run(self) -> None:
-        """Recognise batch after batch. A message a second says that this goes on."""
+    def listen(self) -> None:
+        """Take what comes through the pipe, in a thread, until it is closed."""
         threading.Thread(target=self._listen, name="asr-pipe", daemon=True).start()
-        while True:
-            self._tell_alive()
-            batch = self._next_batch()
-            if batch:
-                self._recognize(batch)
+
+    def turn(self) -> None:
+        """Recognise a batch, or wait a little for one; messages say that this goes on."""
+        self._tell_alive()
+        batch = self._next_batch()
+        if batch:
+            self._recognize(batch)
 
     # --- what comes -----------------------------------------------------------------------------
 
@@ -88,7 +90,7 @@ class Decoder:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                os._exit(0)  # the service has ended, or wants this process no longer
+                return _end()
             if message[0] == "job":
                 self._accept(*message[1:])
             else:
@@ -143,10 +145,10 @@ class Decoder:
     # --- pieces to texts ------------------------------------------------------------------------
 
     def _next_batch(self) -> list[tuple[Job, "Piece"]]:
-        """What is to be recognised now; nothing after a second without work."""
+        """What is to be recognised now; nothing where there is no work for a while."""
         with self._changed:
             if not len(self._queue):
-                self._changed.wait(1.0)
+                self._changed.wait(0.5)
                 if len(self._queue) and self._batch_wait:
                     self._changed.wait_for(
                         lambda: self._queue.seconds >= self._batch_seconds, self._batch_wait
@@ -200,7 +202,7 @@ class Decoder:
 
     def _tell_alive(self) -> None:
         now = time.monotonic()
-        if now - self._told_alive > 1.0:
+        if now - self._told_alive > 0.5:
             self._told_alive = now
             self._send("alive", len(self._queue), self._queue.seconds)
 
@@ -261,7 +263,12 @@ class Decoder:
             try:
                 self._pipe.send(message)
             except OSError:
-                os._exit(0)
+                _end()
+
+
+def _end() -> None:
+    """The service has ended, or wants this process no longer: whatever hangs here, it goes."""
+    os._exit(0)
 
 
 def _text(job: Job) -> str:
@@ -288,9 +295,12 @@ def main() -> None:
         pipe.send(("refused", type(error).__name__, str(error)))
         return
     pipe.send(("ready",))
-    Decoder(
+    decoder = Decoder(
         pipe, recognizers, start["max_seconds"], start["batch_seconds"], start["batch_wait"]
-    ).run()
+    )
+    decoder.listen()
+    while True:
+        decoder.turn()
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def _routing(request: Request, error: RoutingError) -> ApiError:
 
 def _invalid(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
-    param = str(first["loc"][-1])
+    param = str([*first["loc"][1:2], *first["loc"]][0])  # not which of a list
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing: send it as a multipart/form-data field", param)
     given = f" {quoted(first['input'])}" if isinstance(first["input"], str) else ""

@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from fastapi import UploadFile
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from starlette.datastructures import UploadFile as Part
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
@@ -35,7 +35,9 @@ class TranscriptionForm(RecordingForm):
     language: str | None = Field(None, description="Repeated in verbose_json, else ignored.")
     prompt: str | None = Field(None, description="Accepted and ignored.")
     temperature: float = Field(0, ge=0, le=1, description="Ignored: the search is deterministic.")
-    stream: bool = Field(False, description="Server-sent events, a delta for each segment.")
+    stream: bool = Field(
+        False, description="Server-sent events: the text as it grows, by segments."
+    )
     timestamp_granularities: list[Granularity] = Field(
         [],
         alias="timestamp_granularities[]",
@@ -46,13 +48,19 @@ class TranscriptionForm(RecordingForm):
         [], alias="include[]", description="logprobs, with json or stream; others are ignored."
     )
 
-    @model_validator(mode="after")
-    def _fits(self) -> "TranscriptionForm":
-        if self.timestamp_granularities and self.response_format != "verbose_json":
-            raise ValueError("timestamp_granularities[] needs response_format verbose_json")
-        if self.stream and self.response_format != "json":
-            raise ValueError("stream needs response_format json, which is the default")
-        return self
+    @field_validator("stream")
+    @classmethod
+    def _streams_json(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("response_format") not in ("json", None):
+            raise ValueError("needs response_format json, which is the default")
+        return value
+
+    @field_validator("timestamp_granularities")
+    @classmethod
+    def _has_room_for_times(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if value and info.data.get("response_format") not in ("verbose_json", None):
+            raise ValueError("needs response_format verbose_json")
+        return value
 
 
 class Usage(BaseModel):

@@ -159,13 +159,11 @@ class Worker:
         self._died.clear()
 
         def listen() -> None:
-            try:
-                while True:
-                    loop.call_soon_threadsafe(self._on_message, pipe.recv())
-            except (EOFError, OSError):
+            with suppress(RuntimeError):  # the loop has ended
+                with suppress(EOFError, OSError):
+                    while True:
+                        loop.call_soon_threadsafe(self._on_message, pipe.recv())
                 loop.call_soon_threadsafe(self._died.set)
-            except RuntimeError:
-                pass  # the loop has ended
 
         threading.Thread(target=listen, name="asr-listen", daemon=True).start()
 

@@ -1,11 +1,13 @@
 """What the service says: the library's texts, in every shape that clients ask for."""
 
+import asyncio
 import io
 import json
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -14,6 +16,8 @@ import pytest
 
 from asr.cli import main
 from asr.formats import as_srt, as_vtt
+from serve.errors import ApiError
+from serve.transcriptions import _as_stream
 
 from serving import URL, encoded, started, tones  # isort: skip
 
@@ -90,7 +94,7 @@ def test_the_official_client_streams(openai_client, library, long_recording):
         model="tiny", file=("a.wav", long_recording), stream=True
     )
     *deltas, done = list(stream)
-    assert len(deltas) == len(expected.segments)
+    assert 1 <= len(deltas) <= len(expected.segments)
     assert {d.type for d in deltas} == {"transcript.text.delta"}
     assert "".join(d.delta for d in deltas) == expected.text == done.text
     assert done.type == "transcript.text.done" and done.usage.seconds == 24
@@ -118,15 +122,20 @@ def test_the_official_client_lists_models(openai_client):
         openai_client.models.retrieve("whisper-1")
 
 
-def test_an_error_in_a_stream_is_its_last_event(service, openai_client):
-    broken = np.concatenate([tones(i, 3) for i in range(14)])
-    broken[-1] = np.nan
-    stream = openai_client.audio.transcriptions.create(
-        model="tiny", file=("a.wav", encoded(broken, subtype="FLOAT")), stream=True
-    )
-    with pytest.raises(openai.APIError, match="NaN"):
-        assert next(stream).type == "transcript.text.delta"
-        list(stream)
+def test_an_error_in_a_stream_is_its_last_event():
+    async def events():
+        yield "partial", "今天"
+        yield "partial", "天气"
+        raise ApiError(503, "it died", code="unavailable")
+
+    async def read():
+        request, heard = SimpleNamespace(scope={"asr.record": {}}), events()
+        first = await anext(heard)
+        return [event async for event in _as_stream(request, None, first, heard)]
+
+    told = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(read())]
+    assert [event.get("delta") for event in told] == ["今天", "天气", None]
+    assert told[-1]["error"]["code"] == "unavailable"
 
 
 def test_the_native_route_tells_all_that_is_known(service, library, long_recording):

@@ -1,0 +1,23 @@
+# The service. CPU:   docker build -t lrt-asr .
+#              CUDA:  docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 -t lrt-asr:cuda .
+# Run: docker run -p 8000:8000 -v $PWD/exp/aishell1/lrt_r100:/models/lrt_r100:ro lrt-asr /models/lrt_r100
+FROM python:3.11-slim
+
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+WORKDIR /app
+
+# Before the sources, so that a change in them does not fetch torch again.
+COPY constraints.txt ./
+RUN pip install --no-cache-dir -c constraints.txt --index-url ${TORCH_INDEX} torch torchaudio
+
+COPY pyproject.toml README.md ./
+COPY asr asr
+COPY data_prep data_prep
+COPY serve serve
+RUN pip install --no-cache-dir -c constraints.txt . && useradd --create-home asr
+
+USER asr
+EXPOSE 8000
+HEALTHCHECK --start-period=60s CMD \
+    ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/ready')"]
+ENTRYPOINT ["asr", "serve", "--host", "0.0.0.0"]

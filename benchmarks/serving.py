@@ -1,0 +1,236 @@
+"""The service under load: throughput against one-by-one handling, waits, memory over many requests.
+
+    python benchmarks/serving.py BUNDLE RECORDINGS [--clients 64] [--requests 2000] [--soak 10000]
+
+RECORDINGS is a folder of short recordings. Two services run in turn on one machine, `asr serve` as
+it is and the same with ASR_BATCH_SECONDS=0, which decodes one recording after the other; each is
+asked by so many clients at a time (a process of their own, asking again as soon as they are
+answered), in rounds, so that what else the machine does meets both. Every answer is compared with
+the library's text of its recording. Then 3 s clips are sent by all clients but a few, who send two
+minutes each, and the clips' median wait is set against an ideal queue's: one that shares the
+measured capacity (audio seconds a second) evenly among all clients and wastes nothing.
+"""
+
+import argparse
+import asyncio
+import io
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import httpx
+import numpy as np
+import psutil
+import soundfile as sf
+
+URL = "/v1/audio/transcriptions"
+RATE = 16000
+
+
+@dataclass
+class Recording:
+    """A file's content, its seconds, and what the library hears in it (None: not compared)."""
+
+    content: bytes
+    seconds: float
+    text: str | None
+
+
+@dataclass
+class Result:
+    """What a round found: seconds from sending to the answer by recording, errors, wrong texts."""
+
+    seconds: float = 0.0
+    audio: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    n_errors: int = 0
+    n_crossed: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return len(self.waits) / self.seconds
+
+
+@contextmanager
+def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Process]]:
+    """`asr serve` as a process, its address."""
+    code = "from asr.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", f"m={bundle}", "--port", "0", "--device", "cpu"]
+    environment = {**os.environ, "ASR_BATCH_SECONDS": str(batch_seconds)}
+    log = Path(f"/tmp/serving-{os.getpid()}.log")
+    with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=environment) as server:
+        try:
+            while not (found := re.search(r"http://127.0.0.1:\d+", log.read_text())):
+                time.sleep(0.2)
+            yield found[0], psutil.Process(server.pid)
+        finally:
+            server.terminate()
+    log.unlink()
+
+
+async def ask(client: httpx.AsyncClient, recording: Recording, result: Result) -> None:
+    """One request."""
+    files = {"file": ("a.wav", recording.content)}
+    began = time.perf_counter()
+    reply = await client.post(URL, files=files, data={"model": "m"})
+    result.waits.append(time.perf_counter() - began)
+    result.audio += recording.seconds
+    if reply.status_code != 200:
+        result.n_errors += 1
+    elif recording.text is not None and reply.json()["text"] != recording.text:
+        result.n_crossed += 1
+
+
+async def load(
+    address: str, recordings: list[Recording], n_clients: int, n_requests: int, seed: int
+) -> Result:
+    """So many clients that ask again as soon as they are answered, until all is asked."""
+    result, rng = Result(), random.Random(seed)
+    todo = iter([rng.choice(recordings) for _ in range(n_requests)])
+
+    async def one_client(client: httpx.AsyncClient) -> None:
+        for recording in todo:
+            await ask(client, recording, result)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=address, timeout=600, limits=limits, trust_env=False
+    ) as client:
+        began = time.perf_counter()
+        await asyncio.gather(*(one_client(client) for _ in range(n_clients)))
+        result.seconds = time.perf_counter() - began
+    return result
+
+
+async def mixed(
+    address: str, clip: Recording, long: Recording, n_clients: int, n_long: int, seconds: float
+) -> tuple[Result, Result]:
+    """Clips by most clients and long recordings by a few, side by side for a while."""
+    clips, longs = Result(), Result()
+    end = time.perf_counter() + seconds
+
+    async def one_client(client: httpx.AsyncClient, recording: Recording, result: Result) -> None:
+        while time.perf_counter() < end:
+            await ask(client, recording, result)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=address, timeout=600, limits=limits, trust_env=False
+    ) as client:
+        began = time.perf_counter()
+        await asyncio.gather(
+            *(one_client(client, long, longs) for _ in range(n_long)),
+            *(one_client(client, clip, clips) for _ in range(n_clients - n_long)),
+        )
+        clips.seconds = longs.seconds = time.perf_counter() - began
+    return clips, longs
+
+
+def read(folder: Path, bundle: Path, n: int) -> list[Recording]:
+    """Some recordings, with the library's texts."""
+    import asr
+
+    paths = sorted(folder.rglob("*.wav"))[:n]
+    model = asr.load(bundle, "cpu")
+    heard = model.transcribe_all(paths)
+    return [
+        Recording(path.read_bytes(), result.duration, result.text)  # type: ignore[union-attr]
+        for path, result in zip(paths, heard, strict=True)
+    ]
+
+
+def joined(recordings: list[Recording], seconds: float) -> Recording:
+    """One after the other until it is so long."""
+    waves: list[np.ndarray] = []
+    for recording in recordings * 100:
+        waves.append(sf.read(io.BytesIO(recording.content), dtype="float32")[0])
+        if sum(map(len, waves)) >= seconds * RATE:
+            break
+    file = io.BytesIO()
+    sf.write(file, np.concatenate(waves)[: round(seconds * RATE)], RATE, format="WAV")
+    return Recording(file.getvalue(), seconds, None)
+
+
+def resident(server: psutil.Process) -> list[float]:
+    """MiB of the service and of its decoding process."""
+    return [p.memory_info().rss / 2**20 for p in (server, *server.children())]
+
+
+def told(name: str, result: Result) -> None:
+    """A line."""
+    print(
+        f"{name}: {len(result.waits)} requests in {result.seconds:.1f} s, {result.rate:.1f}/s, "
+        f"{result.audio / result.seconds:.1f} s of audio a second, wait median "
+        f"{median(result.waits) * 1000:.0f} ms, errors {result.n_errors}, wrong {result.n_crossed}",
+        flush=True,
+    )
+
+
+def soak(address: str, server: psutil.Process, recordings: list[Recording], args) -> None:  # type: ignore[no-untyped-def]
+    """The memory after each tenth of many requests; the first tenth warms up."""
+    for part in range(10):
+        result = asyncio.run(load(address, recordings, args.clients, args.soak // 10, part))
+        told(f"soak {part + 1}/10", result)
+        print("  RSS (MiB):", *(f"{mib:.0f}" for mib in resident(server)), flush=True)
+
+
+def main() -> None:
+    """Each part in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("recordings", type=Path)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--mixed-seconds", type=float, default=30.0)
+    parser.add_argument("--soak", type=int, default=0)
+    args = parser.parse_args()
+    recordings = read(args.recordings, args.bundle, 200)
+    seconds = sum(r.seconds for r in recordings)
+    print(
+        f"{len(recordings)} recordings, {seconds / len(recordings):.2f} s in the mean", flush=True
+    )
+    with (
+        serving(args.bundle, 80.0) as (shared, server),
+        serving(args.bundle, 0.0) as (one_by_one, _),
+    ):
+        batched, single = Result(), Result()
+        for turn in range(args.rounds):
+            # One by one takes longer: a quarter of the requests tells its rate.
+            for address, total, part in ((shared, batched, 1), (one_by_one, single, 4)):
+                n = args.requests // args.rounds // part
+                result = asyncio.run(load(address, recordings, args.clients, n, turn))
+                total.seconds += result.seconds
+                total.audio += result.audio
+                total.waits += result.waits
+                total.n_errors += result.n_errors
+                total.n_crossed += result.n_crossed
+        told("shared batches", batched)
+        told("one by one", single)
+        print(f"ratio: {batched.rate / single.rate:.2f}", flush=True)
+        if args.mixed_seconds:
+            clip, long = joined(recordings, 3.0), joined(recordings, 120.0)
+            for name, address in (("shared batches", shared), ("one by one", one_by_one)):
+                clips, longs = asyncio.run(
+                    mixed(address, clip, long, args.clients, args.clients // 8, args.mixed_seconds)
+                )
+                told(f"{name}, 3 s clips beside long ones", clips)
+                capacity = (clips.audio + longs.audio) / clips.seconds
+                ideal = args.clients * clip.seconds / capacity
+                share = median(clips.waits) / ideal
+                print(f"  ideal wait {ideal * 1000:.0f} ms, measured {share:.2f} of it", flush=True)
+        if args.soak:
+            soak(shared, server, recordings, args)
+
+
+if __name__ == "__main__":
+    main()
