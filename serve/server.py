@@ -31,7 +31,13 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
         super().__init__(
             uvicorn.Config(
-                app, host, port, log_config=_LOGS, access_log=False, timeout_graceful_shutdown=1
+                app,
+                host,
+                port,
+                log_config=_LOGS,
+                access_log=False,
+                timeout_graceful_shutdown=1,
+                ws_max_size=2**18,
             )
         )
         self._worker: Worker = app.state.worker

@@ -107,7 +107,7 @@ async function dictate() {
       transcript.guess(text);
     },
     final: add,
-    failed: (reason) => say(`${reason} All of it is transcribed when you stop.`),
+    failed: (reason) => say(`${reason}. All is transcribed when you stop.`),
     stopped: (file) => {
       showRecording(false);
       $("record").focus();
@@ -176,8 +176,12 @@ $("cancel").addEventListener("click", () => {
   say("Cancelled.");
 });
 $("copy").addEventListener("click", async () => {
-  await navigator.clipboard.writeText(result.text);
-  say("Copied.");
+  try {
+    await navigator.clipboard.writeText(result.text);
+    say("Copied.");
+  } catch {
+    complain(new Error("The browser does not let this page copy: take the txt file instead."));
+  }
 });
 for (const button of document.querySelectorAll(".download")) {
   button.addEventListener("click", () => download(button.dataset.format));

@@ -59,7 +59,7 @@ export class Live {
       for (const message of this.waiting.splice(0)) this.socket.send(message);
     };
     this.socket.onmessage = ({ data }) => this.receive(JSON.parse(data));
-    this.socket.onclose = () => this.close("The live connection was lost.");
+    this.socket.onclose = () => this.close("the live connection was lost");
   }
 
   receive(message) {

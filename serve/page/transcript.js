@@ -37,7 +37,7 @@ export class Transcript {
     const text = element("span", "text", "");
     for (const word of segment.tokens ? words(segment) : [segment]) {
       const span = element("span", "word", word.text);
-      span.role = "button";
+      span.setAttribute("role", "button");
       span.tabIndex = this.words.length ? -1 : 0; // one stop for the tab key; arrows go on
       if (word.confidence != null) {
         span.title = `${clock(word.start)}, confidence ${Math.round(100 * word.confidence)} %`;
@@ -71,9 +71,12 @@ export class Transcript {
 
   /** Marks the word that is heard at a time, in seconds. */
   mark(seconds) {
-    for (const { span, start, end } of this.words) {
-      span.classList.toggle("now", seconds > 0 && start <= seconds && seconds < end);
-    }
+    const heard = this.words.find(({ start, end }) => start <= seconds && seconds < end);
+    const marked = seconds > 0 ? heard?.span : null;
+    if (marked === this.marked) return;
+    this.marked?.classList.remove("now");
+    marked?.classList.add("now");
+    this.marked = marked;
   }
 
   choose(target) {
