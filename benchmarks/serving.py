@@ -2,18 +2,19 @@
 
     python benchmarks/serving.py BUNDLE RECORDINGS [--clients 64] [--requests 2000] [--soak 10000]
 
-RECORDINGS is a folder of short recordings. Two services run in turn on one machine, `asr serve` as
-it is and the same with ASR_BATCH_SECONDS=0, which decodes one recording after the other; each is
-asked by so many clients at a time (a process of their own, asking again as soon as they are
-answered), in rounds, so that what else the machine does meets both. Every answer is compared with
-the library's text of its recording. Then 3 s clips are sent by all clients but a few, who send two
+RECORDINGS is a folder of short recordings. Two services share the machine and are asked in turn, in
+rounds: `asr serve`, and one that decodes recordings one by one (ASR_BATCH_SECONDS=0). So many
+clients ask at a time, each again as soon as it is answered. Every answer is compared with the
+library's text of its recording. Then 3 s clips are sent by all clients but an eighth, who send two
 minutes each, and the clips' median wait is set against an ideal queue's: one that shares the
-measured capacity (audio seconds a second) evenly among all clients and wastes nothing.
+measured capacity (audio seconds a second) evenly among all clients and wastes nothing. The clients
+share the cores with the services.
 """
 
 import argparse
 import asyncio
 import io
+import json
 import os
 import random
 import re
@@ -21,8 +22,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
@@ -43,6 +45,15 @@ class Recording:
     seconds: float
     text: str | None
 
+    @cached_property
+    def request(self) -> bytes:
+        """All bytes of it."""
+        sent = httpx.Request(
+            "POST", "http://x" + URL, files={"file": ("a.wav", self.content)}, data={"model": "m"}
+        )
+        lines = [f"POST {URL} HTTP/1.1", *(f"{k}: {v}" for k, v in sent.headers.items()), "", ""]
+        return "\r\n".join(lines).encode() + sent.read()
+
 
 @dataclass
 class Result:
@@ -53,6 +64,11 @@ class Result:
     waits: list[float] = field(default_factory=list)
     n_errors: int = 0
     n_crossed: int = 0
+
+    def add(self, other: "Result") -> None:
+        """Count another round in."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
     @property
     def rate(self) -> float:
@@ -65,8 +81,11 @@ def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Pr
     """`asr serve` as a process, its address."""
     code = "from asr.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"m={bundle}", "--port", "0", "--device", "cpu"]
-    environment = {**os.environ, "ASR_BATCH_SECONDS": str(batch_seconds)}
-    log = Path(f"/tmp/serving-{os.getpid()}.log")
+    environment = {
+        **os.environ,
+        "ASR_BATCH_SECONDS": str(batch_seconds),
+    }
+    log = Path(f"/tmp/serving-{os.getpid()}-{batch_seconds:g}.log")
     with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=environment) as server:
         try:
             while not (found := re.search(r"http://127.0.0.1:\d+", log.read_text())):
@@ -77,17 +96,32 @@ def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Pr
     log.unlink()
 
 
-async def ask(client: httpx.AsyncClient, recording: Recording, result: Result) -> None:
-    """One request."""
-    files = {"file": ("a.wav", recording.content)}
-    began = time.perf_counter()
-    reply = await client.post(URL, files=files, data={"model": "m"})
-    result.waits.append(time.perf_counter() - began)
-    result.audio += recording.seconds
-    if reply.status_code != 200:
-        result.n_errors += 1
-    elif recording.text is not None and reply.json()["text"] != recording.text:
-        result.n_crossed += 1
+class Client:
+    """A connection that asks one thing after the other; lean, for it shares the cores."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, address: str) -> "Client":
+        """To http://HOST:PORT."""
+        host, port = address.removeprefix("http://").split(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def ask(self, recording: Recording, result: Result) -> None:
+        """Send a recording and count what comes back."""
+        began = time.perf_counter()
+        self.writer.write(recording.request)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r")[0])
+        body = await self.reader.readexactly(length)
+        result.waits.append(time.perf_counter() - began)
+        result.audio += recording.seconds
+        if not head.startswith(b"http/1.1 200"):
+            print(head, body, flush=True)
+            result.n_errors += 1
+        elif recording.text is not None and json.loads(body)["text"] != recording.text:
+            result.n_crossed += 1
 
 
 async def load(
@@ -96,18 +130,16 @@ async def load(
     """So many clients that ask again as soon as they are answered, until all is asked."""
     result, rng = Result(), random.Random(seed)
     todo = iter([rng.choice(recordings) for _ in range(n_requests)])
+    clients = [await Client.connect(address) for _ in range(n_clients)]
 
-    async def one_client(client: httpx.AsyncClient) -> None:
+    async def ask_on(client: Client) -> None:
         for recording in todo:
-            await ask(client, recording, result)
+            await client.ask(recording, result)
+        client.writer.close()
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=address, timeout=600, limits=limits, trust_env=False
-    ) as client:
-        began = time.perf_counter()
-        await asyncio.gather(*(one_client(client) for _ in range(n_clients)))
-        result.seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    await asyncio.gather(*map(ask_on, clients))
+    result.seconds = time.perf_counter() - began
     return result
 
 
@@ -116,22 +148,20 @@ async def mixed(
 ) -> tuple[Result, Result]:
     """Clips by most clients and long recordings by a few, side by side for a while."""
     clips, longs = Result(), Result()
+    clients = [await Client.connect(address) for _ in range(n_clients)]
     end = time.perf_counter() + seconds
 
-    async def one_client(client: httpx.AsyncClient, recording: Recording, result: Result) -> None:
+    async def ask_on(client: Client, recording: Recording, result: Result) -> None:
         while time.perf_counter() < end:
-            await ask(client, recording, result)
+            await client.ask(recording, result)
+        client.writer.close()
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(
-        base_url=address, timeout=600, limits=limits, trust_env=False
-    ) as client:
-        began = time.perf_counter()
-        await asyncio.gather(
-            *(one_client(client, long, longs) for _ in range(n_long)),
-            *(one_client(client, clip, clips) for _ in range(n_clients - n_long)),
-        )
-        clips.seconds = longs.seconds = time.perf_counter() - began
+    began = time.perf_counter()
+    await asyncio.gather(
+        *(ask_on(client, long, longs) for client in clients[:n_long]),
+        *(ask_on(client, clip, clips) for client in clients[n_long:]),
+    )
+    clips.seconds = longs.seconds = time.perf_counter() - began
     return clips, longs
 
 
@@ -199,37 +229,35 @@ def main() -> None:
     print(
         f"{len(recordings)} recordings, {seconds / len(recordings):.2f} s in the mean", flush=True
     )
-    with (
-        serving(args.bundle, 80.0) as (shared, server),
-        serving(args.bundle, 0.0) as (one_by_one, _),
-    ):
-        batched, single = Result(), Result()
+    with ExitStack() as running:
+        services = {}
+        for name, batch_seconds, n_requests in [
+            ("shared batches", 80.0, args.requests),
+            ("one by one", 0.0, args.requests // 3),  # slower: fewer tell its rate
+        ]:
+            address, server = running.enter_context(serving(args.bundle, batch_seconds))
+            services[name] = (address, server, n_requests, Result())
         for turn in range(args.rounds):
-            # One by one takes longer: a quarter of the requests tells its rate.
-            for address, total, part in ((shared, batched, 1), (one_by_one, single, 4)):
-                n = args.requests // args.rounds // part
-                result = asyncio.run(load(address, recordings, args.clients, n, turn))
-                total.seconds += result.seconds
-                total.audio += result.audio
-                total.waits += result.waits
-                total.n_errors += result.n_errors
-                total.n_crossed += result.n_crossed
-        told("shared batches", batched)
-        told("one by one", single)
-        print(f"ratio: {batched.rate / single.rate:.2f}", flush=True)
+            for address, _, n_requests, total in services.values():
+                n = n_requests // args.rounds
+                total.add(asyncio.run(load(address, recordings, args.clients, n, turn)))
+        for name, (_, _, _, total) in services.items():
+            told(name, total)
+        batched, single = (total.rate for *_, total in services.values())
+        print(f"ratio: {batched / single:.2f}", flush=True)
+        address, server, *_ = next(iter(services.values()))
         if args.mixed_seconds:
             clip, long = joined(recordings, 3.0), joined(recordings, 120.0)
-            for name, address in (("shared batches", shared), ("one by one", one_by_one)):
-                clips, longs = asyncio.run(
-                    mixed(address, clip, long, args.clients, args.clients // 8, args.mixed_seconds)
-                )
-                told(f"{name}, 3 s clips beside long ones", clips)
-                capacity = (clips.audio + longs.audio) / clips.seconds
-                ideal = args.clients * clip.seconds / capacity
-                share = median(clips.waits) / ideal
-                print(f"  ideal wait {ideal * 1000:.0f} ms, measured {share:.2f} of it", flush=True)
+            clips, longs = asyncio.run(
+                mixed(address, clip, long, args.clients, args.clients // 8, args.mixed_seconds)
+            )
+            told("3 s clips beside recordings of 120 s", clips)
+            capacity = (clips.audio + longs.audio) / clips.seconds
+            ideal = args.clients * clip.seconds / capacity
+            share = median(clips.waits) / ideal
+            print(f"  ideal wait {ideal * 1000:.0f} ms, measured {share:.2f} of it", flush=True)
         if args.soak:
-            soak(shared, server, recordings, args)
+            soak(address, server, recordings, args)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The routes that take no recording: models, health, figures."""
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from serve.errors import ApiError, ErrorReply, quoted
@@ -61,7 +62,12 @@ async def ready(request: Request) -> Health:
     return Health()
 
 
-@router.get("/metrics", summary="Figures for Prometheus", tags=["operation"])
+@router.get(
+    "/metrics",
+    summary="Figures for Prometheus",
+    tags=["operation"],
+    response_class=PlainTextResponse,
+)
 async def metrics(request: Request) -> Response:
     """In its text format."""
     figures = generate_latest(request.app.state.metrics.registry)

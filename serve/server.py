@@ -38,6 +38,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 timeout_graceful_shutdown=1,
                 ws_max_size=2**18,
+                # Longer than the minute after which load balancers close idle connections.
+                timeout_keep_alive=75,
             )
         )
         self._worker: Worker = app.state.worker

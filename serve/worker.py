@@ -70,7 +70,7 @@ class Worker:
         Options: `words` and `subtitles` ("srt", "vtt") are added to the answer, `partials` asks
         for the text of a long recording as it grows, `quick` for the likeliest path only.
         """
-        if self._closing or not self.ready:
+        if not self.ready:
             raise _unavailable("the model is being loaded: try again in a few seconds", 5)
         job = Job(self, next(self._numbers))
         self._jobs[job._id] = job
@@ -85,7 +85,8 @@ class Worker:
     @property
     def ready(self) -> bool:
         """Whether the process lives and its decoding loop has been heard of lately."""
-        return self._loaded and time.monotonic() - self._heard < self._settings.hang_seconds / 2
+        lately = time.monotonic() - self._heard < self._settings.hang_seconds / 2
+        return self._loaded and not self._closing and lately
 
     @property
     def pid(self) -> int:
