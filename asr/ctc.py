@@ -93,8 +93,8 @@ class CtcPrefixScorer:
 
 def steps_needed(labels_BU: Tensor, lengths_B: Tensor) -> Tensor:
     """(B,): the fewest encoder steps that can spell labels: one each, and a blank in each pair."""
-    places = torch.arange(1, max(1, labels_BU.shape[1]), device=labels_BU.device)
-    pair_BU = places < lengths_B[:, None]
+    pair_BU = torch.arange(1, max(1, labels_BU.shape[1]), device=labels_BU.device)
+    pair_BU = pair_BU < lengths_B[:, None]
     return lengths_B + ((labels_BU[:, 1:] == labels_BU[:, :-1]) & pair_BU).sum(1)
 
 

@@ -88,7 +88,7 @@ def find_texts(
         left = (lambda k: gone(spoken[k])) if gone else None
         found = _search(model, encoded.select(speech), search, lm, left)
         for i, nbest in zip(spoken, found, strict=True):
-            results[i] = nbest or [NO_SPEECH]
+            results[i] = nbest
     return results
 
 
@@ -122,7 +122,7 @@ def _search(
     if config.method == "joint":
         return search(Models(model.decoder.step, state, ctc, scorer), steps_B, gone)
     first = BeamSearch(config.first_pass, search.word_count_V)
-    found = [n or [NO_SPEECH] for n in first(Models(None, None, ctc, scorer), steps_B, gone)]
+    found = first(Models(None, None, ctc, scorer), steps_B, gone)
     if config.method == "ctc_beam":
         return [nbest[: config.n_best] for nbest in found]
     return rescore(model.decoder.step, state, found, config, steps_B.device)

@@ -302,11 +302,13 @@ class Recognizer:
         next begins, but no longer than is usual in the piece: what follows then is a pause.
         """
         step = _FRAMES_PER_STEP * self.config.features.hop_ms / 1000
+        if not spans:
+            return ()
         firsts = [first for first, _ in spans]
         usual = median(b - a for a, b in pairwise(firsts)) if len(firsts) > 1 else 0
         ends = [
             min(max(last, first + usual), following)
-            for (first, last), following in zip(spans, [*firsts, inf][1:], strict=True)
+            for (first, last), following in zip(spans, [*firsts[1:], inf], strict=True)
         ]
         texts = self.tokenizer.spelt(hypothesis.tokens)
         return tuple(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asr.repetition import PERIODS, forbidden, grown_runs
-from asr.score import Hypothesis, SearchConfig
+from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.scorers import Models
 from asr.tokenizer import EOS, PAD, SOS, UNK
 
@@ -81,7 +81,8 @@ class BeamSearch:
 
         `limits_B` is how many tokens each utterance may have at most. An utterance ends when no
         live hypothesis can join its n best, or when W have ended. `gone` is asked in each step
-        whether an utterance, by its number, is no longer wanted: it leaves with what has ended.
+        whether an utterance, by its number, is no longer wanted: it leaves with what has ended,
+        or `NO_SPEECH`.
         """
         decoder, ctc, lm = self.config.weights
         # Without a decoder the CTC head has its share too.
@@ -108,7 +109,7 @@ class BeamSearch:
                 parents_BW = parents_BW[rest]
                 models.keep(rest)
             models.advance(parents_BW, live.tokens_BWL[..., t])
-        return results
+        return [nbest or [NO_SPEECH] for nbest in results]
 
     def _start(self, limits_B: Tensor, L: int) -> _Live:
         B, W, device = len(limits_B), self.config.beam_size, limits_B.device
