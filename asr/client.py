@@ -45,6 +45,8 @@ class Server:
         """A client of `jobs` connections. Raises ConfigError for what is no URL or no key."""
         try:
             url = httpx.URL(self.url.rstrip("/").removesuffix("/v1") + "/v1/")
+            if url.scheme not in ("http", "https"):
+                raise httpx.InvalidURL("it does not begin with http:// or https://")
             key = os.environ.get("ASR_API_KEY", "").strip()
             return httpx.AsyncClient(
                 base_url=url,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from asr.audio import split_at_silence
+from asr.silence import split_at_silence
 
 # A segment ends at the latest after so many seconds, at the quietest moment of its last half.
 _LONGEST = 10.0

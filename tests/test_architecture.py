@@ -12,7 +12,8 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 
 # Top to bottom, the way of the data: a module may import those above it, never those below.
 ORDER = [
-    "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
+    "asr.errors", "asr.node", "asr.silence", "asr.audio", "asr.features", "asr.tokenizer",
+    "asr.metrics",
     "asr.model.projection", "asr.model.dropout", "asr.model.attention", "asr.model.frontend",
     "asr.model.layers", "asr.model.transformer", "asr.model.inference", "asr.ctc", "asr.align",
     "asr.score", "asr.scorers",
@@ -72,3 +73,11 @@ def test_help_and_mistakes_answer_without_loading_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_the_service_answers_without_torch() -> None:
+    code = "import sys; import serve.app; print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["False"]

@@ -10,9 +10,10 @@ import pytest
 import soundfile as sf
 
 import asr
-from asr.audio import Recording, split_at_silence
+from asr.audio import Recording
 from asr.errors import AudioError
 from asr.recognizer import Recognizer
+from asr.silence import split_at_silence
 from asr.tokenizer import normalize_text
 
 from conftest import RATE, say  # isort: skip
