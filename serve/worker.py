@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -22,6 +23,13 @@ from serve.settings import Settings
 logger = logging.getLogger("serve.worker")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before another start
+# Batches of ever other shapes leave holes in glibc's heap, which grows by them: blocks of 4 MiB and
+# more are mapped for themselves, and given back. oneDNN keeps what it prepared for 1024 shapes.
+_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**22),
+    "MALLOC_TRIM_THRESHOLD_": str(2**26),
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+}
 _AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413}
 
 # ("partial", text), ("done", answer)
@@ -110,7 +118,9 @@ class Worker:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "serve.decoder", str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env={**_MEMORY, **os.environ}
+            )
         self._pipe = Connection(ours.detach())
         settings = self._settings
         start = settings.model_dump(

@@ -77,7 +77,7 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
     """The service on a real socket, in a thread of this process."""
     given = {"bundles": (f"tiny={bundle}",), "device": "cpu", **settings}
     app = create_app(Settings.read(**given))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_keep_alive=75))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
