@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.align import align
-from asr.audio import Recording, split_at_silence
+from asr.audio import Recording
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.ctc import steps_needed
@@ -30,6 +30,7 @@ from asr.model.tiling import TiledFrontend
 from asr.ngram import NGram
 from asr.score import NO_SPEECH, Hypothesis, SearchConfig
 from asr.search import BeamSearch, Gone
+from asr.silence import split_at_silence
 from asr.tokenizer import normalize_text
 
 # Longer recordings are cut at silences, so that memory does not grow with them; so many seconds

@@ -150,11 +150,12 @@ def _transcribe(
     found = recognizer.transcribe_all((task.recording for task in tasks), search, on_progress)
     for task, result in zip(tasks, found, strict=True):
         if task.out and isinstance(result, Transcript):
-            _write(task.out, FORMATS[task.out.suffix[1:]](result))
+            write_text(task.out, FORMATS[task.out.suffix[1:]](result))
         yield task, result
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """A transcript's file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
 

@@ -1,8 +1,10 @@
 """Who asks, and what is written down of it: keys, ids, a log line and figures for each request."""
 
+import base64
 import hmac
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -78,7 +80,7 @@ class Keys:
             return
         scope["asr.client"] = (scope.get("client") or ("unknown",))[0]
         if self._keys and scope["path"].startswith("/v1/"):
-            number = self._number(Headers(scope=scope).get("authorization", ""))
+            number = self._number(_authorization(Headers(scope=scope)))
             if number is None:
                 await self._refuse(scope, receive, send)
                 return
@@ -100,3 +102,18 @@ class Keys:
             code="invalid_api_key", headers={"www-authenticate": "Bearer"},
         )  # fmt: skip
         await reply(error, scope)(scope, receive, send)
+
+
+def _authorization(headers: Headers) -> str:
+    """The header of that name, or what a page's WebSocket, which has none, offers in its place.
+
+    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding.
+    """
+    if "authorization" in headers:
+        return headers["authorization"]
+    for offered in headers.get("sec-websocket-protocol", "").split(","):
+        kind, _, key = offered.strip().partition(".")
+        if kind == "bearer":
+            with suppress(ValueError):
+                return "Bearer " + base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)).decode()
+    return ""

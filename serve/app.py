@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.formparsers import MultiPartParser
 
-from serve import operations, transcriptions
+from serve import live, operations, page, transcriptions
 from serve.access import Keys, Record
 from serve.errors import install_handlers
 from serve.limits import Admission, BodyLimit, Load
@@ -49,7 +49,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.settings, app.state.worker, app.state.load = settings, worker, load
-    app.state.metrics = metrics
+    app.state.metrics, app.state.n_live = metrics, 0
     MultiPartParser.spool_max_size = settings.max_bytes  # bodies never touch the disk
     # The last one is the outermost.
     app.add_middleware(Admission, load=load)
@@ -67,4 +67,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     install_handlers(app)
     app.include_router(transcriptions.router)
     app.include_router(operations.router)
+    app.include_router(live.router)
+    app.include_router(page.router)
     return app

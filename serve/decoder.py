@@ -50,6 +50,11 @@ class Job:
     gone: bool = False
     said: str = ""
 
+    @property
+    def quick(self) -> bool:
+        """Whether the likeliest path will do, where the model has a CTC head."""
+        return bool(self.options.get("quick"))
+
 
 class Decoder:
     """Recognisers by name behind a pipe."""
@@ -132,7 +137,7 @@ class Decoder:
                 job.read = True
             else:
                 job.n_open += 1
-                self._queue.put(job, job.model, piece.end - piece.start, (job, piece))
+                self._queue.put(job, (job.model, job.quick), piece.end - piece.start, (job, piece))
                 job.paused = self._queue.seconds > _AHEAD_SECONDS
                 if not job.paused:
                     self._readers.submit(self._read, job)
@@ -161,13 +166,16 @@ class Decoder:
         for job, _ in batch:
             job.started = job.started or started
         recognizer = self._recognizers[batch[0][0].model]
+        search = recognizer.config.search
+        if batch[0][0].quick and recognizer.model.ctc_head:
+            search = search.changed({"method": "ctc_greedy"})
 
         def gone(i: int) -> bool:
             self._tell_alive()
             return batch[i][0].gone
 
         try:
-            recognizer.hear([piece for _, piece in batch], recognizer.config.search, gone)
+            recognizer.hear([piece for _, piece in batch], search, gone)
         except Exception as error:
             self._isolate(batch, error)
             return

@@ -37,6 +37,7 @@ class Server(uvicorn.Server):
                 log_config=_LOGS,
                 access_log=False,
                 timeout_graceful_shutdown=1,
+                ws_max_size=2**18,
                 # Longer than the minute after which load balancers close idle connections.
                 timeout_keep_alive=75,
             )

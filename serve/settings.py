@@ -39,6 +39,9 @@ class Settings(BaseSettings):
     deadline_seconds: PositiveFloat = Field(600.0, description="From body to answer, else 504.")
     grace_seconds: PositiveFloat = Field(30.0, description="For open requests after SIGTERM.")
     hang_seconds: PositiveFloat = Field(60.0, description="Without progress: killed, restarted.")
+    max_live_sessions: PositiveInt = Field(16, description="Live sessions at once.")
+    max_live_seconds: PositiveFloat = Field(3600.0, description="A live session's audio.")
+    live_idle_seconds: PositiveFloat = Field(30.0, description="Without a message: closed.")
     batch_seconds: float = Field(80.0, ge=0, description="Audio that is decoded together; 0: none.")
     batch_wait: float = Field(0.01, ge=0, description="Seconds to wait for company.")
 

@@ -76,7 +76,7 @@ class Worker:
         """Hand a recording over. Raises ApiError 503 where nobody can take it.
 
         Options: `words` and `subtitles` ("srt", "vtt") are added to the answer, `partials` asks
-        for the text of a long recording as it grows.
+        for the text of a long recording as it grows, `quick` for the likeliest path only.
         """
         if not self.ready:
             raise _unavailable("the model is being loaded: try again in a few seconds", 5)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 
 from data_prep.manifest import Utterance, write_corpus
 
-from serving import library, service, tiny_bundle  # noqa: F401  # isort: skip  # fixtures
+from serving import Service, library, running, service, tiny_bundle  # noqa: F401  # isort: skip  # fixtures
 
 RATE = 8000
 TONES = {"一": 400, "二": 700, "三": 1100, "四": 1700, "五": 2400}
@@ -102,6 +103,49 @@ def learning_recipe(corpus: Path) -> dict[str, Any]:
             "schedule": {"kind": "linear", "lr": 4e-3, "warmup_steps": 40},
         },
     )
+
+
+def say(n_tones: int, seed: int) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
+    """Tones with pauses of up to 0.6 s between some: the wave, and each tone's start and end."""
+    rng = np.random.default_rng(seed)
+    parts, spoken, at = [], [], 0.0
+    for text in rng.choice(list(TONES), size=n_tones):
+        pause = np.zeros(int(rng.choice([0, 0, rng.uniform(0, 0.6)]) * RATE))
+        tone = speak(text, seed)
+        parts += [pause, tone]
+        begin = at + len(pause) / RATE + 0.02
+        spoken.append((str(text), begin, begin + 0.1))
+        at += (len(pause) + len(tone)) / RATE
+    wave = np.concatenate(parts)
+    return wave + 0.003 * rng.normal(size=len(wave)), spoken
+
+
+@pytest.fixture(scope="session")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that has learnt tones with pauses between them."""
+    from asr.config import Config
+    from asr.train.run import train
+
+    root = tmp_path_factory.mktemp("paused")
+    splits: dict[str, list[Utterance]] = {"train": [], "dev": [], "test": []}
+    for split, n in (("train", 160), ("dev", 6), ("test", 6)):
+        for i in range(n):
+            wave, spoken = say(1 + i % 8, len(split) * 1000 + i)
+            path = root / f"{split}{i}.wav"
+            sf.write(path, wave, RATE)
+            text = "".join(token for token, _, _ in spoken)
+            splits[split].append(Utterance(f"{split}{i}", path, text, "tone"))
+    write_corpus(splits, root / "data", corpus="paused tones", synthetic=True, jobs=1)
+    recipe = learning_recipe(root / "data")
+    recipe["training"]["epochs"] = 5
+    return train(Config.model_validate(recipe), root / "model")
+
+
+@pytest.fixture(scope="session")
+def hearing_service(hearing: Path) -> Iterator[Service]:
+    """A service of that bundle, under the name of `tiny`."""
+    with running(hearing) as found:
+        yield found
 
 
 def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:

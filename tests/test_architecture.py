@@ -12,16 +12,16 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 
 # Top to bottom, the way of the data: a module may import those above it, never those below.
 ORDER = [
-    "asr.errors", "asr.node", "asr.audio", "asr.features", "asr.tokenizer", "asr.metrics",
-    "asr.model.projection", "asr.model.dropout", "asr.model.attention.full",
+    "asr.errors", "asr.node", "asr.silence", "asr.audio", "asr.features", "asr.tokenizer",
+    "asr.metrics", "asr.model.projection", "asr.model.dropout", "asr.model.attention.full",
     "asr.model.attention.linear", "asr.model.attention.linformer", "asr.model.attention.lsh",
     "asr.model.attention.nystrom", "asr.model.attention.s4d", "asr.model.attention.sliding_window",
     "asr.model.attention", "asr.model.frontend", "asr.model.tiling", "asr.model.layers",
     "asr.model.factors", "asr.model.transformer", "asr.model.products", "asr.model.inference",
     "asr.ctc", "asr.align", "asr.score", "asr.scorers", "asr.repetition", "asr.topk", "asr.search",
     "asr.config", "asr.bundle", "asr.ngram", "asr.lm", "asr.decoding", "asr.stored", "asr.shar",
-    "asr.pauses", "asr.data", "asr.recognizer", "asr.formats", "asr.transcription", "asr.evaluate",
-    "asr.tune", "asr.export", "asr.cost", "asr.card", "asr.compress", "asr.report",
+    "asr.pauses", "asr.data", "asr.recognizer", "asr.formats", "asr.transcription", "asr.client",
+    "asr.evaluate", "asr.tune", "asr.export", "asr.cost", "asr.card", "asr.compress", "asr.report",
     "asr.train.lm", "asr.train.processes", "asr.train.corpus", "asr.train.task",
     "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",
     "asr.train.fit", "asr.train.run",
@@ -75,3 +75,11 @@ def test_help_and_mistakes_answer_without_loading_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_the_service_answers_without_torch() -> None:
+    code = "import sys; import serve.app; print('torch' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["False"]

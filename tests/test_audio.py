@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.audio import Recording, load_audio, split_at_silence
+from asr.audio import Recording, load_audio
+from asr.silence import split_at_silence
 
 RATE = 16000
 

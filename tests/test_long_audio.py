@@ -10,48 +10,18 @@ import pytest
 import soundfile as sf
 
 import asr
-from asr.audio import Recording, split_at_silence
-from asr.config import Config
+from asr.audio import Recording
 from asr.errors import AudioError
 from asr.recognizer import Recognizer
+from asr.silence import split_at_silence
 from asr.tokenizer import normalize_text
-from asr.train.run import train
-from data_prep.manifest import Utterance, write_corpus
 
-from conftest import RATE, TONES, learning_recipe, speak  # isort: skip
-
-
-def say(n_tones: int, seed: int) -> tuple[np.ndarray, list[tuple[str, float, float]]]:
-    """Tones with pauses of up to 0.6 s between some: the wave, and each tone's start and end."""
-    rng = np.random.default_rng(seed)
-    parts, spoken, at = [], [], 0.0
-    for text in rng.choice(list(TONES), size=n_tones):
-        pause = np.zeros(int(rng.choice([0, 0, rng.uniform(0, 0.6)]) * RATE))
-        tone = speak(text, seed)
-        parts += [pause, tone]
-        begin = at + len(pause) / RATE + 0.02
-        spoken.append((str(text), begin, begin + 0.1))
-        at += (len(pause) + len(tone)) / RATE
-    wave = np.concatenate(parts)
-    return wave + 0.003 * rng.normal(size=len(wave)), spoken
+from conftest import RATE, say  # isort: skip
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Recognizer:
-    root = tmp_path_factory.mktemp("paused")
-    splits: dict[str, list[Utterance]] = {"train": [], "dev": [], "test": []}
-    for split, n in (("train", 160), ("dev", 6), ("test", 6)):
-        for i in range(n):
-            wave, spoken = say(1 + i % 8, len(split) * 1000 + i)
-            path = root / f"{split}{i}.wav"
-            sf.write(path, wave, RATE)
-            text = "".join(token for token, _, _ in spoken)
-            splits[split].append(Utterance(f"{split}{i}", path, text, "tone"))
-    write_corpus(splits, root / "data", corpus="paused tones", synthetic=True, jobs=1)
-    recipe = learning_recipe(root / "data")
-    recipe["training"]["epochs"] = 5
-    config = Config.model_validate(recipe)
-    return asr.load(train(config, root / "model"), "cpu")
+def model(hearing: Path) -> Recognizer:
+    return asr.load(hearing, "cpu")
 
 
 def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Path) -> None:

@@ -1,24 +1,28 @@
 """`asr transcribe`, `asr serve`."""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from asr.cli.options import Beam, Bundle, Device, Int8, Lm, LmWeight, Method, app, err
+from asr.cli.options import Beam, Device, Int8, Lm, LmWeight, Method, app, err
 from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
-    from asr.recognizer import Transcript
+    from asr.transcription import Task
 
 
 @app.command()
 def transcribe(
-    bundle: Bundle,
-    recordings: Annotated[
+    arguments: Annotated[
         list[str],
-        typer.Argument(help="wav, flac, ogg or mp3: files, folders with all below, quoted globs."),
+        typer.Argument(
+            metavar="[BUNDLE] RECORDINGS",
+            help="A model bundle's folder (none with --server), then wav, flac, ogg or mp3: files, "
+            "folders with all below, quoted globs.",
+        ),
     ],
     format: Annotated[Literal["txt", "json", "srt", "vtt", "tsv"], typer.Option()] = "txt",
     out_dir: Annotated[
@@ -31,31 +35,46 @@ def transcribe(
     lm_weight: LmWeight = None,
     device: Device = "auto",
     int8: Int8 = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each with a GPU in turn.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Processes, each with a GPU in turn; of a server, requests.")
+    ] = 1,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A service that decodes, in OpenAI's shape: `asr serve`."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
 ) -> None:
-    """The text of recordings; a bad one is told and the others go on (exit code 1)."""
+    """The text of recordings; a bad one is told and the others go on (exit code 1).
+
+    With --server URL the recordings are sent there, with the key in ASR_API_KEY if it wants one.
+    """
     from rich.progress import Progress
 
-    from asr.transcription import find_tasks, transcribe_all
+    from asr.client import Server, ask_all
+    from asr.transcription import find_tasks
 
-    tasks = find_tasks(recordings, out_dir, format)
+    changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
+    _check_place(arguments, server, model, {**changes, "device": device, "int8": int8})
+    tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file a recording: add --out DIR")
     todo = [task for task in tasks if overwrite or not (task.out and task.out.is_file())]
     skipped, failed = len(tasks) - len(todo), 0
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("transcribing", total=len(tasks), completed=skipped)
-        changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
-        results = transcribe_all(
-            todo, bundle, device, int8, changes, jobs,
-            lambda n: progress.update(bar, completed=skipped + n),
-        )  # fmt: skip
+
+        def on_progress(n: float) -> None:
+            progress.update(bar, completed=skipped + n)
+
+        if server:
+            results = ask_all(todo, Server(server, model), format, jobs, on_progress)
+        else:
+            bundle = Path(arguments[0])
+            results = _here(todo, bundle, device, int8, changes, format, jobs, on_progress)
         for task, result in results:
-            notes = [f"asr: {result}"] if isinstance(result, AudioError) else result.warnings
-            for note in notes:
-                err.print(note, markup=False, highlight=False, soft_wrap=True)
             if isinstance(result, AudioError):
                 failed += 1
+                _note(f"asr: {result}")
             elif not out_dir:
                 _show_transcript(str(task.recording), result, format, alone=len(tasks) == 1)
     if out_dir:
@@ -67,14 +86,46 @@ def transcribe(
         raise typer.Exit(1)
 
 
-def _show_transcript(name: str, result: "Transcript", format: str, alone: bool) -> None:
-    from asr.formats import FORMATS
+def _check_place(
+    arguments: list[str], server: str | None, model: str | None, local: dict[str, Any]
+) -> None:
+    """Raises ConfigError for options of the other place, here or a server, than the chosen one."""
+    given = [key for key, value in local.items() if value not in (None, False, "auto")]
+    if server and given:
+        option = given[0].replace("_", "-").removesuffix("-size")
+        raise ConfigError(f"--{option} is the server's own choice: leave it out with --server")
+    if not server and model:
+        raise ConfigError("--model is of a server: give --server URL, or the bundle's folder")
+    if not server and len(arguments) < 2:
+        raise ConfigError(f"{arguments[0]}: give a bundle and recordings, or --server URL")
 
+
+def _here(
+    tasks: list["Task"], bundle: Path, device: str, int8: bool, changes: dict[str, Any],
+    format: str, jobs: int, on_progress: Callable[[float], object],
+) -> Iterator[tuple["Task", str | AudioError]]:  # fmt: skip
+    from asr.formats import FORMATS
+    from asr.transcription import transcribe_all
+
+    for task, result in transcribe_all(tasks, bundle, device, int8, changes, jobs, on_progress):
+        if isinstance(result, AudioError):
+            yield task, result
+            continue
+        for warning in result.warnings:
+            _note(warning)
+        yield task, FORMATS[format](result)
+
+
+def _note(text: str) -> None:
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_transcript(name: str, text: str, format: str, alone: bool) -> None:
     if format == "json":
-        print(json.dumps({"file": name, **result.as_dict()}, ensure_ascii=False), flush=True)
-    else:
-        text = FORMATS[format](result) if alone else f"{name}\t{result.text}\n"
-        print(text, end="", flush=True)
+        text = json.dumps({"file": name, **json.loads(text)}, ensure_ascii=False) + "\n"
+    elif not alone:
+        text = f"{name}\t{text}"
+    print(text, end="", flush=True)
 
 
 @app.command()

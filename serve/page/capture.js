@@ -1,0 +1,31 @@
+// Runs in the audio thread: what the microphone hears, as 16-bit mono, a tenth of a second a time.
+
+class Capture extends AudioWorkletProcessor {
+  constructor() {
+    super();
+    this.size = Math.round(sampleRate / 10);
+    this.begin();
+  }
+
+  begin() {
+    this.samples = new Int16Array(this.size);
+    this.held = 0;
+    this.peak = 0;
+  }
+
+  process([channels]) {
+    for (let i = 0; i < (channels[0]?.length ?? 0); i++) {
+      const sum = channels.reduce((total, channel) => total + channel[i], 0);
+      const sample = Math.max(-1, Math.min(1, sum / channels.length));
+      this.peak = Math.max(this.peak, Math.abs(sample));
+      this.samples[this.held++] = Math.round(sample * 32767);
+      if (this.held === this.size) {
+        this.port.postMessage({ samples: this.samples, peak: this.peak }, [this.samples.buffer]);
+        this.begin();
+      }
+    }
+    return true;
+  }
+}
+
+registerProcessor("capture", Capture);
