@@ -3,7 +3,7 @@
     python benchmarks/decoding.py [--quick] [--batches 1 8 32] [--rounds 5]
 
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
-8, exactly 24 tokens, on a CPU. Yardsticks: `pip install transformers ctranslate2`, any of them
+8, exactly 24 tokens, on a CPU; whole recognisers, from the wave, by one utterance. Yardsticks: `pip install transformers ctranslate2`, any of them
 missing is told. A setting is how many share a batch and the threads of each: ours and `generate`
 share it as processes (as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects
 take turns, only one works at a time, and the threads of the last one have gone to sleep when the
@@ -224,6 +224,10 @@ class Subject:
         ]  # fmt: skip
         self._wait("ready")
 
+    def takes(self, batch: int) -> bool:
+        """Whether it is measured with such a batch: whole recognisers only by one utterance."""
+        return batch % self.workers == 0 and (batch == 1 or self.name not in WHOLE)
+
     def seconds(self, batch: int) -> float:
         """How long a batch takes now."""
         time.sleep(_REST)
@@ -267,7 +271,7 @@ def measure(names: list[str], batches: list[int], rounds: int, threads: int) -> 
     for turn in range(rounds + 1):
         matrix.append(matrix_rate(threads))
         for batch in batches:
-            for subject in (s for s in subjects if batch % s.workers == 0):
+            for subject in (s for s in subjects if s.takes(batch)):
                 seconds = subject.seconds(batch)
                 if turn:  # the first warms
                     key = (subject.name, batch, subject.setting)
@@ -291,7 +295,8 @@ def show(found: dict[str, Any], batches: list[int], threads: int) -> None:
     print("| utterances/s (processes' workers × threads) | " + " | ".join(map(str, batches)) + " |")
     print("|---|" + "---|" * len(batches))
     for name, row in cells.items():
-        print(f"| {name} | " + " | ".join(f"{row[b][0]:.1f} ({row[b][1]})" for b in batches) + " |")
+        shown = (f"{row[b][0]:.1f} ({row[b][1]})" if b in row else "" for b in batches)
+        print(f"| {name} | " + " | ".join(shown) + " |")
     pairs = [
         ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
         ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),

@@ -60,16 +60,17 @@ class Session:
             async with self._changed:
                 await self._changed.wait_for(self._is_due)
             if len(self._held_N) > longest:
-                yield await self._final(
-                    next(split_at_silence([self._held_N], self._rate, _LONGEST))
-                )
+                piece_N = next(split_at_silence([self._held_N], self._rate, _LONGEST))
+                for final in await self._finals(piece_N):
+                    yield final
             elif not self.ended:
                 guess = await self._guess()
                 if guess != self._guessed:
                     self._guessed = guess
                     yield {"type": "partial", "text": guess}
             elif len(self._held_N):
-                yield await self._final(self._held_N)
+                for final in await self._finals(self._held_N):
+                    yield final
             else:
                 break
         if self._reason:
@@ -85,8 +86,8 @@ class Session:
         text: str = (await self._transcribe(self._wav(self._held_N), True))["text"]
         return text
 
-    async def _final(self, piece_N: np.ndarray) -> dict[str, Any]:
-        """The segment that begins what is held, and its n best."""
+    async def _finals(self, piece_N: np.ndarray) -> list[dict[str, Any]]:
+        """What begins what is held: a segment and its n best, or more where the model wants it."""
         start = self._n_done / self._rate
         async with self._changed:
             self._held_N = self._held_N[len(piece_N) :]
@@ -94,8 +95,10 @@ class Session:
             self._n_guessed, self._guessed = 0, ""
             self._changed.notify_all()
         heard = await self._transcribe(self._wav(piece_N), False)
-        (segment,) = heard["segments"]
-        return {"type": "final", "segment": _later(segment, start), "nbest": heard["nbest"]}
+        return [
+            {"type": "final", "segment": _later(segment, start), "nbest": heard["nbest"]}
+            for segment in heard["segments"]
+        ]
 
     def _wav(self, wave_N: np.ndarray) -> bytes:
         file = io.BytesIO()

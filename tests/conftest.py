@@ -138,6 +138,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_corpus(splits, root / "data", corpus="paused tones", synthetic=True, jobs=1)
     recipe = learning_recipe(root / "data")
     recipe["training"]["epochs"] = 5
+    recipe.setdefault("search", {})["piece_seconds"] = 20
     return train(Config.model_validate(recipe), root / "model")
 
 
