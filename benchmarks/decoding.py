@@ -3,11 +3,12 @@
     python benchmarks/decoding.py [--quick] [--batches 1 8 32] [--rounds 5]
 
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
-8, exactly 24 tokens, on a CPU; whole recognisers, from the wave, by one utterance. Yardsticks: `pip install transformers ctranslate2`, any of them
-missing is told. A setting is how many share a batch and the threads of each: ours and `generate`
-share it as processes (as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects
-take turns, only one works at a time, and the threads of the last one have gone to sleep when the
-next begins. A cell is the median of its rounds in the best setting of its row.
+8, exactly 24 tokens, on a CPU; whole recognisers, from the wave, by one utterance. Yardsticks:
+`pip install transformers ctranslate2`, any of them missing is told. A setting is how many share a
+batch and the threads of each: ours and `generate` share it as processes (as `asr transcribe --jobs`
+does), CTranslate2 as its own workers. Subjects take turns, of as many batches as hold 16
+utterances; only one works at a time, and the threads of the last one have gone to sleep when the
+next begins. A cell is the median of its turns in the best setting of its row.
 """
 
 import argparse
@@ -35,6 +36,7 @@ FRONTEND_GFLOP = 2 * 9 * (450 * 161 * (64 + 64 * 64) + 225 * 80 * (64 * 128 + 12
 YARDSTICKS = {"transformers": "transformers", "ctranslate2": "ctranslate2",
               "ctranslate2_int8": "ctranslate2"}  # fmt: skip
 MATRIX = 2048
+_TURN = 16  # utterances: one by itself would pay for caches that others filled
 _REST = 0.3  # OpenMP's threads wait actively for 0.2 s
 Run = Callable[[int], object]
 
@@ -198,12 +200,14 @@ def build(subject: str, workers: int, threads: int) -> Run:
 
 
 def serve(subject: str, workers: int, threads: int) -> None:
-    """A process: a batch size a line in, `done` a line out."""
+    """A process: a batch size and how often, a line in; `done`, a line out."""
     run = build(subject, workers, threads)
     run(workers)
     print("ready", flush=True)
     for line in sys.stdin:
-        run(int(line))
+        batch, times = map(int, line.split())
+        for _ in range(times):
+            run(batch)
         print("done", flush=True)
 
 
@@ -230,14 +234,15 @@ class Subject:
 
     def seconds(self, batch: int) -> float:
         """How long a batch takes now."""
+        times = max(1, _TURN // batch)
         time.sleep(_REST)
         start = time.perf_counter()
         for process in self.processes:
             assert process.stdin
-            process.stdin.write(f"{batch // len(self.processes)}\n")
+            process.stdin.write(f"{batch // len(self.processes)} {times}\n")
             process.stdin.flush()
         self._wait("done")
-        return time.perf_counter() - start
+        return (time.perf_counter() - start) / times
 
     def _wait(self, word: str) -> None:
         for process in self.processes:
