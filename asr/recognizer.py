@@ -219,9 +219,7 @@ class Recognizer:
             tokens = None if spans is None else self._tokens(nbest[0], spans, start, end)
             reading.nbest = tuple(self._candidate(h) for h in nbest)
             reading.segments.append(
-                Segment(
-                    start, end, best.text, best.score, best.ended, tokens, best.confidences
-                )
+                Segment(start, end, best.text, best.score, best.ended, tokens, best.confidences)
             )
 
     def texts(
