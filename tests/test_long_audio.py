@@ -50,6 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Recognizer:
     write_corpus(splits, root / "data", corpus="paused tones", synthetic=True, jobs=1)
     recipe = learning_recipe(root / "data")
     recipe["training"]["epochs"] = 5
+    recipe["search"]["piece_seconds"] = 20
     config = Config.model_validate(recipe)
     return asr.load(train(config, root / "model"), "cpu")
 
