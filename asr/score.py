@@ -58,6 +58,10 @@ class SearchConfig(Node):
             )
         if values["lm_weight"] and not values["lm"]:
             raise ConfigError("--lm-weight without a language model: give --lm")
+        if values["lm_weight"] and values["method"] == "ctc_greedy":
+            raise ConfigError(
+                "--method ctc_greedy has no language model: use ctc_beam, or --lm-weight 0"
+            )
         return SearchConfig(**values)
 
     @property

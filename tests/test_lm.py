@@ -2,10 +2,12 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import asr.train.lm
 from asr.bundle import Bundle
 from asr.config import Config, load_config
 from asr.ctc import CtcPrefixScorer
@@ -92,7 +94,10 @@ def fresh(tones: Path) -> Bundle:
     return Bundle.create(config, tokenizer)
 
 
-def test_a_run_that_goes_on_ends_with_the_same_weights(fresh: Bundle, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_ends_with_the_same_weights(
+    fresh: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asr.train.lm._SAVE_STEPS", 2)
     losses: list[tuple[int, float, float]] = []
     (tmp_path / "text").write_text("一二三四五\n" * 2000, "utf-8")
     text = [tmp_path / "text"]
@@ -107,12 +112,27 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(fresh: Bundle, tmp_path: 
     with pytest.raises(ConfigError, match="--resume"):
         train_lm(fresh, text, tmp_path / "two", 2, False, CPU)
     train_lm(fresh, text, tmp_path / "two", 2, True, CPU)
-    one, two = (
+
+    def die_in_mid_epoch(path: Path, *state: Any) -> None:
+        keep(path, *state)
+        if state[-1]["batch"] == 4:
+            raise KeyboardInterrupt
+
+    keep = asr.train.lm._keep
+    monkeypatch.setattr("asr.train.lm._keep", die_in_mid_epoch)
+    with pytest.raises(KeyboardInterrupt):
+        train_lm(fresh, text, tmp_path / "three", 2, False, CPU)
+    monkeypatch.setattr("asr.train.lm._keep", keep)
+    # The loss told is that of the whole epoch, its part before the kill included.
+    train_lm(fresh, text, tmp_path / "three", 2, True, CPU, lambda *row: losses.append(row))
+    assert losses[2:] == [pytest.approx(row) for row in losses[:2]]
+    one, two, three = (
         LanguageTransformer.load(tmp_path / name, fresh.tokenizer).state_dict()
-        for name in ("one", "two")
+        for name in ("one", "two", "three")
     )
     for name, value in one.items():
         torch.testing.assert_close(two[name], value)
+        torch.testing.assert_close(three[name], value)
     with pytest.raises(BundleError, match="another recogniser's tokens"):
         LanguageTransformer.load(
             tmp_path / "one", Tokenizer.train(["一二三四六"], fresh.config.tokenizer)
@@ -138,3 +158,10 @@ def test_tune_finds_what_evaluate_confirms(fresh: Bundle, tones: Path, tmp_path:
     assert after.model_copy(update={"search": start}) == fresh.config.model_copy(
         update={"search": start}
     )
+
+
+def test_a_greedy_path_refuses_a_language_model() -> None:
+    fused = SearchConfig(ctc_weight=0.5, lm="lm", lm_weight=0.5)
+    with pytest.raises(ConfigError, match="--lm-weight 0"):
+        fused.changed({"method": "ctc_greedy"})
+    assert fused.changed({"method": "ctc_greedy", "lm_weight": 0.0}).method == "ctc_greedy"

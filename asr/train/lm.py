@@ -1,7 +1,7 @@
 """Training of a small language model on a recogniser's transcripts, or on any text.
 
 A plain loop: texts are short and a step is one line. `training/last.ckpt` beside the model holds
-everything to go on from the last whole epoch, to the same weights.
+everything to go on to the same weights: a killed run loses a few hundred steps at most.
 """
 
 import logging
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _BATCH_TOKENS = 2000
 _LR, _CLIP = 1e-3, 1.0
+_SAVE_STEPS = 200
 
 
 def train_lm(
@@ -50,18 +51,18 @@ def train_lm(
     shape = LmConfig(vocab_size=bundle.tokenizer.vocab_size, model=bundle.config.model)
     model = LanguageTransformer(shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, betas=(0.9, 0.98))
-    progress = {"epoch": 0, "step": 0, "best": float("inf")}
+    progress = {"epoch": 0, "step": 0, "best": float("inf"), "batch": 0, "loss": 0.0, "tokens": 0}
     if state_path.is_file():
-        progress = _restore(state_path, model, optimizer)
+        progress |= _restore(state_path, model, optimizer)
     steps = epochs * len(_batches(train, 0))
     for epoch in range(int(progress["epoch"]), epochs):
-        torch.manual_seed(bundle.config.seed * 100_003 + epoch)
-        loss = _epoch(model, optimizer, _batches(train, epoch), progress, steps, device)
+        batches = _batches(train, epoch)
+        loss = _epoch(model, optimizer, batches, progress, steps, bundle.config.seed, state_path)
         dev_loss = _evaluate(model, _batches(dev, None), device)
         if dev_loss < progress["best"] or not (out / WEIGHTS).is_file():
             progress["best"] = dev_loss
             model.save(out, bundle.tokenizer)
-        progress["epoch"] = epoch + 1
+        progress |= {"epoch": epoch + 1, "batch": 0, "loss": 0.0, "tokens": 0}
         _keep(state_path, model, optimizer, progress)
         on_epoch(epoch + 1, loss, dev_loss)
 
@@ -107,14 +108,16 @@ def _loss(model: LanguageTransformer, tokens_BU: Tensor) -> Tensor:
 
 def _epoch(
     model: LanguageTransformer, optimizer: torch.optim.Optimizer, batches: list[Tensor],
-    progress: dict[str, float], steps: int, device: torch.device,
+    progress: dict[str, float], steps: int, seed: int, state_path: Path,
 ) -> float:  # fmt: skip
+    """What is left of an epoch; returns its mean loss. Chance follows from seed and step."""
     model.train()
-    total = count = 0.0
-    for batch in batches:
+    device = next(model.parameters()).device
+    for batch in batches[int(progress["batch"]) :]:
         tokens_BU = batch.to(device)
         n = int((tokens_BU[:, 1:] != PAD).sum())
         step = progress["step"] = progress["step"] + 1
+        torch.manual_seed(seed * 1_000_003 + int(step))
         warmup = 1 + steps // 20
         rate = _LR * min(step / warmup, max(0.0, 1 - (step - warmup) / steps))
         for group in optimizer.param_groups:
@@ -124,8 +127,12 @@ def _epoch(
         (loss / n).backward()
         clip_grad_norm_(model.parameters(), _CLIP)
         optimizer.step()
-        total, count = total + loss.item(), count + n
-    return total / count
+        progress["batch"] += 1
+        progress["loss"] += loss.item()
+        progress["tokens"] += n
+        if step % _SAVE_STEPS == 0:
+            _keep(state_path, model, optimizer, progress)
+    return progress["loss"] / progress["tokens"]
 
 
 @torch.inference_mode()
