@@ -50,7 +50,7 @@ def parameters_by_part(model: SpeechTransformer) -> dict[str, int]:
 def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
     """README.md of a bundle; `facts` become the rows of its table."""
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    kind = config.model.projection.kind
+    kind: str = config.model.projection.kind
     if config.model.ranks:
         kind += f" (of {len(config.model.ranks)} modules compressed)"
     return f"""# A speech recogniser made by lrt-asr

@@ -258,12 +258,15 @@ def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method)
     first, second = ends(unit)
     if method != "random":
         for end, factor in zip((first, second), _METHODS[method](weight, rank), strict=True):
+            assert isinstance(end.weight, Tensor)
             end.weight.data.copy_(factor.view_as(end.weight))
     if old.bias is not None:
+        assert isinstance(second.bias, Tensor) and isinstance(old.bias, Tensor)
         second.bias.data.copy_(old.bias)
     product = matrix(second).double() @ matrix(first).double()
     error = torch.linalg.norm(weight - product) / torch.linalg.norm(weight).clamp(min=1e-300)
-    return Layer(name, tuple(weight.shape), rank, float(error), _size(old), _size(unit))
+    n_out, n_in = weight.shape
+    return Layer(name, (n_out, n_in), rank, float(error), _size(old), _size(unit))
 
 
 def _size(module: nn.Module) -> int:

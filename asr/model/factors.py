@@ -4,6 +4,8 @@ A map is a matrix from its inputs I (of a convolution: channels times the kernel
 outputs O; of rank R it is two maps with R numbers between them.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from asr.errors import ConfigError
@@ -40,7 +42,7 @@ def thin(module: nn.Module, rank: int) -> nn.Module:
         has_bias = module.bias is not None
         return LowRank(module.in_features, module.out_features, rank, has_bias)
     assert isinstance(module, _CONVOLUTIONS)
-    kind = type(module)
+    kind: Any = type(module)  # of one, two or three axes
     first = kind(
         module.in_channels, rank, module.kernel_size, module.stride, module.padding,
         module.dilation, bias=False, padding_mode=module.padding_mode,
