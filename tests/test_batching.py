@@ -100,6 +100,8 @@ def decoding(recognizer: Any, batch_seconds: float = 80) -> Iterator[Any]:
         ended.set()
         thread.join()
         ours.close()
+        for listening in (t for t in threading.enumerate() if t.name == "asr-pipe"):
+            listening.join()  # it ends the process where the patch is gone before it
         patch.undo()
 
 
