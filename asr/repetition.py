@@ -4,6 +4,7 @@ Legend: B utterances, W hypotheses, K candidates, P periods.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,13 +40,13 @@ class Repetition:
         """Of these utterances."""
         return Repetition(self.recent_BWP[utterances], self.runs_BWP[utterances], self.longest_P)
 
-    def allows(self, tokens_BWK: Tensor) -> Tensor:
-        """(B, W, K): whether a token does not start the phrase at the end once too often."""
+    def forbids(self, tokens_BWK: Tensor) -> Tensor | Literal[False]:
+        """(B, W, K): whether a token starts the phrase at the end once too often; False: none."""
         too_often_BWP = self.runs_BWP >= self.longest_P
         if not too_often_BWP.any():
-            return torch.ones_like(tokens_BWK, dtype=torch.bool)
+            return False
         never_BWP = torch.where(too_often_BWP, self.recent_BWP, PAD)
-        return (tokens_BWK[..., None] != never_BWP[:, :, None]).all(-1)
+        return (tokens_BWK[..., None] == never_BWP[:, :, None]).any(-1)
 
     def grown(self, parents_BW: Tensor, tokens_BW: Tensor) -> "Repetition":
         """Hypothesis w is now what `parents_BW[b, w]` was, and `tokens_BW[b, w]`."""

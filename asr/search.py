@@ -118,14 +118,14 @@ class BeamSearch:
                     done_B |= torch.tensor(left, device=done_B.device)
                 self._collect(live, ended, done_B & ~live.done_B, models, results)
                 live.done_B = live.done_B | done_B
-            # Those that are done leave in company: each leaving copies all that stays.
-            if live.done_B.sum() * 4 >= len(live.done_B):
-                rest = (~live.done_B).nonzero().squeeze(1)
-                if not len(rest):
-                    break
-                live, ended = _select(live, rest), _select(ended, rest)
-                parents_BW = parents_BW[rest]
-                models.keep(rest)
+                # Those that are done leave in company: each leaving copies all that stays.
+                if live.done_B.sum() * 4 >= len(live.done_B):
+                    rest = (~live.done_B).nonzero().squeeze(1)
+                    if not len(rest):
+                        break
+                    live, ended = _select(live, rest), _select(ended, rest)
+                    parents_BW = parents_BW[rest]
+                    models.keep(rest)
             models.advance(parents_BW, live.tokens_BWL[..., t])
         return [nbest or [NO_SPEECH] for nbest in results]
 
@@ -167,10 +167,10 @@ class BeamSearch:
         # W of them that may be chosen are enough; others are special, or repeat too often.
         n = min(favoured_BWV.shape[2], 2 * self.config.beam_size + len(SPECIAL) + PERIODS)
         tokens_BWK = top_k(favoured_BWV.flatten(0, 1), n).view(*live.wc_BW.shape, n)
-        may_BWK = live.repetition.allows(tokens_BWK) & (tokens_BWK >= len(SPECIAL))
+        never_BWK = (tokens_BWK < len(SPECIAL)) | live.repetition.forbids(tokens_BWK)
         if limited:
-            may_BWK &= (live.limits_B > t)[:, None, None]
-        tokens_BWK, may_BWK = pad(tokens_BWK, (0, 1), value=EOS), pad(may_BWK, (0, 1), value=True)
+            never_BWK |= (live.limits_B <= t)[:, None, None]
+        tokens_BWK, never_BWK = pad(tokens_BWK, (0, 1), value=EOS), pad(never_BWK, (0, 1))
         parts = []
         if logp_BWV is not None:
             parts.append(logp_BWV.gather(2, tokens_BWK) + live.parts_BWC[..., 0, None])
@@ -180,7 +180,7 @@ class BeamSearch:
             parts.append(ctc_BWK.masked_fill((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
         if models.lm:
             parts.append(models.lm.score(tokens_BWK) + live.parts_BWC[..., -1, None])
-        parts_BWKC = torch.stack(parts, -1).masked_fill(~may_BWK[..., None], -math.inf)
+        parts_BWKC = torch.stack(parts, -1).masked_fill(never_BWK[..., None], -math.inf)
         joint_BWK = parts_BWKC @ weights_C
         wc_BWK = live.wc_BW[..., None] + self.word_count_V.take(tokens_BWK)
         score_BWK = joint_BWK.add(wc_BWK.sqrt_(), alpha=self.config.gamma)
