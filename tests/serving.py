@@ -134,7 +134,10 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "projection": {"kind": "low_rank", "rank": 8},
                 "frontend": {"kind": "vgg", "channels": [4, 4]},
             },
-            "search": {"beam_size": 2, "ctc_weight": 0.5},
+            # A random model guesses.
+            "search": {
+                "beam_size": 2, "ctc_weight": 0.5, "confidence_threshold": 0, "piece_seconds": 20,
+            },
         }
     )  # fmt: skip
     tokenizer = Tokenizer.train(["今天天气很好我们去公园", "打开窗户三点十分"], config.tokenizer)
