@@ -70,7 +70,7 @@ def test_hidden_places_are_a_share_of_the_real_ones_and_one_of_each_sequence() -
 def test_what_is_longer_than_linformer_reads_is_refused() -> None:
     model = build("linformer", None)
     assert model.longest == 11 and build("full", None).longest is None
-    with pytest.raises(DataError, match="12 places .* longer than model.encoder.attention.length"):
+    with pytest.raises(DataError, match=r"12 places .* longer than model.encoder.attention.length"):
         model(torch.rand(1, 12), torch.ones(1, 12, dtype=torch.bool))
 
 

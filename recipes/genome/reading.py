@@ -11,7 +11,8 @@ from diplotype import DEL, HAPLOTYPE, bases, with_insertion
 
 from asr.errors import DataError
 
-_FIXED = "#CHROM POS ID REF ALT QUAL FILTER INFO FORMAT".split()
+# A VCF's columns before those of its subjects.
+COLUMNS = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT"]
 _BASES = re.compile("[ACGTNacgtn]+")
 _ALIGNED = re.compile("[ACGTNacgtn-]*")
 _N = HAPLOTYPE.index("N")
@@ -72,7 +73,9 @@ def read_reference(path: Path) -> Region:
         raise DataError(f"{path}: the record needs a name: > and the chromosome's")
     start, end = int(found[2] or 1), int(found[3] or len(sequence_L))
     if start < 1 or end - start + 1 != len(sequence_L):
-        raise DataError(f"{path}: {name} is not as long as its {len(sequence_L)} bases: mend either")
+        raise DataError(
+            f"{path}: {name} is not as long as its {len(sequence_L)} bases: mend either"
+        )
     return Region(found[1], start, sequence_L)
 
 
@@ -120,10 +123,10 @@ def read_vcf(path: Path, region: Region) -> Cohort:
 
 
 def _empty(where: str, names: list[str], region: Region) -> Cohort:
-    subjects = names[len(_FIXED) :]
-    if names[: len(_FIXED)] != _FIXED or not subjects or len(set(subjects)) < len(subjects):
+    subjects = names[len(COLUMNS) :]
+    if names[: len(COLUMNS)] != COLUMNS or not subjects or len(set(subjects)) < len(subjects):
         raise DataError(
-            f"{where}: the columns must be {' '.join(_FIXED)} and one or more subjects of "
+            f"{where}: the columns must be {' '.join(COLUMNS)} and one or more subjects of "
             "different names, with tabs between them"
         )
     rows_P2L = np.tile(region.bases_L, (len(subjects), 2, 1))
@@ -132,17 +135,17 @@ def _empty(where: str, names: list[str], region: Region) -> Cohort:
 
 def _apply(where: str, fields: list[str], region: Region, cohort: Cohort) -> None:
     """Put a record's alleles where the subjects have them."""
-    if len(fields) != len(_FIXED) + len(cohort.subjects):
+    if len(fields) != len(COLUMNS) + len(cohort.subjects):
         raise DataError(
             f"{where}: {len(fields)} columns, the line of #CHROM has "
-            f"{len(_FIXED) + len(cohort.subjects)}: the file is cut or damaged"
+            f"{len(COLUMNS) + len(cohort.subjects)}: the file is cut or damaged"
         )
     chromosome, position, _, ref, alt = fields[:5]
     if not re.fullmatch("[1-9][0-9]{0,17}", position):
         raise DataError(f"{where}: POS {position!r} is not a number from 1")
     if not _BASES.fullmatch(ref):
         raise DataError(f"{where}: REF {ref!r} is not of A, C, G, T and N")
-    if fields[8].split(":")[0] != "GT":
+    if fields[8].partition(":")[0] != "GT":
         raise DataError(f"{where}: FORMAT {fields[8]!r} does not begin with GT, the genotype")
     at = int(position) - region.start
     if chromosome != region.chromosome or at < 0 or at + len(ref) > len(region.bases_L):
@@ -151,7 +154,7 @@ def _apply(where: str, fields: list[str], region: Region, cohort: Cohort) -> Non
     if not np.array_equal(bases(ref), region.bases_L[place]):
         raise DataError(f"{where}: REF {ref} is not what the reference has there: another build's?")
     alleles = [_allele(where, ref, each) for each in alt.split(",")]
-    for subject, field in enumerate(fields[len(_FIXED) :]):
+    for subject, field in enumerate(fields[len(COLUMNS) :]):
         for haplotype, allele in enumerate(_genotype(where, field, len(alleles))):
             if allele is None:
                 cohort.haplotypes_P2L[subject, haplotype, place] = _N
@@ -175,7 +178,7 @@ def _allele(where: str, ref: str, alt: str) -> np.ndarray | None:
 
 def _genotype(where: str, field: str, n_alternatives: int) -> list[int | None]:
     """The two alleles of 0|1, 0/1, ./. and the like; None where unknown."""
-    genotype = field.split(":")[0]
+    genotype = field.partition(":")[0]
     found = re.fullmatch(r"(\d+|\.)[/|](\d+|\.)", genotype)
     if genotype != "." and not found:
         raise DataError(f"{where}: genotype {genotype!r} is not of two alleles, as 0|1 is")

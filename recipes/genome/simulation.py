@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from reading import COLUMNS
 
 from asr.bundle import write_atomically
 
@@ -67,7 +68,7 @@ def _sites(rng: np.random.Generator, reference: str, at_risk: list[int]) -> list
         elif kind < 0.2:
             ref = reference[place : place + rng.integers(2, 6)]
         else:
-            alt = rng.choice(_BASES[_BASES != ref])
+            alt = rng.choice([base for base in _BASES if base != ref])
         sites.append(Site(place, ref, str(alt), carriers_F))
     return sites
 
@@ -87,8 +88,7 @@ def _alleles(rng: np.random.Generator, sites: list[Site], n: int, length: int) -
 
 def _write_vcf(path: Path, sites: list[Site], alleles: np.ndarray, name: str) -> None:
     subjects = [f"{name}{i}" for i in range(len(alleles))]
-    columns = "#CHROM POS ID REF ALT QUAL FILTER INFO FORMAT".split()
-    rows = ["##fileformat=VCFv4.3", "##source=simulated", "\t".join([*columns, *subjects])]
+    rows = ["##fileformat=VCFv4.3", "##source=simulated", "\t".join([*COLUMNS, *subjects])]
     for i, site in enumerate(sites):
         genotypes = [f"{a}|{b}" for a, b in alleles[:, :, i].astype(int)]
         fixed = [_CHROMOSOME, str(site.place + 1), ".", site.ref, site.alt, ".", ".", ".", "GT"]

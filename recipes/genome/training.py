@@ -63,7 +63,10 @@ class Task(L.LightningModule):
         """The rate moves with every step."""
         adam = torch.optim.AdamW(self.model.parameters(), self.lr)
         steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(adam, self.lr, steps, pct_start=0.2)
+        rises = 1 + steps // 5
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            adam, lambda step: min((step + 1) / rises, 1 - step / (steps + 1))
+        )
         return [adam], [{"scheduler": schedule, "interval": "step"}]
 
 
@@ -77,7 +80,7 @@ class Bar(L.Callback):
         """The number of steps is known."""
         self.progress.update(self.id, total=int(trainer.estimated_stepping_batches))
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: object) -> None:
+    def on_train_batch_end(self, *_: object) -> None:
         """A step is done."""
         self.progress.advance(self.id)
 

@@ -1,7 +1,7 @@
 """Table 3.1 of the thesis: Transformer, LRT and Linformer read pictures as rows of pixels.
 
-    python recipes/pixels/run.py                   # scikit-learn's digits, minutes on a CPU
-    python recipes/pixels/run.py --mnist FOLDER    # MNIST and the thesis's sizes: for a GPU
+python recipes/pixels/run.py                   # scikit-learn's digits, minutes on a CPU
+python recipes/pixels/run.py --mnist FOLDER    # MNIST and the thesis's sizes: for a GPU
 """
 
 import argparse
@@ -70,7 +70,10 @@ class Task(L.LightningModule):
         """The rate moves with every step."""
         adam = torch.optim.AdamW(self.parameters(), self.lr)
         steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(adam, self.lr, steps, pct_start=0.1)
+        rises = 1 + steps // 10
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            adam, lambda step: min((step + 1) / rises, 1 - step / (steps + 1))
+        )
         return [adam], [{"scheduler": schedule, "interval": "step"}]
 
 
