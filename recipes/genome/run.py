@@ -60,9 +60,10 @@ def arguments() -> argparse.Namespace:
         raise ConfigError("give --vcf with --reference, or --fasta, or none of them to simulate")
     if (options.vcf or options.fasta) and not (options.phenotypes and options.baseline):
         raise ConfigError("a cohort needs --phenotypes and --baseline")
-    for name in ("simulated_subjects", "pretraining_epochs", "epochs"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is 1 at least")
+    least = {"simulated_length": 1000, "tokens": 2, "pretraining_epochs": 1, "epochs": 1, "seed": 0}
+    for name, value in least.items():
+        if getattr(options, name) < value:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value} at least")
     return options
 
 
@@ -120,9 +121,8 @@ def shape(options: argparse.Namespace) -> ClassifierConfig:
     })  # fmt: skip
 
 
-def cut(sequences: list[Tensor], longest: int | None) -> list[Tensor]:
+def cut(sequences: list[Tensor], longest: int) -> list[Tensor]:
     """The sequences with what is beyond the model's longest left out, which is told."""
-    assert longest is not None
     n_longer = sum(len(each) > longest for each in sequences)
     if n_longer:
         err.print(
@@ -132,10 +132,15 @@ def cut(sequences: list[Tensor], longest: int | None) -> list[Tensor]:
     return [each[:longest] for each in sequences]
 
 
+def fresh(options: argparse.Namespace) -> SequenceClassifier:
+    """The model before any training, always the same."""
+    L.seed_everything(options.seed, verbose=False)
+    return shape(options).build()
+
+
 def pretrained(options: argparse.Namespace, panel: list[Tensor]) -> SequenceClassifier:
     """The model after masked pre-training, which is done once."""
-    L.seed_everything(options.seed, verbose=False)
-    model, path = shape(options).build(), options.out / "pretrained.safetensors"
+    model, path = fresh(options), options.out / "pretrained.safetensors"
     if path.is_file():
         model.load_state_dict(load_file(path))
         return model
@@ -168,9 +173,7 @@ def evaluate(kind: str, parts: list[np.ndarray], options: argparse.Namespace, da
         logistic = LogisticRegression().fit(X[train], labels[train])
         found = [logistic.predict_proba(X[part])[:, 1] for part in (held, test)]
     else:
-        model = pretrained(options, data["panel"])
-        L.seed_everything(options.seed, verbose=False)
-        model = shape(options).build() if kind == FRESH else model
+        model = fresh(options) if kind == FRESH else pretrained(options, data["panel"])
         rows = [[(data["cohort"][i], int(labels[i])) for i in part] for part in parts]
         model = fit(kind, model, rows[0], rows[1], epochs=options.epochs, lr=3e-3)
         found = [probabilities(model, part) for part in rows[1:]]
@@ -222,13 +225,13 @@ def main() -> None:
     cohort, panel, labels, places = load(options)
     texts, panel_texts = ([diplotype(each) for each in c.haplotypes_P2L] for c in (cohort, panel))
     model = tokens.learn(panel_texts[:20], options.vocab, options.seed)
-    longest = shape(options).build().longest
     sequences = tokens.encode(texts, model)
     n_places, n_tokens = len(texts[0]), mean(map(len, sequences))
     err.print(f"{len(texts)} subjects, {n_places} places each, {n_tokens:.0f} tokens on average")
     data = {
         "labels": labels, "dosages": dosages(cohort, places),
-        "cohort": cut(sequences, longest), "panel": cut(tokens.encode(panel_texts, model), longest),
+        "cohort": cut(sequences, options.tokens - 1),
+        "panel": cut(tokens.encode(panel_texts, model), options.tokens - 1),
     }  # fmt: skip
     for i, parts in enumerate(splits(labels, options.seed)):
         for kind in THESIS:

@@ -16,9 +16,10 @@ PAD, UNK = 0, 1
 def learn(sequences: list[str], vocab_size: int, seed: int) -> bytes:
     """A BPE model of sequences, cut at random into sentences of 500 to 1,000 places (thesis 5.3).
 
-    It has all 66 characters, so that nobody's diplotype is unknown.
+    Each of the 66 characters is a sentence too, so that nobody's diplotype is unknown: what
+    sentencepiece has not met it does not learn, even where told that it is required.
     """
-    chance, sentences = random.Random(seed), []
+    chance, sentences = random.Random(seed), list(CHARACTERS)
     for sequence in sequences:
         at = 0
         while at < len(sequence):
@@ -29,8 +30,8 @@ def learn(sequences: list[str], vocab_size: int, seed: int) -> bytes:
     try:
         spm.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences), model_writer=model, model_type="bpe",
-            vocab_size=vocab_size, character_coverage=1.0, required_chars=CHARACTERS,
-            max_sentence_length=1 << 20, normalization_rule_name="nfkc", add_dummy_prefix=False,
+            vocab_size=vocab_size, character_coverage=1.0, max_sentence_length=1 << 20,
+            normalization_rule_name="nfkc", add_dummy_prefix=False,
             pad_id=PAD, unk_id=UNK, bos_id=-1, eos_id=-1, unk_piece="[UNK]",
             num_threads=1, minloglevel=2,
         )  # fmt: skip

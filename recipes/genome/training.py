@@ -100,6 +100,7 @@ def fit(
     lr: float, batch: int = 8, patience: int = 5,
 ) -> SequenceClassifier:  # fmt: skip
     """Pre-train on hidden tokens, or with `validation` on the classes; returns the model to use."""
+    L.seed_everything(1, verbose=False)  # the same order and dropout, whatever ran before
     task = Task(model, "class" if validation else "masked", lr, patience)
     with Progress(console=err, transient=True) as progress:
         trainer = L.Trainer(
@@ -108,7 +109,10 @@ def fit(
             gradient_clip_val=1.0, num_sanity_val_steps=0,
         )  # fmt: skip
         held = batches(validation, batch) if validation else None
-        trainer.fit(task, batches(train, batch, shuffle=True), held)
+        try:
+            trainer.fit(task, batches(train, batch, shuffle=True), held)
+        except SystemExit:  # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from None
     return task.best.cpu()
 
 

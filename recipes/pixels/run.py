@@ -111,7 +111,10 @@ def run(kind: str, seed: int, splits: images.Splits, sizes: dict, epochs: int) -
             logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, gradient_clip_val=1.0, devices=1,
         )  # fmt: skip
-        trainer.fit(task, DataLoader(train, sizes["batch"], shuffle=True))
+        try:
+            trainer.fit(task, DataLoader(train, sizes["batch"], shuffle=True))
+        except SystemExit:  # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from None
     device = trainer.strategy.root_device
     return {
         "model": kind, "seed": seed,
