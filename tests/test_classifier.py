@@ -80,7 +80,7 @@ def test_it_learns_what_stands_far_from_cls(attention: str) -> None:
     model = build(attention, 3).train()
     adam = torch.optim.Adam(model.parameters(), 1e-2)
     keep_BS = torch.ones(32, 11, dtype=torch.bool)
-    for _ in range(60):
+    for _ in range(220):
         x_BS = draw(3, 32, 11)
         loss = cross_entropy(model(x_BS, keep_BS), x_BS[:, -1])
         adam.zero_grad()

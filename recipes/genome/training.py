@@ -102,7 +102,7 @@ def fit(
     """Pre-train on hidden tokens, or with `validation` on the classes; returns the model to use."""
     L.seed_everything(1, verbose=False)  # the same order and dropout, whatever ran before
     task = Task(model, "class" if validation else "masked", lr, patience)
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         trainer = L.Trainer(
             max_epochs=epochs, callbacks=[Bar(progress, what)], logger=False, devices=1,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

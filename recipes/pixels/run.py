@@ -105,7 +105,7 @@ def run(kind: str, seed: int, splits: images.Splits, sizes: dict, epochs: int) -
     began, cpu = time.perf_counter(), time.process_time()
     train, test = splits
     task = Task(classifier(kind, train.tensors[0].shape[1], sizes), sizes["lr"])
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         trainer = L.Trainer(
             max_epochs=epochs, callbacks=[Bar(progress, f"{kind}, seed {seed}", epochs)],
             logger=False, enable_checkpointing=False, enable_progress_bar=False,
