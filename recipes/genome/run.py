@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--baseline", help="places of the logistic baseline, with commas")
     parser.add_argument("--out", type=Path, default=Path("exp/genome"))
     parser.add_argument("--simulated-subjects", type=int, default=240)
-    parser.add_argument("--simulated-length", type=int, default=23_500)
+    parser.add_argument("--simulated-length", type=int, default=21_900)
     parser.add_argument("--tokens", type=int, default=4096, help="the longest input, with [CLS]")
     parser.add_argument("--vocab", type=int, default=2000)
     parser.add_argument("--pretraining-epochs", type=int, default=8)

@@ -17,7 +17,7 @@ from asr.model.classifier import SequenceClassifier, hide
 
 _SHARE_HIDDEN = 0.15
 Rows = list[tuple[Tensor, int]]  # tokens and label of each subject
-err = Console(stderr=True)
+err = Console(stderr=True, soft_wrap=True)
 
 
 class Task(L.LightningModule):

@@ -37,7 +37,7 @@ THESIS = {
     "lrt": ("9.3 M", "99.04", "97.31"),
     "linformer": ("11.6 M", "98.89", "96.82"),
 }
-err = Console(stderr=True)
+err = Console(stderr=True, soft_wrap=True)
 
 
 def classifier(kind: str, length: int, sizes: dict) -> ClassifierConfig:
