@@ -145,7 +145,8 @@ def pretrained(options: argparse.Namespace, panel: list[Tensor]) -> SequenceClas
         model.load_state_dict(load_file(path))
         return model
     rows: Rows = [(each, 0) for each in panel]
-    model = fit("pre-training", model, rows, None, epochs=options.pretraining_epochs, lr=3e-3)
+    epochs = options.pretraining_epochs
+    model = fit("pre-training", model, rows, None, epochs=epochs, seed=options.seed)
     write_atomically(path, lambda temporary: save_file(model.state_dict(), temporary))
     return model
 
@@ -175,7 +176,7 @@ def evaluate(kind: str, parts: list[np.ndarray], options: argparse.Namespace, da
     else:
         model = fresh(options) if kind == FRESH else pretrained(options, data["panel"])
         rows = [[(data["cohort"][i], int(labels[i])) for i in part] for part in parts]
-        model = fit(kind, model, rows[0], rows[1], epochs=options.epochs, lr=3e-3)
+        model = fit(kind, model, rows[0], rows[1], epochs=options.epochs, seed=options.seed)
         found = [probabilities(model, part) for part in rows[1:]]
     return scores((found[0], labels[held]), (found[1], labels[test]))
 

@@ -97,10 +97,10 @@ def batches(rows: Rows, size: int, shuffle: bool = False) -> DataLoader:
 
 def fit(
     what: str, model: SequenceClassifier, train: Rows, validation: Rows | None, *, epochs: int,
-    lr: float, batch: int = 8, patience: int = 5,
+    seed: int, lr: float = 3e-3, batch: int = 8, patience: int = 5,
 ) -> SequenceClassifier:  # fmt: skip
     """Pre-train on hidden tokens, or with `validation` on the classes; returns the model to use."""
-    L.seed_everything(1, verbose=False)  # the same order and dropout, whatever ran before
+    L.seed_everything(seed, verbose=False)  # the same order and dropout, whatever ran before
     task = Task(model, "class" if validation else "masked", lr, patience)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         trainer = L.Trainer(
