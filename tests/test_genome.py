@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -274,16 +273,8 @@ def test_from_genotypes_to_the_table_and_on_where_it_was(tmp_path: Path) -> None
     assert (tmp_path / "pretrained.safetensors").stat().st_mtime_ns == pretrained
 
 
-@pytest.mark.parametrize(
-    ("options", "says", "code"),
-    [
-        (lambda d: ("--vcf", d / "x.vcf"), "give --vcf with --reference", 2),
-        (lambda d: ("--fasta", d, "--phenotypes", d / "y", "--baseline", "1"), "no .fa or", 3),
-    ],
-)
-def test_a_wrong_command_is_one_sentence(
-    tmp_path: Path, options: Callable[[Path], tuple], says: str, code: int
-) -> None:
-    result = run("--out", tmp_path / "out", *options(tmp_path))
-    assert result.returncode == code and says in result.stderr
+def test_a_wrong_command_is_one_sentence(tmp_path: Path) -> None:
+    result = run("--fasta", tmp_path, "--phenotypes", tmp_path / "y", "--baseline", "1",
+                 "--out", tmp_path / "out")  # fmt: skip
+    assert result.returncode == 3 and "no .fa or .fasta here" in result.stderr
     assert "Traceback" not in result.stderr and not result.stdout

@@ -30,7 +30,7 @@ from asr.model.transformer import ModelConfig
 # d_model, inner size, heads and rank are the thesis's (3.2), or a quarter of them, half the heads.
 SIZES = {
     "mnist": {"d_model": 256, "d_inner": 1024, "n_heads": 8, "rank": 64, "batch": 64, "lr": 3e-4},
-    "digits": {"d_model": 64, "d_inner": 256, "n_heads": 4, "rank": 16, "batch": 32, "lr": 2e-3},
+    "digits": {"d_model": 64, "d_inner": 256, "n_heads": 4, "rank": 16, "batch": 16, "lr": 2e-3},
 }
 THESIS = {
     "transformer": ("11.2 M", "98.72", "96.95"),
