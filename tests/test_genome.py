@@ -1,0 +1,280 @@
+"""recipes/genome: Table 5.1, VCF and FASTA by hand, what is wrong with them, end to end."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reading
+import simulation
+import tokens
+from diplotype import CHARACTERS, HAPLOTYPE, TABLE, bases, diplotype
+
+from asr.errors import AsrError, DataError
+
+ROOT = Path(__file__).parent.parent
+
+# Table 5.1 as it is printed, row by row.
+PRINTED = """
+A DEL-A A-C AI-C C-G CI-G  C DEL-AI A-G AI-CI C-N CI-GI  G DEL-C A-N AI-G C-T CI-N
+N DEL-CI A-T AI-GI C-CI CI-NI  T DEL-G A-AI AI-N C-GI CI-T  AI DEL-GI A-CI AI-NI C-NI CI-TI
+CI DEL-N A-GI AI-T C-TI G-GI  GI DEL-NI A-NI AI-TI GI-N G-N  NI DEL-T A-TI N-NI GI-NI G-NI
+TI DEL-TI NI-T N-T GI-T G-T  DEL T-TI NI-TI N-TI GI-TI G-TI
+"""
+THESIS = dict(A="A", C="C", G="G", N="N", T="T", AI="B", CI="D", GI="H", NI="O", TI="U", DEL="X")
+
+
+def test_the_table_is_the_thesiss_66() -> None:
+    printed = {frozenset(each.split("-")) for each in PRINTED.split()}
+    assert len(printed) == 66 and {frozenset(pair) for pair in TABLE} == printed
+    assert len(TABLE) == 66 == len(set(CHARACTERS)) == len(CHARACTERS)
+    assert all(TABLE[each, each] == character for each, character in THESIS.items())
+    assert TABLE["C", "NI"] == "穿"
+    assert unicodedata.normalize("NFKC", CHARACTERS) == CHARACTERS
+
+
+def named(*pairs: str) -> str:
+    """The characters of pairs such as A-CI, in either order."""
+    table = {frozenset(pair): character for pair, character in TABLE.items()}
+    return "".join(table[frozenset(pair.split("-"))] for pair in pairs)
+
+
+def test_a_diplotype_does_not_know_which_chromosome_is_which() -> None:
+    rows_2L = np.array([(i, j) for i in range(11) for j in range(11)], np.uint8).T
+    assert diplotype(rows_2L) == diplotype(rows_2L[::-1])
+    assert diplotype(rows_2L) == named(*(f"{HAPLOTYPE[i]}-{HAPLOTYPE[j]}" for i, j in rows_2L.T))
+
+
+HEADER = "##fileformat=VCFv4.3\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\tp\tq\n"
+
+
+def record(position: int | str, ref: str, alt: str, *genotypes: str, chromosome: str = "19") -> str:
+    fields = [chromosome, str(position), ".", ref, alt, ".", ".", ".", "GT:DP", *genotypes]
+    return "\t".join(fields) + "\n"
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> reading.Region:
+    """Ten bases, of which the first is number 101."""
+    path = tmp_path / "region.fa"
+    path.write_text(">19:101-110 a comment\nACGTA\ncgtac\n")
+    return reading.read_reference(path)
+
+
+def read(tmp_path: Path, text: str, region: reading.Region) -> list[str]:
+    path = tmp_path / "cohort.vcf"
+    path.write_text(text)
+    return [diplotype(rows_2L) for rows_2L in reading.read_vcf(path, region).haplotypes_P2L]
+
+
+@pytest.mark.parametrize(
+    ("line", "p", "q"),
+    [
+        (record(101, "A", "G", "0|1:9", "1/1:9"), {0: "A-G"}, {0: "G"}),
+        (record(102, "C", "CTT", "1|0", "1|1"), {1: "C-CI"}, {1: "CI"}),
+        (record(102, "CGT", "C", "0/1", "1|1"), {2: "DEL-G", 3: "DEL-T"}, {2: "DEL", 3: "DEL"}),
+        (record(104, "T", "A,TG", "1|2", "2/0"), {3: "A-TI"}, {3: "T-TI"}),
+        (record(105, "A", "C", "./.", ".|1"), {4: "N"}, {4: "N-C"}),
+        (record(105, "A", "C", ".", "0/0"), {4: "N"}, {}),
+        (record(105, "AC", "TG", "0|1", "0|0"), {4: "A-T", 5: "C-G"}, {}),
+        (record(106, "C", "<DEL>,*", "0|1", "2|2"), {5: "C-N"}, {}),
+        (record(106, "C", "NA", "0|1", "0|0"), {5: "C-NI"}, {}),
+        (record(99, "TT", "T", "1|1", "1|1") + record(110, "CA", "C", "1|1", "1|1"), {}, {}),
+        (record(101, "A", "G", "1|1", "1|1", chromosome="20"), {}, {}),
+    ],
+)
+def test_a_genotype_becomes_the_pair_at_its_places(
+    tmp_path: Path, region: reading.Region, line: str, p: dict, q: dict
+) -> None:
+    found = read(tmp_path, HEADER + line, region)
+    for text, changes in zip(found, (p, q), strict=True):
+        assert text == named(*(changes.get(i, base) for i, base in enumerate("ACGTACGTAC")))
+
+
+def test_a_gzipped_vcf_is_the_same(tmp_path: Path, region: reading.Region) -> None:
+    text = HEADER + record(101, "A", "G", "0|1", "1|1") + record(103, "G", "GA", "0|1", "0|0")
+    plain = read(tmp_path, text, region)
+    path = tmp_path / "cohort.vcf.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    cohort = reading.read_vcf(path, region)
+    assert [diplotype(each) for each in cohort.haplotypes_P2L] == plain
+    assert cohort.subjects == ["p", "q"] and cohort.start == 101
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"cohort.vcf.gz: cannot be read as text"):
+        reading.read_vcf(path, region)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "cohort.vcf: no line of #CHROM"),
+        (record(101, "A", "G", "0|1", "1|1"), "cohort.vcf:1: a record before the line of #CHROM"),
+        (HEADER.replace("\tp\tq", ""), "cohort.vcf:2: the columns must be #CHROM POS"),
+        (HEADER.replace("\tp\tq", "\tp\tp"), "different names"),
+        (HEADER + record(101, "A", "G", "0|1"), "cohort.vcf:3: 10 columns, the line of #CHROM has"),
+        (HEADER + record("x", "A", "G", "0|1", "0|0"), "cohort.vcf:3: POS 'x'"),
+        (HEADER + record("9" * 30, "A", "G", "0|1", "0|0"), "is not a number from 1"),
+        (HEADER + record(101, "", "G", "0|1", "0|0"), "cohort.vcf:3: REF ''"),
+        (HEADER + record(101, "A", "G?", "0|1", "0|0"), "cohort.vcf:3: ALT 'G?'"),
+        (HEADER + record(101, "T", "G", "0|1", "0|0"), "cohort.vcf:3: REF T is not what the ref"),
+        (HEADER + record(101, "A", "G", "0|2", "0|0"), "has an allele that ALT has not"),
+        (HEADER + record(101, "A", "G", "1", "0|0"), "genotype '1' is not of two alleles"),
+        (HEADER + record(101, "A", "G", "0|1", "0|0").replace("GT:DP", "DP:GT"), "with GT"),
+    ],
+)
+def test_a_bad_line_of_a_vcf_is_named(
+    tmp_path: Path, region: reading.Region, text: str, says: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, text, region)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_two_haplotypes_of_a_fasta(tmp_path: Path) -> None:
+    (tmp_path / "one.fa").write_text(">maternal\nACGT\nAC\n>paternal\nAG-T\nnC\n")
+    (tmp_path / "two.fasta").write_text(">a\nACGTAC\n>b\nACGTAC\n")
+    cohort = reading.read_haplotypes(tmp_path)
+    assert cohort.subjects == ["one", "two"] and cohort.start == 1
+    first, second = (diplotype(each) for each in cohort.haplotypes_P2L)
+    assert first == named("A", "C-G", "G-DEL", "T", "A-N", "C") and second == "ACGTAC"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (">a\nACGT\n>b\nACG\n", "one.fa: has sequences of [4, 3] bases"),
+        (">a\nACGT\n", "has sequences of [4] bases, not two of one length"),
+        (">a\nACGT\n>b\nACET\n", "one.fa:4: only A, C, G, T, N and -"),
+        ("ACGT\n", "one.fa:1: a FASTA begins with"),
+        (">a\n>b\nACGT\n", "one.fa: a record without a sequence"),
+        ("", "one.fa: a record without a sequence"),
+    ],
+)
+def test_a_bad_fasta_is_named(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "one.fa").write_text(text)
+    with pytest.raises(DataError) as caught:
+        reading.read_haplotypes(tmp_path)
+    assert says in str(caught.value)
+
+
+def test_subjects_of_other_regions_and_a_folder_of_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no .fa or .fasta here"):
+        reading.read_haplotypes(tmp_path)
+    (tmp_path / "one.fa").write_text(">a\nACGT\n>b\nACGT\n")
+    (tmp_path / "two.fa").write_text(">a\nACG\n>b\nACG\n")
+    with pytest.raises(DataError, match=r"two.fa: is 3 places long, one.fa 4"):
+        reading.read_haplotypes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (">19:101-111\nACGT\n", "is not as long as its 4 bases"),
+        (">19\nAC-T\n", "one record without gaps"),
+        (">19\nACGT\n>20\nACGT\n", "one record without gaps"),
+        (">\nACGT\n", "needs a name"),
+    ],
+)
+def test_a_bad_reference_is_named(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "region.fa").write_text(text)
+    with pytest.raises(DataError, match=says):
+        reading.read_reference(tmp_path / "region.fa")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("p\t1\n", "labels.tsv: q, who is in the cohort, has no line"),
+        ("p\t1\nq 0\n", "labels.tsv:2: a line is a subject, a tab"),
+        ("p\t1\np\t0\n", "labels.tsv:2: p has both"),
+        ("p\t2\n", "labels.tsv:1: a line is"),
+    ],
+)
+def test_bad_phenotypes_are_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "labels.tsv"
+    path.write_text("q\t0\np\t1\n")
+    assert reading.read_phenotypes(path, ["p", "q"]).tolist() == [1, 0]
+    path.write_text(text)
+    with pytest.raises(DataError, match=says):
+        reading.read_phenotypes(path, ["p", "q"])
+
+
+def test_the_simulation_has_all_kinds_of_sites_and_a_risk(tmp_path: Path) -> None:
+    places = simulation.simulate(tmp_path / "a", 6000, 300, 20, seed=3)
+    simulation.simulate(tmp_path / "b", 6000, 300, 20, seed=3)
+    for name in ("reference.fa", "cohort.vcf", "panel.vcf", "phenotypes.tsv"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    region = reading.read_reference(tmp_path / "a" / "reference.fa")
+    cohort = reading.read_vcf(tmp_path / "a" / "cohort.vcf", region)
+    kinds = np.bincount(cohort.haplotypes_P2L.ravel(), minlength=len(HAPLOTYPE))
+    assert kinds[HAPLOTYPE.index("DEL")] and kinds[HAPLOTYPE.index("AI")] and not kinds[4]
+    assert places == [3001, 3181]
+    labels = reading.read_phenotypes(tmp_path / "a" / "phenotypes.tsv", cohort.subjects)
+    at_risk = [int(share * 6000) for share, _ in simulation.RISK]
+    others_PR = cohort.haplotypes_P2L[:, :, at_risk] != region.bases_L[at_risk]
+    risk_P = others_PR.sum(1) @ [effect for _, effect in simulation.RISK]
+    assert risk_P[labels == 1].mean() > risk_P[labels == 0].mean() + 0.5
+
+
+def test_every_diplotype_is_made_of_known_tokens() -> None:
+    rng = np.random.default_rng(0)
+    sequence = diplotype(np.tile(bases("".join(rng.choice(list("ACGT"), 900))), (2, 1)))
+    model = tokens.learn([sequence], 120, seed=1)
+    found = tokens.encode([sequence, CHARACTERS], model)
+    assert tokens.UNK not in torch_list(found) and len(found[0]) < 600
+    assert model == tokens.learn([sequence], 120, seed=1)
+    with pytest.raises(AsrError, match="--vocab 20 does not fit"):
+        tokens.learn([sequence], 20, seed=1)
+
+
+def torch_list(found: list) -> list[int]:
+    return [token for each in found for token in each.tolist()]
+
+
+def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "recipes" / "genome" / "run.py", *options]
+    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+
+
+def test_from_genotypes_to_the_table_and_on_where_it_was(tmp_path: Path) -> None:
+    options = ("--out", tmp_path, "--simulated-subjects", "60", "--simulated-length", "1200",
+               "--tokens", "300", "--vocab", "300", "--epochs", "1",
+               "--pretraining-epochs", "1")  # fmt: skip
+    result = run(*options)
+    assert result.returncode == 0, result.stderr
+    assert "SIMULATED" in result.stderr and "simulated cohort" in result.stdout
+    lines = result.stdout.splitlines()
+    models = ["logistic baseline", "Linformer, not pre-trained", "Linformer"]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == models
+    path = tmp_path / "results.json"
+    found = json.loads(path.read_text())
+    assert [(row["split"], row["model"]) for row in found["rows"]] == [
+        (split, model) for split in range(5) for model in models
+    ]
+    assert all(0 <= row[key] <= 100 for row in found["rows"] for key in ("AUC", "F1"))
+    pretrained = (tmp_path / "pretrained.safetensors").stat().st_mtime_ns
+    for row in found["rows"]:
+        row["AUC"] = 12.5
+    last = found["rows"].pop()
+    path.write_text(json.dumps(found))
+    again = run(*options)
+    assert "| logistic baseline | 12.50 ± 0.00" in again.stdout, again.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert rows[:-1] == found["rows"] and rows[-1]["model"] == last["model"]
+    assert (tmp_path / "pretrained.safetensors").stat().st_mtime_ns == pretrained
+
+
+def test_a_wrong_command_is_one_sentence(tmp_path: Path) -> None:
+    result = run("--fasta", tmp_path, "--phenotypes", tmp_path / "y", "--baseline", "1",
+                 "--out", tmp_path / "out")  # fmt: skip
+    assert result.returncode == 3 and "no .fa or .fasta here" in result.stderr
+    assert "Traceback" not in result.stderr and not result.stdout
