@@ -25,7 +25,7 @@ from asr.data import (
     trainable,
     with_speeds,
 )
-from asr.errors import AudioError
+from asr.errors import AudioError, DataError
 from asr.train.processes import rank, world_size
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class Corpus(L.LightningDataModule):
         data = config.data
         train = trainable(load_cuts(data.train), data, data.train)
         self.train_cuts: CutSet = with_speeds(train, data.speed_factors)
+        self.short_cuts = self._short_ones()
         self.dev_cuts: CutSet = trainable(load_cuts(data.dev), data, data.dev)
         stored.check(train, config.features, data.train)
         stored.check(self.dev_cuts, config.features, data.dev)
@@ -65,6 +66,14 @@ class Corpus(L.LightningDataModule):
         """The audio of a step, of all processes, before padding."""
         return self.config.data.batch_seconds * self.parts
 
+    @property
+    def n_steps(self) -> int:
+        """Of the whole run; that of an epoch may be a few more or less."""
+        training = self.config.training
+        short = training.curriculum.epochs if training.curriculum else 0
+        in_short = short * len(self.plan(0)) if short else 0
+        return in_short + (training.epochs - short) * len(self.plan(short))
+
     def some_waves(self) -> Iterator[Tensor]:
         """A random part of the training recordings, those that can be read."""
         cuts = list(self.train_cuts)
@@ -81,8 +90,13 @@ class Corpus(L.LightningDataModule):
         self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers)
 
     def largest(self, epoch: int | None) -> Step:
-        """The batch that takes most memory, of all processes, read."""
+        """The batch that takes most memory, of all processes, read; of a training epoch or dev.
+
+        Where a curriculum is still with short utterances, of its first epoch with all.
+        """
         assert self.dataset is not None
+        if epoch is not None and self.config.training.curriculum:
+            epoch = max(epoch, self.config.training.curriculum.epochs)
         parts = [part for batch in self.plan(epoch) for part in deal(batch, self.parts) if part]
         return self.dataset[[max(parts, key=_padded_seconds)]]
 
@@ -98,8 +112,26 @@ class Corpus(L.LightningDataModule):
 
     def _plan(self, epoch: int | None) -> list[CutSet]:
         """What each step of a training epoch holds, or the dev cuts; the same in all processes."""
+        curriculum = self.config.training.curriculum
         cuts = self.dev_cuts if epoch is None else self.train_cuts
+        if curriculum and epoch is not None and epoch < curriculum.epochs:
+            cuts = self.short_cuts
         return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch)
+
+    def _short_ones(self) -> CutSet:
+        """What a curriculum begins with."""
+        curriculum = self.config.training.curriculum
+        if curriculum is None:
+            return self.train_cuts
+        most = curriculum.max_seconds
+        short = self.train_cuts.filter(lambda cut: cut.duration <= most).to_eager()
+        if not len(short):
+            shortest = min(cut.duration for cut in self.train_cuts)
+            raise DataError(
+                f"{self.config.data.train}: no utterance is within training.curriculum.max_seconds "
+                f"{most:g}, the shortest has {shortest:.3g} s: make it more"
+            )
+        return short
 
     def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[Step]:
         assert self.dataset is not None

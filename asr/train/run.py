@@ -55,7 +55,7 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         L.seed_everything(config.seed, verbose=False)
         corpus, bundle = first(lambda: _begin(config, state))
         checkpoints = Checkpoints(state, config, corpus)
-        task = RecognizerTask(bundle, len(corpus.plan(0)) * config.training.epochs)
+        task = RecognizerTask(bundle, corpus.n_steps)
         cost = CostMeter(bundle)
         fit(config, task, corpus, checkpoints, cost, chosen)
         if not rank():
@@ -97,6 +97,8 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
         )
     before = load_config(state / CONFIG)
     changed = [p for p in _FIXED if _fixed(before, p) != _fixed(config, p)]
+    if before.training.curriculum != config.training.curriculum:
+        changed.append("training.curriculum")
     if config.training.epochs < before.training.epochs:
         changed.append("training.epochs (fewer)")
     if changed:
