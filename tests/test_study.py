@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from asr.errors import DataError
 from asr.study.bert import BERT_BASE, THESIS, efficiency, pricing
@@ -19,6 +20,7 @@ from asr.study.run import ROWS, read_rows, study
 from conftest import run_cli  # isort: skip
 
 D, INNER, LAYERS = 768, 3072, 2
+CPU = torch.device("cpu")
 
 
 def cell(model: str, rank: int | None = None, length: int = 128, **changes: object) -> Cell:
@@ -140,19 +142,19 @@ def test_what_does_not_fit_is_recorded_and_the_study_goes_on(tmp_path: Path) -> 
         cell("transformer", length=128, mode="training"),
         cell("lrt", 32, 128, mode="training"),
     ]
-    rows = study(cells, tmp_path, 0.4, lambda _: None)
+    rows = study(cells, CPU, tmp_path, 0.4, lambda _: None)
     assert [r.outcome for r in rows] == ["out of memory", "measured", "measured"]
     assert rows[0].seconds is None and rows[0].memory_mib is None and rows[0].parameters
     assert rows[1].memory_mib and rows[1].memory_mib < 0.4 * 1024
     assert read_rows(tmp_path / ROWS) == rows
-    assert study(cells, tmp_path, 16, lambda _: None) == rows  # known, whatever the memory
+    assert study(cells, CPU, tmp_path, 16, lambda _: None) == rows  # known, whatever the memory
     assert "out of memory" in markdown(summarise(rows))
 
 
 def test_a_strange_file_is_told_by_its_line(tmp_path: Path) -> None:
     (tmp_path / ROWS).write_text("device,mode\ncpu,sleeping\n")
     with pytest.raises(DataError, match="line 2: not a row of a study"):
-        study([cell("transformer")], tmp_path, None, lambda _: None)
+        study([cell("transformer")], CPU, tmp_path, None, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -52,20 +52,21 @@ def efficiency(
     models = list(MODELS) if kinds == "all" else kinds.split(",")
     if unknown := [model for model in models if model not in MODELS]:
         raise ConfigError(f"--kinds {unknown[0]}: write some of {','.join(MODELS)}, or all")
+    chosen = choose_device(device)
     cells = list(
         grid(
             models,
             _numbers("--lengths", lengths) or ([128, 512] if quick else list(LENGTHS)),
             _numbers("--ranks", ranks) or ([32, 128] if quick else list(RANKS)),
             runs or (2 if quick else 30),
-            device_name(choose_device(device)),
+            device_name(chosen),
         )
     )
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("measuring", total=len(cells))
         rows = study(
-            cells, out_dir, memory,
+            cells, chosen, out_dir, memory,
             lambda row: progress.update(
                 task, advance=1, description=f"{name(row)}, n = {row.length}, {row.mode}"
             ),

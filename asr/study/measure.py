@@ -30,8 +30,8 @@ _MIB = 2**20
 _OUT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 
 
-def measure(cell: Cell, batch: int | None, memory_gib: float | None) -> Row:
-    """Time and memory of a cell; without a `batch`, of the largest that fits on the GPU.
+def measure(cell: Cell, device: torch.device, batch: int | None, memory_gib: float | None) -> Row:
+    """Time and memory of a cell on a device; without a `batch`, of the largest that fits on the GPU.
 
     On a CPU, one thread; more than `memory_gib` (by default, what is free) is out of memory.
     Raises AsrError where the process dies of anything else.
@@ -40,7 +40,9 @@ def measure(cell: Cell, batch: int | None, memory_gib: float | None) -> Row:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(cell, batch, memory_gib, theirs), daemon=True)
+    process = context.Process(
+        target=_work, args=(cell, device, batch, memory_gib, theirs), daemon=True
+    )
     process.start()
     theirs.close()
     try:
@@ -58,17 +60,22 @@ def measure(cell: Cell, batch: int | None, memory_gib: float | None) -> Row:
     )  # fmt: skip
 
 
-def _work(cell: Cell, batch: int | None, memory_gib: float | None, answer: Connection) -> None:
+def _work(
+    cell: Cell, device: torch.device, batch: int | None, memory_gib: float | None,
+    answer: Connection,
+) -> None:  # fmt: skip
     """Send the batch and what was found, None where memory was out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C: the parent ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    if cell.device == "cpu":
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
         _warm_up(cell)
         _limit(memory_gib or _field("/proc/meminfo", "MemAvailable") / 2**20)
     try:
         batch = batch or _largest_batch(cell)
-        found = _measure(cell, batch)
+        found = _measure(cell, device, batch)
     except (MemoryError, torch.OutOfMemoryError):
         found = None
     except RuntimeError as error:
@@ -85,14 +92,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _measure(cell: Cell, batch: int) -> tuple[float, float, float]:
+def _measure(cell: Cell, device: torch.device, batch: int) -> tuple[float, float, float]:
     """Mean and deviation of seconds, MiB at the peak."""
     torch.manual_seed(0)
-    on_cpu = cell.device == "cpu"
+    on_cpu = device.type == "cpu"
     before = _forget_peak() if on_cpu else 0.0
     if on_cpu and cell.mode == "training":
         keep_buffers()  # as training does
-    device = torch.device("cpu" if on_cpu else "cuda")
     run = _runner(cell, cell.build().to(device), batch)
     run()
     memory = _peak() - before if on_cpu else torch.cuda.max_memory_allocated() / _MIB

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from asr.bundle import write_atomically
-from asr.errors import DataError
+from asr.errors import ConfigError, DataError
 from asr.study.cells import BASELINE, Cell, Row
 from asr.study.measure import measure
 
@@ -22,18 +22,25 @@ def device_name(device: torch.device) -> str:
 
 
 def study(
-    cells: list[Cell], out: Path, memory_gib: float | None, on_row: Callable[[Row], object]
-) -> list[Row]:
+    cells: list[Cell], device: torch.device, out: Path, memory_gib: float | None,
+    on_row: Callable[[Row], object],
+) -> list[Row]:  # fmt: skip
     """The rows of all cells: those of `out` as they are, the others measured and added to it.
 
-    `on_row` is told each row. Raises DataError where the file in `out` is not a study's.
+    `on_row` is told each row. Raises DataError where the file in `out` is not a study's,
+    ConfigError where a CPU's memory cannot be read.
     """
+    if device.type == "cpu" and not Path("/proc/self/clear_refs").exists():
+        raise ConfigError(
+            "the memory of a CPU's models is read from Linux's /proc, which is not here: run the "
+            "study on Linux, or with --device cuda"
+        )
     out.mkdir(parents=True, exist_ok=True)
     rows = read_rows(out / ROWS)
     known = {row.cell: row for row in rows}
     for cell in cells:
         if cell not in known:
-            known[cell] = measure(cell, _batch(cell, known), memory_gib)
+            known[cell] = measure(cell, device, _batch(cell, known), memory_gib)
             rows.append(known[cell])
             _write(out / ROWS, rows)
         on_row(known[cell])
