@@ -31,7 +31,7 @@ _OUT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 
 
 def measure(cell: Cell, device: torch.device, batch: int | None, memory_gib: float | None) -> Row:
-    """Time and memory of a cell on a device; without a `batch`, of the largest that fits on the GPU.
+    """Time and memory of a cell; without a `batch`, of the largest that fits on the GPU.
 
     On a CPU, one thread; more than `memory_gib` (by default, what is free) is out of memory.
     Raises AsrError where the process dies of anything else.
