@@ -36,11 +36,13 @@ from asr.model.transformer import Encoder, EncoderConfig, ModelConfig
 from asr.train.memory import keep_buffers
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-SHORT = [128, 256, 512, 1024, 2048]
-MOST_MATRIX = 4096  # longer, a training step with matrices needs more memory than we take
+SHORT = [128, 256, 512, 1024, 2048, 4096]
+# Longer, matrices of T × T need more memory than we take: of a unit, of an encoder in training.
+MOST_UNIT, MOST_ENCODER = 4096, 2048
 SECONDS = 0.4  # of runs for a cell, at least
 RANK = 64
 LINEAR = ["linformer", "conv_linformer", "linear", "performer", "sliding_window"]
+QUADRATIC = ["full", "Transformer", "LRT"]
 MODES = ["forward", "training"]
 Make = Callable[[int], nn.Module]
 
@@ -194,7 +196,7 @@ def table(title: str, lengths: list[int], rows: dict[str, list[float]], digits: 
 
 
 def by_length(
-    subjects: dict[str, Make], lengths: list[int]
+    subjects: dict[str, Make], lengths: list[int], most: int
 ) -> dict[str, tuple[dict[str, list[float]], dict[str, list[float]]]]:
     """Milliseconds and MiB by subject and length, for each mode; printed as they come."""
     found = {}
@@ -202,10 +204,9 @@ def by_length(
         times: dict[str, list[float]] = {}
         memory: dict[str, list[float]] = {}
         for name, make in subjects.items():
-            # These form matrices, also where torch's kernel would not.
-            forms = name == "full, matrix" or (mode == "training" and name == "full")
+            forms = name == "full, matrix" or (mode == "training" and name in QUADRATIC)
             cells = [
-                (math.nan, math.nan) if forms and T > MOST_MATRIX else measure(make, T, mode)
+                (math.nan, math.nan) if forms and most < T else measure(make, T, mode)
                 for T in lengths
             ]
             times[name] = [1000 * seconds for seconds, _ in cells]
@@ -219,7 +220,7 @@ def by_length(
 def kinds(lengths: list[int], only: list[str]) -> None:
     """Part 1."""
     subjects = {name: make for name, make in UNITS.items() if name in only or not only}
-    found = by_length(subjects, lengths)
+    found = by_length(subjects, lengths, MOST_UNIT)
     at = lengths.index(4096) if 4096 in lengths else -1
     print(f"\nat {lengths[at]}: times as fast as full (full, matrix) and share of its memory")
     for mode, (times, memory) in found.items():
@@ -236,7 +237,7 @@ def kinds(lengths: list[int], only: list[str]) -> None:
 
 def crossover(lengths: list[int]) -> None:
     """Part 2."""
-    found = by_length(ENCODERS, lengths)
+    found = by_length(ENCODERS, lengths, MOST_ENCODER)
     print("\nTransformer / LRT and Transformer / Linformer (above 1: better than the Transformer)")
     for mode, measures in found.items():
         for what, rows in zip(("time", "memory"), measures, strict=True):
@@ -244,10 +245,10 @@ def crossover(lengths: list[int]) -> None:
                 f"{T}: {full / lrt:.2f}, {full / lin:.2f}"
                 for T, full, lrt, lin in zip(lengths, *rows.values(), strict=True)
             ]
-            wins = [T for T, lrt, lin in zip(lengths, rows["LRT"], rows["Linformer"], strict=True)
-                    if lin < lrt]  # fmt: skip
-            first = f"Linformer is better from {wins[0]}" if wins else "LRT is better throughout"
-            print(f"{mode}, {what}: {first}; {'; '.join(ratios)}")
+            lost = [T for T, lrt, lin in zip(lengths, rows["LRT"], rows["Linformer"], strict=True)
+                    if lrt <= lin]  # fmt: skip
+            print(f"{mode}, {what}: LRT is last the better at {lost[-1] if lost else 'none'};"
+                  f" {'; '.join(ratios)}")  # fmt: skip
 
 
 def main() -> None:

@@ -145,11 +145,16 @@ class PerformerAttention(Kernel):
 
     def features(self, x: Tensor) -> Tensor:
         """log φ(x), (…, K) to (…, M)."""
-        redrawn = self.training and self.drawn
-        omega_MK = self.latest if redrawn else self.omega
-        x = x * x.shape[-1] ** -0.25
-        along = x @ omega_MK.to(x.dtype).t()
-        return along.sub_(x.square().sum(-1, keepdim=True) / 2)
+        along = self._along(x)
+        x = x.to(along.dtype)
+        return along.sub_(x.square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5))
+
+    def _along(self, x: Tensor) -> Tensor:
+        """ω·x', an exponent, for which 8 bits are too few."""
+        omega_MK = self.latest if self.training and self.drawn else self.omega
+        with torch.autocast(x.device.type, enabled=False):
+            dtype = torch.promote_types(x.dtype, omega_MK.dtype)
+            return x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
@@ -169,8 +174,7 @@ class PerformerAttention(Kernel):
 
     def _queries(self, q_BHTK: Tensor) -> Tensor:
         """Features up to a factor of each query's own, which its normalisation takes out."""
-        q_BHTM = self.features(q_BHTK)
-        return q_BHTM.sub_(q_BHTM.detach().amax(3, keepdim=True)).exp_()
+        return self._along(q_BHTK).softmax(-1)
 
 
 def orthogonal_directions(n: int, d: int, draw: int) -> Tensor:

@@ -48,7 +48,8 @@ class S4D(nn.Module):
         early = (log_A[..., None] * b).exp()
         late = (log_A[..., None] * (m * b)).exp() * C[..., None]
         late, early = torch.cat((late.real, -late.imag), 2), torch.cat((early.real, early.imag), 2)
-        return 2 * (late.transpose(2, 3) @ early).flatten(2)[..., :length]
+        with torch.autocast(log_A.device.type, enabled=False):  # a filter of 8 bits is noise
+            return 2 * (late.transpose(2, 3) @ early).flatten(2)[..., :length]
 
     def forward(self, u_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
         """(B, T, D) by a convolution in the frequency domain; steps not kept are zero."""
