@@ -49,9 +49,11 @@ def study(
 
 def _batch(cell: Cell, known: dict[Cell, Row]) -> int | None:
     """One sequence on a CPU; on a GPU what fits for the Transformer, whose training comes first."""
+    if cell.device == "cpu":
+        return 1
     first = {"model": BASELINE, "rank": None, "mode": "training"}
     baseline = known.get(cell.model_copy(update=first))
-    return 1 if cell.device == "cpu" else baseline and baseline.batch
+    return baseline.batch if baseline else None
 
 
 def read_rows(path: Path) -> list[Row]:
