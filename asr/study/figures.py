@@ -1,18 +1,20 @@
 """Thesis figures 3.4 to 3.7, as PNG."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asr.bundle import write_atomically
 from asr.errors import ConfigError
-from asr.study.cells import BASELINE, MODES, Row
-from asr.study.findings import Measure, ratios
+from asr.study.cells import BASELINE, MODES, Mode, Row
+from asr.study.findings import Measure, Ratio, ratios
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TITLES: dict[Measure, str] = {"seconds": "speed-up", "memory_mib": "memory"}
+_TITLES: dict[Measure, str] = {"seconds": "time", "memory_mib": "memory"}
 
 
 def check_matplotlib() -> None:
@@ -53,45 +55,42 @@ def _save(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def _against_baseline(rows: list[Row], models: list[str], mode: Any) -> "Figure":
+def _against_baseline(rows: list[Row], models: list[str], mode: Mode) -> "Figure":
     """Times as fast (left) and share of memory (right) of the Transformer."""
     figure, panels = _figure(len(models), 2)
     for model, (speed, memory) in zip(models, panels, strict=True):
-        _lines(speed, rows, ("seconds", BASELINE, model, mode), f"{model}, {mode}: times as fast")
-        _lines(memory, rows, ("memory_mib", model, BASELINE, mode), f"{model}, {mode}: memory, %")
+        times = ratios(rows, "seconds", BASELINE, model, mode)
+        _lines(speed, times, lambda r: r, f"{model}, {mode}: times as fast")
+        shares = ratios(rows, "memory_mib", model, BASELINE, mode)
+        _lines(memory, shares, lambda r: 100 * r, f"{model}, {mode}: memory, %")
     return figure
-
-
-def _lines(axes: "Axes", rows: list[Row], what: tuple[Any, ...], title: str) -> None:
-    scale = 100 if what[0] == "memory_mib" else 1
-    found = ratios(rows, *what)
-    for rank in sorted({ratio.rank or 0 for ratio in found}):
-        own = [ratio for ratio in found if ratio.rank == rank]
-        axes.plot(
-            [r.length for r in own], [scale * r.value for r in own], "o-", label=f"r = {rank}"
-        )
-    axes.axhline(scale, color="grey", linewidth=1)
-    _finish(axes, title, sorted({ratio.length for ratio in found}))
-
-
-def _finish(axes: "Axes", title: str, lengths: list[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.set(title=title, xlabel="length n")
-    if axes.lines[1:]:
-        axes.legend(fontsize="small")
 
 
 def _against_each_other(rows: list[Row]) -> "Figure":
     """Log2 of LRT over Linformer: below 0 LRT is better, above it Linformer."""
     figure, panels = _figure(2, 2)
-    measures: list[Measure] = ["seconds", "memory_mib"]
-    for measure, line in zip(measures, panels, strict=True):
+    for measure, line in zip(_TITLES, panels, strict=True):
         for mode, axes in zip(MODES, line, strict=True):
-            title = f"{_TITLES[measure]}, {mode}: LRT / Linformer, above 1 Linformer is better"
-            _lines(axes, rows, (measure, "lrt", "linformer", mode), title)
-            axes.set_yscale("log", base=2)
+            found = ratios(rows, measure, "lrt", "linformer", mode)
+            _lines(axes, found, math.log2, f"{_TITLES[measure]}, {mode}: log2(LRT / Linformer)")
     return figure
+
+
+def _lines(
+    axes: "Axes", found: list[Ratio], shown: Callable[[float], float], title: str
+) -> None:  # fmt: skip
+    """A line a rank over the length, and where both are equal."""
+    for rank in sorted({ratio.rank or 0 for ratio in found}):
+        own = [ratio for ratio in found if ratio.rank == rank]
+        values = [shown(ratio.value) for ratio in own]
+        axes.plot([ratio.length for ratio in own], values, "o-", label=f"r = {rank}")
+    axes.axhline(shown(1.0), color="grey", linewidth=1)
+    lengths = sorted({ratio.length for ratio in found})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set(title=title, xlabel="length n")
+    if found:
+        axes.legend(fontsize="small")
 
 
 def _sizes(rows: list[Row], models: list[str]) -> "Figure":
@@ -105,7 +104,7 @@ def _sizes(rows: list[Row], models: list[str]) -> "Figure":
     )  # fmt: skip
     for model in models:
         sizes = {row.rank or 0: row.parameters / 1e6 for row in own if row.model == model}
-        axes.plot(list(sizes), list(sizes.values()), "o-", label=f"{model}")
+        axes.plot(list(sizes), list(sizes.values()), "o-", label=model)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set(title=f"parameters, million (n = {longest})", xlabel="rank")
