@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import asr.train.corpus as corpus_module
 from asr.config import Config
 from asr.errors import ConfigError, DataError
 from asr.train.corpus import Corpus
@@ -41,9 +42,21 @@ def test_the_first_epochs_hold_the_short_ones_the_others_all(tones: Path) -> Non
     assert without.n_steps == 3 * len(without.plan(0)) > corpus.n_steps
 
 
+def test_two_processes_share_the_short_ones(tones: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_module, "world_size", lambda: 2)
+    shares = []
+    for number in range(2):
+        monkeypatch.setattr(corpus_module, "rank", lambda number=number: number)
+        corpus = Corpus(config(tones))
+        corpus.dataset = object()  # type: ignore[assignment]
+        shares.append(list(corpus._loader(0).sampler))
+    assert len(shares[0]) == len(shares[1])
+    heard = sorted(cut.id for steps in shares for parts in steps for part in parts for cut in part)
+    assert heard == planned(corpus, 0) == sorted(cut.id for cut in corpus.short_cuts)
+
+
 def test_memory_is_tried_with_the_long_ones_before_the_first_step(tones: Path) -> None:
     corpus = Corpus(config(tones))
-    corpus.dataset = {}  # type: ignore[assignment]
 
     class Asked:
         def __getitem__(self, parts: list[list[Any]]) -> float:
@@ -55,28 +68,32 @@ def test_memory_is_tried_with_the_long_ones_before_the_first_step(tones: Path) -
     assert float(corpus.largest(0)) <= longest  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def whole(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(config(tones), tmp_path_factory.mktemp("whole") / "run")
+
+
 @pytest.mark.parametrize("stop_at", [3, 14])
 def test_a_run_goes_on_to_the_same_weights(
-    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, stop_at: int
 ) -> None:
     """Stopped among the short ones, and among all."""
     step = RecognizerTask.training_step
-    seen: list[tuple[int, float]] = []
+    epochs: list[int] = []
 
     def die(self: RecognizerTask, batch: Any, *args: Any) -> Any:
-        if self.global_step == stop_at and not seen:
-            seen.append((self.current_epoch, 0.0))
+        if self.global_step == stop_at and not epochs:
+            epochs.append(self.current_epoch)
             self.asked = 2
         return step(self, batch, *args)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(RecognizerTask, "training_step", die)
         train(config(tones), tmp_path / "run")
-    assert seen[0][0] == (0 if stop_at == 3 else 2)
+    assert epochs == [0 if stop_at == 3 else 2]
     with pytest.raises(ConfigError, match=r"another training\.curriculum"):
         train(config(tones, curriculum=None), tmp_path / "run", resume=True)
     train(config(tones), tmp_path / "run", resume=True)
-    whole = train(config(tones), tmp_path / "whole")
     expected, found = (load_file(run / "model.safetensors") for run in (whole, tmp_path / "run"))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
