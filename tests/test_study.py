@@ -158,7 +158,8 @@ def test_a_strange_file_is_told_by_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--kinds", "lrt,gru"), ("--lengths", "128,x"), ("--ranks", "0")]
+    ("option", "value"),
+    [("--kinds", "lrt,gru"), ("--lengths", "128,x"), ("--ranks", "0"), ("--ranks", "769")],
 )
 def test_a_mistake_is_told_before_the_work(tmp_path: Path, option: str, value: str) -> None:
     result = run_cli("bench", "efficiency", option, value, "--out", tmp_path / "out")

@@ -1,12 +1,16 @@
 """`asr bench efficiency`."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asr.cli.options import Device, app, err
 from asr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asr.study.cells import Row
 
 bench_app = typer.Typer(help="Studies of what models cost.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
@@ -43,21 +47,18 @@ def efficiency(
 
     from asr.bundle import write_atomically
     from asr.recognizer import choose_device
-    from asr.study.cells import LENGTHS, MODELS, RANKS, grid
+    from asr.study.cells import D_MODEL, LENGTHS, RANKS, grid
     from asr.study.figures import check_matplotlib, draw
     from asr.study.report import as_json, markdown, name, summarise
     from asr.study.run import device_name, study
 
     check_matplotlib()
-    models = list(MODELS) if kinds == "all" else kinds.split(",")
-    if unknown := [model for model in models if model not in MODELS]:
-        raise ConfigError(f"--kinds {unknown[0]}: write some of {','.join(MODELS)}, or all")
     chosen = choose_device(device)
     cells = list(
         grid(
-            models,
+            _kinds(kinds),
             _numbers("--lengths", lengths) or ([128, 512] if quick else list(LENGTHS)),
-            _numbers("--ranks", ranks) or ([32, 128] if quick else list(RANKS)),
+            _numbers("--ranks", ranks, D_MODEL) or ([32, 128] if quick else list(RANKS)),
             runs or (2 if quick else 30),
             device_name(chosen),
         )
@@ -65,12 +66,16 @@ def efficiency(
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("measuring", total=len(cells))
-        rows = study(
-            cells, chosen, out_dir, memory,
-            lambda row: progress.update(
-                task, advance=1, description=f"{name(row)}, n = {row.length}, {row.mode}"
-            ),
-        )  # fmt: skip
+
+        def tell(row: "Row") -> None:
+            said = f"{name(row)}, n = {row.length}, {row.mode}"
+            progress.update(task, advance=1, description=said)
+
+        try:
+            rows = study(cells, chosen, out_dir, memory, tell)
+        except KeyboardInterrupt:
+            err.print("interrupted; the same command goes on where it was")
+            sys.exit(130)
     found = summarise(rows)
     text = as_json(found)
     write_atomically(out_dir / "efficiency.json", lambda path: path.write_text(text, "utf-8"))
@@ -79,9 +84,19 @@ def efficiency(
         err.print(f"{path}", highlight=False, soft_wrap=True)
 
 
-def _numbers(option: str, text: str | None) -> list[int]:
-    """Positive whole numbers with commas; none where nothing is given."""
+def _kinds(text: str) -> list[str]:
+    from asr.study.cells import MODELS
+
+    kinds = list(MODELS) if text == "all" else text.split(",")
+    if unknown := [kind for kind in kinds if kind not in MODELS]:
+        raise ConfigError(f"--kinds {unknown[0]}: write some of {','.join(MODELS)}, or all")
+    return kinds
+
+
+def _numbers(option: str, text: str | None, most: int = 1 << 20) -> list[int]:
+    """Whole numbers from 1 to `most`, with commas; none where nothing is given."""
     parts = text.split(",") if text is not None else []
-    if wrong := [part for part in parts if not part.strip().isdecimal() or not int(part)]:
-        raise ConfigError(f"{option} {text}: {wrong[0]!r} is no number above 0: write 128,256")
+    for part in parts:
+        if not part.strip().isdecimal() or not 1 <= int(part) <= most:
+            raise ConfigError(f"{option} {text}: {part!r} is no number from 1 to {most}")
     return [int(part) for part in parts]

@@ -12,6 +12,7 @@ from asr.node import Node
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 RANKS = (32, 64, 128, 256)
+D_MODEL = 768
 BASELINE = "transformer"
 MODES: tuple["Mode", ...] = ("training", "inference")
 Mode = Literal["inference", "training"]
@@ -21,7 +22,7 @@ _RANKED = {
     "linformer": lambda rank, length: {"rank": rank, "length": length},
     "conv_linformer": lambda rank, length: {"stride": max(1, length // rank)},
     "performer": lambda rank, _: {"features": rank},
-    "sliding_window": lambda rank, _: {"window": rank // 2},
+    "sliding_window": lambda rank, _: {"window": max(1, rank // 2)},
     "nystrom": lambda rank, _: {"landmarks": rank},
 }
 _FULL = ("transformer", "lrt", "matrix")
@@ -46,7 +47,7 @@ class Cell(Node):
         attention: dict[str, Any] = {"kind": "full" if self.model in _FULL else self.model}
         return Encoder(
             ModelConfig(
-                d_model=768, d_inner=3072, n_heads=12,
+                d_model=D_MODEL, d_inner=4 * D_MODEL, n_heads=12,
                 projection=LowRankConfig(rank=low_rank) if low_rank else DenseConfig(),
                 encoder=EncoderConfig.model_validate(
                     {"n_layers": 2, "attention": attention | numbers}

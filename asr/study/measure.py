@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import torch
@@ -36,9 +38,7 @@ def measure(cell: Cell, device: torch.device, batch: int | None, memory_gib: flo
     On a CPU, one thread; more than `memory_gib` (by default, what is free) is out of memory.
     Raises AsrError where the process dies of anything else.
     """
-    # A fork of a process that has imported torch and computed nothing is a fresh one, sooner.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = _fresh_processes()
     ours, theirs = context.Pipe()
     process = context.Process(
         target=_work, args=(cell, device, batch, memory_gib, theirs), daemon=True
@@ -60,12 +60,22 @@ def measure(cell: Cell, device: torch.device, batch: int | None, memory_gib: flo
     )  # fmt: skip
 
 
+def _fresh_processes() -> ForkServerContext:
+    """Forks of a process that has imported torch and computed nothing: fresh ones, sooner."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, heard)
+    return context
+
+
 def _work(
     cell: Cell, device: torch.device, batch: int | None, memory_gib: float | None,
     answer: Connection,
 ) -> None:  # fmt: skip
     """Send the batch and what was found, None where memory was out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C: the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if device.type == "cuda":
