@@ -60,6 +60,16 @@ class ConstantSchedule(Node):
     lr: PositiveFloat = 1e-4
 
 
+class CurriculumConfig(Node):
+    """Short utterances first: the first `epochs` hold only those of at most `max_seconds`.
+
+    (Slides, long memory: pre-training on short sequences, then fine-tuning on all.)
+    """
+
+    epochs: PositiveInt
+    max_seconds: PositiveFloat
+
+
 class TrainingConfig(Node):
     """How the weights are found.
 
@@ -82,6 +92,16 @@ class TrainingConfig(Node):
     patience: PositiveInt | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     init: Path | None = None
+    curriculum: CurriculumConfig | None = None
+
+    @model_validator(mode="after")
+    def _long_ones_come(self) -> Self:
+        if self.curriculum and self.curriculum.epochs >= self.epochs:
+            raise ValueError(
+                f"curriculum.epochs {self.curriculum.epochs} leaves none of {self.epochs} epochs "
+                f"for long utterances: make it {self.epochs - 1} at most"
+            )
+        return self
 
 
 class Config(Node):

@@ -25,7 +25,8 @@ ORDER = [
     "asr.card", "asr.compress", "asr.report",
     "asr.train.lm", "asr.train.processes", "asr.train.corpus", "asr.train.task",
     "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",
-    "asr.train.fit", "asr.train.run",
+    "asr.train.fit", "asr.train.run", "asr.study.cells", "asr.study.measure", "asr.study.run",
+    "asr.study.findings", "asr.study.bert", "asr.study.report", "asr.study.figures",
 ]  # fmt: skip
 
 

@@ -10,11 +10,11 @@ import sys
 
 from rich.logging import RichHandler
 
-from asr.cli import prepare, training, scoring, recognition, models  # isort: skip  # as help lists
+from asr.cli import prepare, training, scoring, recognition, models, study  # isort: skip  # as help lists
 from asr.cli.options import app, err
 from asr.errors import AsrError
 
-__all__ = ["app", "main", "models", "prepare", "recognition", "scoring", "training"]
+__all__ = ["app", "main", "models", "prepare", "recognition", "scoring", "study", "training"]
 
 
 def main() -> None:

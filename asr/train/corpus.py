@@ -25,7 +25,7 @@ from asr.data import (
     trainable,
     with_speeds,
 )
-from asr.errors import AudioError
+from asr.errors import AudioError, DataError
 from asr.features import PausesConfig
 from asr.train.processes import rank, world_size
 
@@ -49,6 +49,7 @@ class Corpus(L.LightningDataModule):
         data = config.data
         train = trainable(load_cuts(data.train), data, data.train)
         self.train_cuts: CutSet = with_speeds(train, data.speed_factors)
+        self.short_cuts = self._short_ones()
         self.dev_cuts: CutSet = trainable(load_cuts(data.dev), data, data.dev)
         stored.check(train, config.features, data.train)
         stored.check(self.dev_cuts, config.features, data.dev)
@@ -86,8 +87,13 @@ class Corpus(L.LightningDataModule):
         self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers)
 
     def largest(self, epoch: int | None) -> Step:
-        """The batch that takes most memory, of all processes, read."""
+        """The batch that takes most memory, of all processes, read; of a training epoch or dev.
+
+        Where a curriculum is still with short utterances, of its first epoch with all.
+        """
         assert self.dataset is not None
+        if epoch is not None and self.config.training.curriculum:
+            epoch = max(epoch, self.config.training.curriculum.epochs)
         parts = [part for batch in self.plan(epoch) for part in deal(batch, self.parts) if part]
         return self.dataset[[max(parts, key=_padded_seconds)]]
 
@@ -104,14 +110,25 @@ class Corpus(L.LightningDataModule):
     def _plan(self, epoch: int | None) -> list[CutSet]:
         """What each step of a training epoch holds, or the dev cuts; the same in all processes."""
         cuts = self.dev_cuts if epoch is None else self.train_cuts
+        if self._kind(epoch)[0]:
+            cuts = self.short_cuts
         return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self._pauses)
+
+    def _kind(self, epoch: int | None) -> tuple[bool, bool]:
+        """Whether an epoch has short utterances only, and pauses."""
+        curriculum = self.config.training.curriculum
+        if epoch is None:
+            return False, False
+        is_short = curriculum is not None and epoch < curriculum.epochs
+        return is_short, self._pauses is not None and epoch + 1 >= self._pauses.from_epoch
 
     @property
     def total_steps(self) -> int:
-        """About so many steps has the run: epochs with pauses are longer than those without."""
-        last = self.config.training.epochs - 1
-        plain = min(self._pauses.from_epoch - 1, last) if self._pauses else 0
-        return len(self.plan(0)) * plain + len(self.plan(last)) * (last + 1 - plain)
+        """About so many steps has the run: epochs of a kind have nearly the same number."""
+        kinds = [self._kind(epoch) for epoch in range(self.config.training.epochs)]
+        return sum(
+            kinds.count(kind) * len(self.plan(kinds.index(kind))) for kind in dict.fromkeys(kinds)
+        )
 
     @property
     def usual_seconds(self) -> float:
@@ -119,6 +136,21 @@ class Corpus(L.LightningDataModule):
         plan = self.plan(self.config.training.epochs - 1)
         durations = sorted(cut.duration for batch in plan for cut in batch)
         return durations[len(durations) * 99 // 100]
+
+    def _short_ones(self) -> CutSet:
+        """What a curriculum begins with."""
+        curriculum = self.config.training.curriculum
+        if curriculum is None:
+            return self.train_cuts
+        most = curriculum.max_seconds
+        short = self.train_cuts.filter(lambda cut: cut.duration <= most).to_eager()
+        if not len(short):
+            shortest = min(cut.duration for cut in self.train_cuts)
+            raise DataError(
+                f"{self.config.data.train}: no utterance is within training.curriculum.max_seconds "
+                f"{most:g}, the shortest has {shortest:.3g} s: make it more"
+            )
+        return short
 
     def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[Step]:
         assert self.dataset is not None

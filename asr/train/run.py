@@ -101,6 +101,8 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
         )
     before = load_config(state / CONFIG)
     changed = [p for p in _FIXED if _fixed(before, p) != _fixed(config, p)]
+    if before.training.curriculum != config.training.curriculum:
+        changed.append("training.curriculum")
     if config.training.epochs < before.training.epochs:
         changed.append("training.epochs (fewer)")
     if changed:
