@@ -37,9 +37,9 @@ def test_the_first_epochs_hold_the_short_ones_the_others_all(tones: Path) -> Non
     assert planned(corpus, 0) == planned(corpus, 1) == short
     assert planned(corpus, 2) == every
     assert planned(corpus, None) == sorted(cut.id for cut in corpus.dev_cuts)
-    assert corpus.n_steps == sum(len(corpus.plan(epoch)) for epoch in range(3))
+    assert corpus.total_steps == sum(len(corpus.plan(epoch)) for epoch in range(3))
     without = Corpus(config(tones, curriculum=None))
-    assert without.n_steps == 3 * len(without.plan(0)) > corpus.n_steps
+    assert without.n_steps == 3 * len(without.plan(0)) > corpus.total_steps
 
 
 def test_two_processes_share_the_short_ones(tones: Path, monkeypatch: pytest.MonkeyPatch) -> None:
