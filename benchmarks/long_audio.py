@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 
 import asr
-from asr.audio import Recording, split_at_silence
+from asr.audio import Recording
 from asr.data import load_cuts, read_wave
 from asr.metrics import character_errors
 from asr.recognizer import Recognizer
+from asr.silence import split_at_silence
 
 
 def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> list[int]:
