@@ -39,7 +39,7 @@ def test_the_first_epochs_hold_the_short_ones_the_others_all(tones: Path) -> Non
     assert planned(corpus, None) == sorted(cut.id for cut in corpus.dev_cuts)
     assert corpus.total_steps == sum(len(corpus.plan(epoch)) for epoch in range(3))
     without = Corpus(config(tones, curriculum=None))
-    assert without.n_steps == 3 * len(without.plan(0)) > corpus.total_steps
+    assert without.total_steps == 3 * len(without.plan(0)) > corpus.total_steps
 
 
 def test_two_processes_share_the_short_ones(tones: Path, monkeypatch: pytest.MonkeyPatch) -> None:
