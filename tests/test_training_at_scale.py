@@ -319,10 +319,26 @@ def test_sigterm_is_exit_code_143(tones: Path, tmp_path: Path) -> None:
     assert "--resume" in stopped.stderr and "Traceback" not in stopped.stderr
 
 
-def test_the_death_of_a_reading_process_names_what_it_read(tones: Path, tmp_path: Path) -> None:
+NOT_YET_SEEN_DEAD = (
+    "import torch.utils.data.dataloader as loader\n"
+    "Iterator = loader._MultiProcessingDataLoaderIter\n"
+    "get = Iterator._try_get_data\n"
+    "def early(self, *args, **kwargs):\n"
+    "    try:\n"
+    "        return get(self, *args, **kwargs)\n"
+    "    except RuntimeError:\n"
+    "        raise ConnectionResetError(104, 'Connection reset by peer')\n"
+    "Iterator._try_get_data = early\n"
+)
+
+
+@pytest.mark.parametrize("noticed", ["", NOT_YET_SEEN_DEAD], ids=["dead", "broken pipe"])
+def test_the_death_of_a_reading_process_names_what_it_read(
+    tones: Path, tmp_path: Path, noticed: str
+) -> None:
     values = tones_recipe(tones, data={"num_workers": 1})
     recipe = write_recipe(tmp_path / "r.yaml", values)
-    code = (
+    code = noticed + (
         "import os, signal; import asr.data as d\n"
         "read = d.SpeechDataset._read\n"
         "def die(self, cut):\n"

@@ -80,7 +80,7 @@ def fit(
         except SystemExit:  # what Lightning makes of Ctrl-C
             stop = task.asked or (signal.SIGTERM if task.stopping else signal.SIGINT)
             raise KeyboardInterrupt(stop) from None
-        except (RuntimeError, MemoryError) as error:
+        except (RuntimeError, MemoryError, ConnectionError, EOFError) as error:
             explained = _explain(error, config, corpus)
             if explained is None:
                 raise
@@ -128,7 +128,7 @@ def _trainer(
     )
 
 
-def _explain(error: RuntimeError | MemoryError, config: Config, corpus: Corpus) -> AsrError | None:
+def _explain(error: Exception, config: Config, corpus: Corpus) -> AsrError | None:
     """The sentence for what a user can mend; None for a bug."""
     text = " ".join(str(error).split())
     if is_lost_peer(error):
@@ -143,7 +143,9 @@ def _explain(error: RuntimeError | MemoryError, config: Config, corpus: Corpus) 
             f"--set data.batch_seconds={seconds / 2:g} --set training.accumulate={2 * turns}, "
             "the same steps in half the memory"
         )
-    if "DataLoader worker" in text and corpus.dataset:
+    # Torch looks whether its reader lives before the kernel has buried it: then the pipe breaks.
+    broken_pipe = isinstance(error, (ConnectionError, EOFError)) and config.data.num_workers
+    if ("DataLoader worker" in text or broken_pipe) and corpus.dataset:
         reading = [note.value.decode(errors="ignore") for note in corpus.dataset.reading]
         items = ", ".join(item for item in reading if item) or "nothing"
         return AsrError(
