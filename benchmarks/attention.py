@@ -183,7 +183,10 @@ def measure(make: Make, T: int, mode: str) -> tuple[float, float]:
 def exponent(lengths: list[int], values: list[float]) -> float:
     """The slope of log value over log length."""
     pairs = [(t, v) for t, v in zip(lengths, values, strict=True) if v > 0]
-    return float(np.polyfit(*np.log(np.array(pairs)).T, 1)[0]) if len(pairs) > 1 else math.nan
+    if len(pairs) < 2:
+        return math.nan
+    log_T, log_values = np.log(np.array(pairs)).T
+    return float(np.polyfit(log_T, log_values, 1)[0])
 
 
 def table(title: str, lengths: list[int], rows: dict[str, list[float]], digits: int) -> None:

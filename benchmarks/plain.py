@@ -56,9 +56,8 @@ class PlainModel(nn.Module):
         )  # fmt: skip
         self.project = linear(n_freqs // 4 * 128, D_MODEL, rank)
         self.norm = nn.LayerNorm(D_MODEL)
-        sizes = {"dim_feedforward": D_INNER, "dropout": DROPOUT, "batch_first": True}
-        layers = {"encoder": nn.TransformerEncoderLayer, "decoder": nn.TransformerDecoderLayer}
-        encoder, decoder = (kind(D_MODEL, HEADS, **sizes) for kind in layers.values())
+        encoder = nn.TransformerEncoderLayer(D_MODEL, HEADS, D_INNER, DROPOUT, batch_first=True)
+        decoder = nn.TransformerDecoderLayer(D_MODEL, HEADS, D_INNER, DROPOUT, batch_first=True)
         self.encoder = nn.TransformerEncoder(encoder, 2, enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoder(decoder, 4)
         if rank is not None:

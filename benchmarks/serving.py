@@ -20,6 +20,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -85,15 +86,16 @@ def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Pr
         **os.environ,
         "ASR_BATCH_SECONDS": str(batch_seconds),
     }
-    log = Path(f"/tmp/serving-{os.getpid()}-{batch_seconds:g}.log")
-    with log.open("w") as sink, subprocess.Popen(command, stderr=sink, env=environment) as server:
+    with (
+        tempfile.NamedTemporaryFile("w") as log,
+        subprocess.Popen(command, stderr=log, env=environment) as server,
+    ):
         try:
-            while not (found := re.search(r"http://127.0.0.1:\d+", log.read_text())):
+            while not (found := re.search(r"http://127.0.0.1:\d+", Path(log.name).read_text())):
                 time.sleep(0.2)
             yield found[0], psutil.Process(server.pid)
         finally:
             server.terminate()
-    log.unlink()
 
 
 class Client:

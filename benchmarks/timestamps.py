@@ -77,7 +77,9 @@ def main() -> None:
     args = parser.parse_args()
     rng, rate = np.random.default_rng(0), demo.SAMPLE_RATE
     waves: list[np.ndarray] = []
-    text, begins, ends, at = "", {}, {}, 0.0
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    text, at = "", 0.0
     for line in demo.script({"test": 400}, 1)["test"]:
         wave, words, end = speak(line)
         wave = np.pad(wave * 0.5 / np.abs(wave).max(), (0, int(rng.uniform(0.3, 1.0) * rate)))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -12,6 +12,9 @@ from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
     from asr.transcription import Task
+
+Progress: TypeAlias = Callable[[float], object]  # how many are done, of halves too
+Results: TypeAlias = Iterator[tuple["Task", str | AudioError]]
 
 
 @app.command()
@@ -48,8 +51,6 @@ def transcribe(
 
     With --server URL the recordings are sent there, with the key in ASR_API_KEY if it wants one.
     """
-    from rich.progress import Progress
-
     from asr.client import Server, ask_all
     from asr.transcription import find_tasks
 
@@ -59,24 +60,15 @@ def transcribe(
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file a recording: add --out DIR")
     todo = [task for task in tasks if overwrite or not (task.out and task.out.is_file())]
-    skipped, failed = len(tasks) - len(todo), 0
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("transcribing", total=len(tasks), completed=skipped)
 
-        def on_progress(n: float) -> None:
-            progress.update(bar, completed=skipped + n)
-
+    def results(on_progress: Progress) -> Results:
         if server:
-            results = ask_all(todo, Server(server, model), format, jobs, on_progress)
-        else:
-            bundle = Path(arguments[0])
-            results = _here(todo, bundle, device, int8, changes, format, jobs, on_progress)
-        for task, result in results:
-            if isinstance(result, AudioError):
-                failed += 1
-                _note(f"asr: {result}")
-            elif not out_dir:
-                _show_transcript(str(task.recording), result, format, alone=len(tasks) == 1)
+            return ask_all(todo, Server(server, model), format, jobs, on_progress)
+        bundle = Path(arguments[0])
+        return _here(todo, bundle, device, int8, changes, format, jobs, on_progress)
+
+    skipped = len(tasks) - len(todo)
+    failed = _tell(results, len(tasks), skipped, None if out_dir else format)
     if out_dir:
         err.print(
             f"{len(todo) - failed} written to {out_dir}, {skipped} were there already",
@@ -84,6 +76,24 @@ def transcribe(
         )  # fmt: skip
     if failed:
         raise typer.Exit(1)
+
+
+def _tell(
+    results: Callable[[Progress], Results], total: int, skipped: int, shown: str | None
+) -> int:
+    """How many recordings failed, each told; transcripts are printed as format `shown`."""
+    from rich.progress import Progress as Bar
+
+    failed = 0
+    with Bar(console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("transcribing", total=total, completed=skipped)
+        for task, result in results(lambda n: progress.update(bar, completed=skipped + n)):
+            if isinstance(result, AudioError):
+                failed += 1
+                _note(f"asr: {result}")
+            elif shown:
+                _show_transcript(str(task.recording), result, shown, alone=total == 1)
+    return failed
 
 
 def _check_place(
@@ -102,8 +112,8 @@ def _check_place(
 
 def _here(
     tasks: list["Task"], bundle: Path, device: str, int8: bool, changes: dict[str, Any],
-    format: str, jobs: int, on_progress: Callable[[float], object],
-) -> Iterator[tuple["Task", str | AudioError]]:  # fmt: skip
+    format: str, jobs: int, on_progress: Progress,
+) -> Results:  # fmt: skip
     from asr.formats import FORMATS
     from asr.transcription import transcribe_all
 
