@@ -5,8 +5,8 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from asr.recognizer import Segment, Token, Transcript
 from asr.tokenizer import normalize_text
+from asr.transcript import Segment, Token, Transcript
 
 # A subtitle holds two lines of 20 Chinese characters or 40 Latin ones, for 7 seconds at most, and
 # ends at a pause.

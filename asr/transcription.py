@@ -19,7 +19,8 @@ import asr
 from asr.bundle import write_atomically
 from asr.errors import AsrError, AudioError, ConfigError, DataError
 from asr.formats import FORMATS
-from asr.recognizer import Recognizer, Transcript, choose_device
+from asr.recognizer import Recognizer, choose_device
+from asr.transcript import Transcript
 
 SUFFIXES = {".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff"}
 # What a process is handed at a time: about ten minutes of speech as WAV, or so many files.

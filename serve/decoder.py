@@ -24,7 +24,8 @@ from serve.batching import FairQueue
 from serve.logs import configure_logging
 
 if TYPE_CHECKING:
-    from asr.recognizer import Piece, Reading, Recognizer
+    from asr.recognizer import Recognizer
+    from asr.transcript import Piece, Reading
 
 logger = logging.getLogger("serve.decoder")
 

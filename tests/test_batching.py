@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.audio import Recording
-from asr.recognizer import Reading
+from asr.transcript import Reading
 from serve.batching import FairQueue
 from serve.decoder import Decoder
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.formats import FORMATS, as_json, as_srt, as_tsv, as_txt, as_vtt, cues
-from asr.recognizer import Segment, Token, Transcript
 from asr.tokenizer import normalize_text
+from asr.transcript import Segment, Token, Transcript
 
 
 def segment(tokens: list[tuple[str, float, float]], start: float, end: float) -> Segment:

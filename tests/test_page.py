@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, BrowserContext, Download, Page, expect,
 
 import asr
 from asr.formats import FORMATS
-from asr.recognizer import Recognizer, Transcript
+from asr.recognizer import Recognizer
+from asr.transcript import Transcript
 
 from conftest import RATE, say  # isort: skip
 from serving import Service, changed, running  # isort: skip
