@@ -61,13 +61,13 @@ class ConstantSchedule(Node):
 
 
 class CurriculumConfig(Node):
-    """Short utterances first: the first `epochs` hold only those of at most `max_seconds`.
+    """Short utterances first: the first `epochs` hold the shortest, with this share of the audio.
 
     (Slides, long memory: pre-training on short sequences, then fine-tuning on all.)
     """
 
     epochs: PositiveInt
-    max_seconds: PositiveFloat
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
 
 class TrainingConfig(Node):

@@ -20,6 +20,7 @@ import torch
 from lhotse import CutSet
 from lhotse.audio.backend import LibsndfileBackend, audio_backend
 from lhotse.cut import Cut, MixedCut
+from lhotse.cut.data import DataCut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from lhotse.serialization import deserialize_item
 from torch import Tensor
@@ -30,13 +31,17 @@ from asr.config import DataConfig
 from asr.errors import AudioError, DataError
 from asr.features import FeatureExtractor, PausesConfig
 from asr.pauses import surround, with_noise
-from asr.shar import by_shard, fetch, load_shar
+from asr.shar import MEMBER, by_shard, fetch, load_shar
 from asr.stored import read as read_stored
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
 
 _ID_BYTES = 200
+# What a manifest may ask for; whatever else lhotse knows could run a command.
+_SOURCES = {"file", "memory", MEMBER}
+_TRANSFORMS = {"Speed", "Tempo", "Resample", "Volume", "Narrowband", "Clipping"}
+
 # So many shards are read side by side.
 _SHARDS = 8
 
@@ -90,8 +95,8 @@ def load_cuts(path: Path) -> CutSet:
         cuts = load_shar(path) if path.is_dir() else CutSet.from_file(path).to_eager()
         if not all(isinstance(cut, Cut) for cut in cuts):
             raise TypeError("its items are no cuts")
-        if any(map(_runs_commands, cuts)):
-            raise TypeError("a recording's source is a shell command, which is not run")
+        for cut in cuts:
+            _check_plain(cut)
     except Exception as error:  # lhotse raises whatever a broken file makes it stumble over
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
@@ -108,12 +113,24 @@ def load_cuts(path: Path) -> CutSet:
     return cuts
 
 
-def _runs_commands(cut: Cut) -> bool:
+def _check_plain(cut: Cut) -> None:
+    """Raises TypeError where to read a cut could run a command or fetch something.
+
+    lhotse starts a shell for sources of type `command` and for URLs of `pipe:`, and a transform
+    with a recording of its own (an impulse response) would read that one's sources too.
+    """
     parts = [track.cut for track in cut.tracks] if isinstance(cut, MixedCut) else [cut]
-    return any(
-        source.type == "command"
-        for part in parts if part.has_recording for source in part.recording.sources
-    )  # fmt: skip
+    recordings = [p.recording for p in parts if isinstance(p, DataCut) and p.has_recording]
+    transforms = [*(cut.transforms or ())] if isinstance(cut, MixedCut) else []
+    for recording in recordings:
+        transforms += recording.transforms or ()
+        if strange := {source.type for source in recording.sources} - _SOURCES:
+            raise TypeError(
+                f"{cut.id}: a recording's source is a {strange.pop()}, which is not run or fetched"
+            )
+    names = {t["name"] if isinstance(t, dict) else type(t).__name__ for t in transforms}
+    if strange := names - _TRANSFORMS:
+        raise TypeError(f"{cut.id}: the transform {strange.pop()} is not applied")
 
 
 def _broken_lines(path: Path) -> str:

@@ -15,7 +15,7 @@ from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line
 
 # The type of a source that is "tar file:offset:size", in bytes.
-_MEMBER = "tar_member"
+MEMBER = "tar_member"
 
 
 def load_shar(folder: Path) -> CutSet:
@@ -71,7 +71,7 @@ def _pairs(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarI
 
 def _recording(description: bytes, place: str) -> Recording:
     recording = Recording.from_dict(decode_json_line(description.decode("utf-8")))
-    recording.sources = [AudioSource(_MEMBER, recording.channel_ids, place)]
+    recording.sources = [AudioSource(MEMBER, recording.channel_ids, place)]
     return recording
 
 
@@ -79,7 +79,7 @@ def _member(cut: Cut) -> tuple[str, int, int] | None:
     if not isinstance(cut, DataCut) or not cut.has_recording:
         return None
     source = cut.recording.sources[0]
-    if source.type != _MEMBER:
+    if source.type != MEMBER:
         return None
     path, offset, size = source.source.rsplit(":", 2)
     return path, int(offset), int(size)

@@ -9,14 +9,14 @@ from safetensors.torch import load_file
 
 import asr.train.corpus as corpus_module
 from asr.config import Config
-from asr.errors import ConfigError, DataError
+from asr.errors import ConfigError
 from asr.train.corpus import Corpus
 from asr.train.run import train
 from asr.train.task import RecognizerTask
 
 from conftest import tones_recipe  # isort: skip
 
-CURRICULUM = {"epochs": 2, "max_seconds": 0.3}
+CURRICULUM = {"epochs": 2, "share": 0.25}
 
 
 def config(tones: Path, **training: Any) -> Config:
@@ -32,14 +32,23 @@ def planned(corpus: Corpus, epoch: int | None) -> list[str]:
 def test_the_first_epochs_hold_the_short_ones_the_others_all(tones: Path) -> None:
     corpus = Corpus(config(tones))
     every = sorted(cut.id for cut in corpus.train_cuts)
-    short = sorted(cut.id for cut in corpus.train_cuts if cut.duration <= 0.3)
-    assert 0 < len(short) < len(every)
-    assert planned(corpus, 0) == planned(corpus, 1) == short
+    short = planned(corpus, 0)
+    assert short == planned(corpus, 1)
     assert planned(corpus, 2) == every
     assert planned(corpus, None) == sorted(cut.id for cut in corpus.dev_cuts)
     assert corpus.total_steps == sum(len(corpus.plan(epoch)) for epoch in range(3))
     without = Corpus(config(tones, curriculum=None))
     assert without.total_steps == 3 * len(without.plan(0)) > corpus.total_steps
+
+
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.999])
+def test_the_short_ones_are_the_shortest_and_hold_their_share(tones: Path, share: float) -> None:
+    corpus = Corpus(config(tones, curriculum={"epochs": 1, "share": share}))
+    total = sum(cut.duration for cut in corpus.train_cuts)
+    short = sorted(cut.duration for cut in corpus.short_cuts)
+    others = [c.duration for c in corpus.train_cuts if c.id not in set(corpus.short_cuts.ids)]
+    assert all(duration > short[-1] for duration in others)
+    assert sum(short) >= share * total > sum(d for d in short if d < short[-1])
 
 
 def test_two_processes_share_the_short_ones(tones: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +73,8 @@ def test_memory_is_tried_with_the_long_ones_before_the_first_step(tones: Path) -
 
     corpus.dataset = Asked()  # type: ignore[assignment]
     longest = max(cut.duration for cut in corpus.train_cuts)
-    assert float(corpus.largest(0)) > 0.3  # type: ignore[arg-type]
-    assert float(corpus.largest(0)) <= longest  # type: ignore[arg-type]
+    of_short = max(cut.duration for cut in corpus.short_cuts)
+    assert of_short < float(corpus.largest(0)) <= longest  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +109,6 @@ def test_a_run_goes_on_to_the_same_weights(
 
 def test_a_curriculum_that_leaves_nothing_is_refused(tones: Path) -> None:
     with pytest.raises(ValueError, match="make it 2 at most"):
-        config(tones, curriculum={"epochs": 3, "max_seconds": 0.3})
-    none_is_short = config(tones, curriculum={"epochs": 1, "max_seconds": 0.01})
-    with pytest.raises(DataError, match=r"training\.curriculum\.max_seconds 0\.01"):
-        Corpus(none_is_short)
+        config(tones, curriculum={"epochs": 3, "share": 0.5})
+    with pytest.raises(ValueError, match=r"share"):
+        config(tones, curriculum={"epochs": 1, "share": 1.0})

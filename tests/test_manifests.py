@@ -1,9 +1,13 @@
 """What is wrong in a manifest is told by its line."""
 
+import contextlib
 import gzip
+import json
 from pathlib import Path
 
 import pytest
+from lhotse import CutSet, Recording, load_manifest
+from lhotse.audio.utils import AudioLoadingError
 
 from asr.data import load_cuts
 from asr.errors import DataError
@@ -28,3 +32,42 @@ def test_a_broken_manifest_is_told_by_line(tones: Path, tmp_path: Path, change, 
     broken.write_bytes(b"\n".join(change(lines)))
     with pytest.raises(DataError, match=rf"broken\.jsonl: .*{told}"):
         load_cuts(broken)
+
+
+REVERB = {
+    "name": "ReverbWithImpulseResponse",
+    "kwargs": {
+        "rir": {
+            "id": "r", "sampling_rate": 8000, "num_samples": 8000, "duration": 1.0,
+            "sources": [{"type": "command", "channels": [0], "source": "touch {stain}; cat {wav}"}],
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sources": [{"type": "command", "channels": [0], "source": "touch {stain}; cat {wav}"}]},
+        {"sources": [{"type": "url", "channels": [0], "source": "pipe:touch {stain}; cat {wav}"}]},
+        {"transforms": [REVERB]},
+    ],
+    ids=["command", "pipe", "impulse response"],
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_manifest_runs_no_command(tones: Path, tmp_path: Path, change: dict, mixed: bool) -> None:
+    cut = load_manifest(tones / "dev.jsonl.gz")[0]
+    wav, stain = cut.recording.sources[0].source, tmp_path / "stain"
+    text = json.dumps(cut.to_dict()["recording"] | change)
+    spelt = text.replace("{stain}", str(stain)).replace("{wav}", str(wav))
+    cut.recording = Recording.from_dict(json.loads(spelt))
+    with contextlib.suppress(AudioLoadingError):
+        cut.load_audio()  # what lhotse does with it
+    assert stain.exists()
+    stain.unlink()
+    strange = tmp_path / "strange.jsonl"
+    whole = cut.pad(cut.duration + 1) if mixed else cut
+    CutSet.from_cuts([whole]).to_file(strange)
+    with pytest.raises(DataError, match=rf"strange\.jsonl: .*{whole.id}"):
+        load_cuts(strange)
+    assert not stain.exists()

@@ -3,7 +3,9 @@
 import functools
 import logging
 import random
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 
 import lightning as L
 from lhotse import CutSet
@@ -25,7 +27,7 @@ from asr.data import (
     trainable,
     with_speeds,
 )
-from asr.errors import AudioError, DataError
+from asr.errors import AudioError
 from asr.features import PausesConfig
 from asr.train.processes import rank, world_size
 
@@ -142,15 +144,10 @@ class Corpus(L.LightningDataModule):
         curriculum = self.config.training.curriculum
         if curriculum is None:
             return self.train_cuts
-        most = curriculum.max_seconds
-        short = self.train_cuts.filter(lambda cut: cut.duration <= most).to_eager()
-        if not len(short):
-            shortest = min(cut.duration for cut in self.train_cuts)
-            raise DataError(
-                f"{self.config.data.train}: no utterance is within training.curriculum.max_seconds "
-                f"{most:g}, the shortest has {shortest:.3g} s: make it more"
-            )
-        return short
+        durations = sorted(cut.duration for cut in self.train_cuts)
+        sums = list(accumulate(durations))
+        longest = durations[bisect_left(sums, curriculum.share * sums[-1])]
+        return self.train_cuts.filter(lambda cut: cut.duration <= longest).to_eager()
 
     def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[Step]:
         assert self.dataset is not None
