@@ -149,8 +149,13 @@ class Recognizer:
         steps = self.config.model.encoder.longest
         if steps is None:
             return _PIECE_SECONDS
-        step = _FRAMES_PER_STEP * self.config.features.hop_ms / 1000
-        return min(_PIECE_SECONDS, steps * step)
+        return min(_PIECE_SECONDS, steps * self._step_seconds)
+
+    @property
+    def _step_seconds(self) -> float:
+        """An encoder step's part of the audio."""
+        features = self.config.features
+        return _FRAMES_PER_STEP * features.hop_length / features.sample_rate
 
     def _text(self, pieces: list[list[Hypothesis]]) -> str:
         return normalize_text(" ".join(self.tokenizer.decode(n[0].tokens) for n in pieces))
@@ -220,9 +225,9 @@ class Recognizer:
         CTC marks where a token begins and is blank for the rest of it, so a token lasts until the
         next begins, but no longer than is usual in the piece: what follows then is a pause.
         """
-        step = _FRAMES_PER_STEP * self.config.features.hop_ms / 1000
         if not spans:
             return ()
+        step = self._step_seconds
         firsts = [first for first, _ in spans]
         usual = median(b - a for a, b in pairwise(firsts)) if len(firsts) > 1 else 0
         ends = [

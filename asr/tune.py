@@ -75,7 +75,10 @@ def write_weights(bundle: Path, chosen: SearchConfig) -> None:
     """Put the weights and the language model's path into the bundle's configuration."""
     config = load_config(bundle / CONFIG)
     names = ("method", "beam_size", "lm", *_GRID)
-    search = config.search.model_copy(update={name: getattr(chosen, name) for name in names})
+    values = {name: getattr(chosen, name) for name in names}
+    if chosen.lm:  # the next user may stand elsewhere
+        values["lm"] = chosen.lm.resolve()
+    search = config.search.model_copy(update=values)
     text = dump_config(config.model_copy(update={"search": search}))
     write_atomically(bundle / CONFIG, lambda path: path.write_text(text, "utf-8"))
 

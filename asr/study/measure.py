@@ -79,7 +79,7 @@ def _work(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     else:
         _warm_up(cell)
         _limit(memory_gib or _field("/proc/meminfo", "MemAvailable") / 2**20)

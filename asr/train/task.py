@@ -268,7 +268,9 @@ class RecognizerTask(L.LightningModule):
             "beam_size": 1, "lm_weight": 0.0, "speech_threshold": 0.0, "confidence_threshold": 0.0,
         }  # fmt: skip
         greedy = self.config.search.model_copy(update=plain)
-        found = decode(self.model, batch.feats_BTF, batch.frames_B, BeamSearch(greedy, counts))
+        # As `asr evaluate` does: sums of log-probabilities are no matter for 8 bits.
+        with torch.autocast(self.device.type, enabled=False):
+            found = decode(self.model, batch.feats_BTF, batch.frames_B, BeamSearch(greedy, counts))
         for text, nbest in zip(batch.texts, found, strict=True):
             self.errors += character_errors(text, self.tokenizer.decode(nbest[0].tokens))
         return sums
