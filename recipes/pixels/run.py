@@ -49,7 +49,9 @@ def classifier(kind: str, length: int, sizes: dict) -> ClassifierConfig:
         attention = {"kind": "linformer", "rank": sizes["rank"], "length": length + 1}
     shape = {key: sizes[key] for key in ("d_model", "d_inner", "n_heads")}
     encoder = {"n_layers": 4, "attention": attention}
-    values = {**shape, "norm": "pre", "projection": projection, "encoder": encoder}
+    values = {
+        **shape, "norm": "pre", "dropout": 0, "projection": projection, "encoder": encoder
+    }  # fmt: skip
     return ClassifierConfig(n_classes=10, model=ModelConfig.model_validate(values))
 
 
