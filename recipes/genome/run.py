@@ -57,7 +57,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=4096, help="the longest input, with [CLS]")
     parser.add_argument("--vocab", type=int, default=2000)
     parser.add_argument("--pretraining-epochs", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if bool(options.vcf) != bool(options.reference) or (options.vcf and options.fasta):
