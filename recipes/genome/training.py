@@ -46,7 +46,7 @@ class Task(experiment.Task):
         loss = cross_entropy(
             self.model.reconstruct(tokens_BS, keep_BS, hidden_BS), tokens_BS[hidden_BS]
         )
-        self.losses.append(float(loss))
+        self.losses.append(loss.item())
         return loss
 
     def on_train_end(self) -> None:
