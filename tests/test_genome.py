@@ -1,6 +1,8 @@
 """recipes/genome: Table 5.1, VCF and FASTA by hand, what is wrong with them, end to end."""
 
+import argparse
 import gzip
+import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 import reading
 import simulation
 import tokens
+import torch
 from diplotype import CHARACTERS, HAPLOTYPE, TABLE, bases, diplotype
 
 from asr.errors import AsrError, DataError
@@ -234,6 +237,26 @@ def test_every_diplotype_is_made_of_known_tokens() -> None:
 
 def torch_list(found: list) -> list[int]:
     return [token for each in found for token in each.tolist()]
+
+
+def test_a_token_more_in_front_changes_little_of_what_an_untrained_model_says() -> None:
+    spec = importlib.util.spec_from_file_location("genome_run", ROOT / "recipes/genome/run.py")
+    assert spec and spec.loader
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    options = argparse.Namespace(tokens=1024, vocab=100, seed=1)
+    torch.manual_seed(0)
+    tokens_BS = torch.randint(2, 100, (16, 1000))
+    moved_BS = tokens_BS.roll(1, 1)
+
+    def change(model: torch.nn.Module) -> float:
+        model.eval()
+        with torch.inference_mode():
+            said, then = (model(x_BS, x_BS > 0) for x_BS in (tokens_BS, moved_BS))
+        return float((said - then).norm(dim=1).mean() / (said - said.mean(0)).norm(dim=1).mean())
+
+    assert change(recipe.fresh(options)) < 0.3
+    assert change(recipe.shape(options).build()) > 0.6
 
 
 def run(*options: str | Path) -> subprocess.CompletedProcess[str]:

@@ -7,35 +7,39 @@
 """
 
 import argparse
-import json
-import logging
 import os
 import sys
 import time
-import warnings
 from pathlib import Path
 from statistics import mean, stdev
 
 import lightning as L
 import numpy as np
-import tokens
-from diplotype import diplotype
-from reading import Cohort, read_haplotypes, read_phenotypes, read_reference, read_vcf
+import torch
 from safetensors.torch import load_file, save_file
-from simulation import simulate
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
 from torch import Tensor
-from training import Rows, err, fit, probabilities
+from torch.distributions import Categorical
+from torch.nn.functional import one_hot
 
 from asr.bundle import write_atomically
-from asr.errors import AsrError, ConfigError, DataError
+from asr.errors import ConfigError, DataError
 from asr.model.classifier import ClassifierConfig, SequenceClassifier
+
+sys.path.append(str(Path(__file__).parents[1]))
+import experiment
+import tokens
+from diplotype import diplotype
+from experiment import err
+from reading import Cohort, read_haplotypes, read_phenotypes, read_reference, read_vcf
+from simulation import simulate
+from training import Rows, fit, probabilities
 
 BASELINE, FRESH, PRETRAINED = "logistic baseline", "Linformer, not pre-trained", "Linformer"
 THESIS = {BASELINE: (58.88, 49.24), FRESH: (56.49, 56.83), PRETRAINED: (64.35, 61.57)}
-_SPLITS = 5
+_SPLITS, _RANK = 5, 32
 
 
 def arguments() -> argparse.Namespace:
@@ -48,12 +52,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--phenotypes", type=Path, help="lines of a subject, a tab, and 0 or 1")
     parser.add_argument("--baseline", help="places of the logistic baseline, with commas")
     parser.add_argument("--out", type=Path, default=Path("exp/genome"))
-    parser.add_argument("--simulated-subjects", type=int, default=240)
+    parser.add_argument("--simulated-subjects", type=int, default=626)
     parser.add_argument("--simulated-length", type=int, default=21_900)
     parser.add_argument("--tokens", type=int, default=4096, help="the longest input, with [CLS]")
     parser.add_argument("--vocab", type=int, default=2000)
     parser.add_argument("--pretraining-epochs", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if bool(options.vcf) != bool(options.reference) or (options.vcf and options.fasta):
@@ -77,7 +81,7 @@ def load(options: argparse.Namespace) -> tuple[Cohort, Cohort, np.ndarray, list[
         if not vcf:
             err.print("the cohort is SIMULATED: its figures say nothing about any gene or disease")
             n, folder = options.simulated_subjects, options.out / "simulated"
-            found = simulate(folder, options.simulated_length, n, n // 2, options.seed)
+            found = simulate(folder, options.simulated_length, n, n, options.seed)
             places = places or ",".join(map(str, found))
             reference, phenotypes = folder / "reference.fa", folder / "phenotypes.tsv"
             vcf, other = folder / "cohort.vcf", folder / "panel.vcf"
@@ -109,14 +113,14 @@ def dosages(cohort: Cohort, places: list[int]) -> np.ndarray:
 
 
 def shape(options: argparse.Namespace) -> ClassifierConfig:
-    """The thesis's Linformer made small: 2 layers for 12, 32 numbers for 768, rank 32 for 256."""
-    attention = {"kind": "linformer", "rank": 32, "length": options.tokens}
+    """The thesis's Linformer made small: 1 layer for 12, 32 numbers for 768, rank 32 for 256."""
+    attention = {"kind": "linformer", "rank": _RANK, "length": options.tokens}
     return ClassifierConfig.model_validate({
         "n_classes": 2, "vocab_size": options.vocab,
         "model": {
             "d_model": 32, "d_inner": 128, "n_heads": 2, "dropout": 0.1, "norm": "pre",
             "projection": {"kind": "dense"},
-            "encoder": {"n_layers": 2, "attention": attention},
+            "encoder": {"n_layers": 1, "attention": attention},
         },
     })  # fmt: skip
 
@@ -133,9 +137,21 @@ def cut(sequences: list[Tensor], longest: int) -> list[Tensor]:
 
 
 def fresh(options: argparse.Namespace) -> SequenceClassifier:
-    """The model before any training, always the same."""
+    """The model before any training, always the same.
+
+    E and F begin as windows of neighbouring tokens, means for the keys, sums / √width for the
+    values. Drawn at random for each place, as the toolkit does, they make other numbers of the
+    same tokens wherever a token more stands in front, and nothing was learnt.
+    """
     L.seed_everything(options.seed, verbose=False)
-    return shape(options).build()
+    model = shape(options).build()
+    slot_S = torch.arange(options.tokens) * _RANK // options.tokens
+    window_RS = one_hot(slot_S, _RANK).T.float()
+    width_R1 = window_RS.sum(1, keepdim=True).clamp(min=1)
+    for name, weight in model.state_dict().items():
+        if name.endswith(".EF"):
+            weight.copy_(torch.stack((window_RS / width_R1, window_RS / width_R1.sqrt()))[:, None])
+    return model
 
 
 def pretrained(options: argparse.Namespace, panel: list[Tensor]) -> SequenceClassifier:
@@ -146,7 +162,11 @@ def pretrained(options: argparse.Namespace, panel: list[Tensor]) -> SequenceClas
         return model
     rows: Rows = [(each, 0) for each in panel]
     epochs = options.pretraining_epochs
-    model = fit("pre-training", model, rows, None, epochs=epochs, seed=options.seed)
+    entropy = Categorical(torch.bincount(torch.cat(panel)).float()).entropy()
+    err.print(f"pre-training; who knows only how common each token is pays {entropy:.2f} nats each")
+    model = fit(
+        "pre-training", model, rows, None, epochs=epochs, seed=options.seed, lr=3e-3, batch=4
+    )
     write_atomically(path, lambda temporary: save_file(model.state_dict(), temporary))
     return model
 
@@ -176,7 +196,9 @@ def evaluate(kind: str, parts: list[np.ndarray], options: argparse.Namespace, da
     else:
         model = fresh(options) if kind == FRESH else pretrained(options, data["panel"])
         rows = [[(data["cohort"][i], int(labels[i])) for i in part] for part in parts]
-        model = fit(kind, model, rows[0], rows[1], epochs=options.epochs, seed=options.seed)
+        model = fit(
+            kind, model, *rows[:2], epochs=options.epochs, seed=options.seed, lr=1e-3, batch=8
+        )
         found = [probabilities(model, part) for part in rows[1:]]
     return scores((found[0], labels[held]), (found[1], labels[test]))
 
@@ -212,17 +234,8 @@ def table(rows: list[dict], is_simulated: bool) -> str:
 def main() -> None:
     """From genotypes to the table; what an earlier run finished is not done again."""
     options, began = arguments(), time.perf_counter()
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "results.json"
     settings = {key: str(value) for key, value in vars(options).items() if key != "out"}
-    found = json.loads(path.read_text()) if path.is_file() else {"settings": settings, "rows": []}
-    if found["settings"] != settings:
-        raise ConfigError(f"{path}: is of other settings: give another --out, or move it away")
-
-    def keep() -> None:
-        write_atomically(path, lambda temporary: temporary.write_text(json.dumps(found)))
-
-    keep()
+    results = experiment.Results(options.out / "results.json", settings)
     cohort, panel, labels, places = load(options)
     texts, panel_texts = ([diplotype(each) for each in c.haplotypes_P2L] for c in (cohort, panel))
     model = tokens.learn(panel_texts[:20], options.vocab, options.seed)
@@ -236,24 +249,14 @@ def main() -> None:
     }  # fmt: skip
     for i, parts in enumerate(splits(labels, options.seed)):
         for kind in THESIS:
-            if not any(row["model"] == kind and row["split"] == i for row in found["rows"]):
+            if {"model": kind, "split": i} not in results:
                 row = {"model": kind, "split": i, **evaluate(kind, parts, options, data)}
-                found["rows"].append(row)
-                keep()
+                results.add(row)
                 err.print(f"split {i + 1}, {kind}: AUC {row['AUC']:.1f} %, F1 {row['F1']:.1f} %")
-    print(table(found["rows"], not (options.vcf or options.fasta)))
+    print(table(results.rows, not (options.vcf or options.fasta)))
     passed, cpu = time.perf_counter() - began, sum(os.times()[:2])
     err.print(f"{passed:.0f} s, of which {cpu:.0f} core seconds of work")
 
 
 if __name__ == "__main__":
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning|torch")
-    try:
-        main()
-    except AsrError as error:
-        err.print(f"genome: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("genome: interrupted; the same command goes on")
-        sys.exit(130)
+    experiment.start("genome", main)

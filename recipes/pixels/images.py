@@ -20,7 +20,7 @@ def embedded() -> Splits:
     train_X, test_X, train_y, test_y = train_test_split(
         digits.data, digits.target, test_size=450, stratify=digits.target, random_state=0
     )
-    return _dataset(train_X / 16, train_y), _dataset(test_X / 16, test_y)
+    return _datasets((train_X, train_y), (test_X, test_y))
 
 
 def mnist(folder: Path) -> Splits:
@@ -38,12 +38,20 @@ def mnist(folder: Path) -> Splits:
             raise DataError(f"{path}: pictures are of {pixels[0].shape} pixels, MNIST's of 28 × 28")
         if labels.max() > 9:
             raise DataError(f"{labels_path}: has a label {labels.max()}, digits go from 0 to 9")
-        splits.append(_dataset(pixels.reshape(len(pixels), -1) / 255, labels))
-    return splits[0], splits[1]
+        splits.append((pixels.reshape(len(pixels), -1), labels))
+    return _datasets(*splits)
 
 
-def _dataset(pixels: np.ndarray, labels: np.ndarray) -> TensorDataset:
-    return TensorDataset(torch.tensor(pixels, dtype=torch.float32), torch.tensor(labels).long())
+def _datasets(*splits: tuple[np.ndarray, np.ndarray]) -> Splits:
+    """Pixels as numbers whose mean is 0 and deviation 1 over the pictures to train on."""
+    train, test = (
+        TensorDataset(torch.tensor(pixels, dtype=torch.float32), torch.tensor(labels).long())
+        for pixels, labels in splits
+    )
+    std, mean = torch.std_mean(train.tensors[0])
+    for split in (train, test):
+        split.tensors[0].sub_(mean).div_(std)
+    return train, test
 
 
 def _read_idx(folder: Path, name: str, n_axes: int) -> tuple[Path, np.ndarray]:

@@ -5,27 +5,25 @@ python recipes/pixels/run.py --mnist FOLDER    # MNIST and the thesis's sizes: f
 """
 
 import argparse
-import json
-import logging
 import sys
 import time
-import warnings
 from pathlib import Path
 from statistics import mean, stdev
 
 import images
 import lightning as L
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from asr.bundle import write_atomically
-from asr.errors import AsrError, ConfigError
+from asr.errors import ConfigError
 from asr.model.classifier import ClassifierConfig
 from asr.model.transformer import ModelConfig
+
+sys.path.append(str(Path(__file__).parents[1]))
+import experiment
+from experiment import err
 
 # d_model, inner size, heads and rank are the thesis's (3.2), or a quarter of them, half the heads.
 SIZES = {
@@ -37,7 +35,6 @@ THESIS = {
     "lrt": ("9.3 M", "99.04", "97.31"),
     "linformer": ("11.6 M", "98.89", "96.82"),
 }
-err = Console(stderr=True, soft_wrap=True)
 
 
 def classifier(kind: str, length: int, sizes: dict) -> ClassifierConfig:
@@ -49,12 +46,14 @@ def classifier(kind: str, length: int, sizes: dict) -> ClassifierConfig:
         attention = {"kind": "linformer", "rank": sizes["rank"], "length": length + 1}
     shape = {key: sizes[key] for key in ("d_model", "d_inner", "n_heads")}
     encoder = {"n_layers": 4, "attention": attention}
-    values = {**shape, "norm": "pre", "projection": projection, "encoder": encoder}
+    values = {
+        **shape, "norm": "pre", "dropout": 0, "projection": projection, "encoder": encoder
+    }  # fmt: skip
     return ClassifierConfig(n_classes=10, model=ModelConfig.model_validate(values))
 
 
-class Task(L.LightningModule):
-    """Cross-entropy of the class, AdamW, a rate that rises over a tenth of the steps and falls."""
+class Task(experiment.Task):
+    """Cross-entropy of the class."""
 
     def __init__(self, config: ClassifierConfig, lr: float) -> None:
         super().__init__()
@@ -65,27 +64,6 @@ class Task(L.LightningModule):
         pixels_BS, labels_B = batch
         keep_BS = torch.ones_like(pixels_BS, dtype=torch.bool)
         return cross_entropy(self.model(pixels_BS, keep_BS), labels_B)
-
-    def configure_optimizers(self) -> tuple[list, list]:
-        """The rate moves with every step."""
-        adam = torch.optim.AdamW(self.parameters(), self.lr)
-        steps = int(self.trainer.estimated_stepping_batches)
-        rises = 1 + steps // 10
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            adam, lambda step: min((step + 1) / rises, 1 - step / (steps + 1))
-        )
-        return [adam], [{"scheduler": schedule, "interval": "step"}]
-
-
-class Bar(L.Callback):
-    """Moves a bar by an epoch."""
-
-    def __init__(self, progress: Progress, task: str, epochs: int) -> None:
-        self.progress, self.id = progress, progress.add_task(task, total=epochs)
-
-    def on_train_epoch_end(self, *_: object) -> None:
-        """An epoch is done."""
-        self.progress.advance(self.id)
 
 
 @torch.inference_mode()
@@ -105,17 +83,8 @@ def run(kind: str, seed: int, splits: images.Splits, sizes: dict, epochs: int) -
     began, cpu = time.perf_counter(), time.process_time()
     train, test = splits
     task = Task(classifier(kind, train.tensors[0].shape[1], sizes), sizes["lr"])
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        trainer = L.Trainer(
-            max_epochs=epochs, callbacks=[Bar(progress, f"{kind}, seed {seed}", epochs)],
-            logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, gradient_clip_val=1.0, devices=1,
-        )  # fmt: skip
-        try:
-            trainer.fit(task, DataLoader(train, sizes["batch"], shuffle=True))
-        except SystemExit:  # what Lightning makes of Ctrl-C
-            raise KeyboardInterrupt from None
-    device = trainer.strategy.root_device
+    batches = DataLoader(train, sizes["batch"], shuffle=True)
+    device = experiment.fit(f"{kind}, seed {seed}", task, epochs, batches)
     return {
         "model": kind, "seed": seed,
         "parameters": sum(p.numel() for p in task.parameters()),
@@ -155,30 +124,16 @@ def main() -> None:
         raise ConfigError("--epochs and --seeds are 1 at least")
     data = "mnist" if options.mnist else "digits"
     splits = images.mnist(options.mnist) if options.mnist else images.embedded()
-    path = options.out / "results.json"
     settings = {"data": data, "epochs": options.epochs, **SIZES[data]}
-    found = json.loads(path.read_text()) if path.is_file() else {"settings": settings, "rows": []}
-    if found["settings"] != settings:
-        raise ConfigError(f"{path}: is of other settings: give another --out, or move it away")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    results = experiment.Results(options.out / "results.json", settings)
     for seed in range(1, options.seeds + 1):
         for kind in THESIS:
-            if not any(row["model"] == kind and row["seed"] == seed for row in found["rows"]):
+            if {"model": kind, "seed": seed} not in results:
                 row = run(kind, seed, splits, SIZES[data], options.epochs)
-                found["rows"].append(row)
-                write_atomically(path, lambda temporary: temporary.write_text(json.dumps(found)))
+                results.add(row)
                 err.print(f"{kind}, seed {seed}: test {row['test']:.2f} %, {row['seconds']:.0f} s")
-    print(table([row for row in found["rows"] if row["seed"] <= options.seeds]))
+    print(table([row for row in results.rows if row["seed"] <= options.seeds]))
 
 
 if __name__ == "__main__":
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning|torch")
-    try:
-        main()
-    except AsrError as error:
-        err.print(f"pixels: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("pixels: interrupted; the same command goes on")
-        sys.exit(130)
+    experiment.start("pixels", main)
