@@ -117,11 +117,11 @@ class Worker:
         self._loaded = False
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "serve.decoder", str(theirs.fileno())]
-        with theirs:
+        with theirs, ours:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env={**_MEMORY, **os.environ}
             )
-        self._pipe = Connection(ours.detach())
+            self._pipe = Connection(ours.detach())
         settings = self._settings
         start = settings.model_dump(
             include={"device", "int8", "max_seconds", "batch_seconds", "batch_wait"}
@@ -141,8 +141,8 @@ class Worker:
     async def supervise(self) -> None:
         """Receive, watch and restart, until cancelled."""
         pause = _FIRST_PAUSE
+        self._listen()
         while True:
-            self._listen()
             while not self._died.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._died.wait(), 1.0)
@@ -162,7 +162,10 @@ class Worker:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 try:
                     await asyncio.to_thread(self._start)
-                except AsrError as error:
+                    self._listen()
+                # RuntimeError: the machine has no thread left.
+                except (AsrError, OSError, RuntimeError) as error:
+                    self._loaded = False
                     logger.error("the decoding process did not start: %s", error)
 
     def _listen(self) -> None:

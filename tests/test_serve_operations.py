@@ -1,13 +1,17 @@
 """The service as it is run: health, figures, signals, a decoding process that dies, settings."""
 
+import asyncio
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -67,6 +71,45 @@ def test_a_decoder_that_hangs_is_not_ready_and_is_replaced(service):
         wait_for(lambda: service.worker.pid != pid, 60)
     wait_for(lambda: service.client.get("/health/ready").status_code == 200, 60)
     assert service.post(WAVES[0]).json()["text"]
+
+
+def test_a_machine_without_room_for_a_decoder_is_asked_again(service, monkeypatch):
+    """No process at first, then no thread to listen to it, as where a limit is reached."""
+    refused = []
+
+    def full(real, error):
+        def start(*arguments, **options):
+            if error in refused:
+                return real(*arguments, **options)
+            refused.append(error)
+            raise error
+
+        return start
+
+    popen = full(subprocess.Popen, OSError(errno.EAGAIN, "no process"))
+    thread = full(threading.Thread, RuntimeError("can't start new thread"))
+    monkeypatch.setattr("serve.worker.subprocess", SimpleNamespace(Popen=popen))
+    monkeypatch.setattr("serve.worker.threading", SimpleNamespace(Thread=thread))
+    pid = service.worker.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: service.worker.pid != pid and service.worker.ready, 90)
+    assert len(refused) == 2 and service.post(WAVES[0]).json()["text"]
+
+
+def test_the_decoder_ends_with_the_service_whatever_its_watch_died_of(tiny_bundle, monkeypatch):
+    async def fail(_worker):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("serve.worker.Worker.supervise", fail)
+    app = create_app(Settings.read(bundles=(f"tiny={tiny_bundle}",), device="cpu"))
+
+    async def live():
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(0)
+
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(live())
+    assert app.state.worker._process.returncode is not None
 
 
 def leave(service, lines: list[str], body: bytes) -> None:
