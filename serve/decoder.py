@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import asr
-from asr.errors import AsrError, AudioError
+from asr.errors import AsrError, AudioError, is_out_of_memory
 from serve.batching import FairQueue
 from serve.logs import configure_logging
 
@@ -197,6 +198,7 @@ class Decoder:
         if len(batch) == 1:
             self._fail(batch[0][0], error)
             return
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the whole batch
         for each in batch:
             if not each[0].gone:
                 self._recognize([each])
@@ -258,8 +260,7 @@ class Decoder:
 
     def _tell_failure(self, job: Job, error: Exception) -> None:
         logger.error("a recording failed", exc_info=error)
-        short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        self._send("error", job.id, "out_of_memory" if short else "failed", "")
+        self._send("error", job.id, "out_of_memory" if is_out_of_memory(error) else "failed", "")
 
     def _send(self, *message: Any) -> None:
         with self._sending:

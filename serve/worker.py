@@ -30,7 +30,8 @@ _MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**26),
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
-_AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413}
+# What is too large for the memory is so again: no 5xx, which clients repeat.
+_AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413, "out_of_memory": 413}
 
 # ("partial", text), ("done", answer)
 Event = tuple[str, Any]
@@ -224,10 +225,7 @@ def _unavailable(message: str, retry_after: int) -> ApiError:
 def _failure(code: str, message: str) -> ApiError:
     """What the decoding process says of a recording, as an answer."""
     if code == "out_of_memory":
-        return ApiError(
-            503, "the recording needs more memory than is free: send it in shorter parts", "file",
-            code, {"retry-after": "5"},
-        )  # fmt: skip
+        message = "the recording needs more memory than is free: send it in shorter parts"
     if code == "failed":
         return ApiError(500, "the service failed: try again, its log says why", code=code)
     return ApiError(_AUDIO_STATUS.get(code, 400), message, "file", code)

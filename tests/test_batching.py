@@ -1,6 +1,7 @@
 """Who is decoded next and with whom; what leaves; that one bad recording harms no other."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,12 +81,12 @@ def test_who_leaves_is_forgotten() -> None:
 
 
 @contextmanager
-def decoding(recognizer: Any, batch_seconds: float = 80) -> Iterator[Any]:
+def decoding(recognizer: Any, batch_seconds: float = 80, wait: float = 0.05) -> Iterator[Any]:
     """A decoder's loop in a thread of this process, at the other end of the pipe that is given."""
     ours, theirs = Pipe()
     patch = pytest.MonkeyPatch()
     patch.setattr("serve.decoder._end", lambda: None)
-    decoder = Decoder(theirs, {"m": recognizer}, 60.0, batch_seconds, 0.05)
+    decoder = Decoder(theirs, {"m": recognizer}, 60.0, batch_seconds, wait)
     ended = threading.Event()
 
     def run() -> None:
@@ -116,8 +118,23 @@ def answers(pipe: Any, n: int) -> dict[int, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("error", [ValueError("bug"), MemoryError()])
-def test_only_the_recording_that_cannot_be_decoded_fails(library, monkeypatch, error) -> None:
+def torch_without_memory() -> RuntimeError:
+    """What torch raises on a CPU, which is no MemoryError."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("bug"), "failed"),
+        (MemoryError(), "out_of_memory"),
+        (torch_without_memory(), "out_of_memory"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "out_of_memory"),
+    ],
+)
+def test_only_the_recording_that_cannot_be_decoded_fails(library, monkeypatch, error, code) -> None:
     hear, groups = library.hear, []
 
     def poisoned(group, *rest):
@@ -132,11 +149,31 @@ def test_only_the_recording_that_cannot_be_decoded_fails(library, monkeypatch, e
         for i, wave in enumerate(waves):
             pipe.send(("job", i, "m", wave, {}))
         found = answers(pipe, 6)
-    assert found.pop(3)[:2] == ("error", "failed" if error.args else "out_of_memory")
+    assert found.pop(3)[:2] == ("error", code)
     monkeypatch.setattr(library, "hear", hear)
     for i, (kind, answer) in found.items():
         assert kind == "done" and answer["text"] == library.transcribe(BytesIO(waves[i])).text
     assert max(groups) > 1, "it was in a batch with others"
+
+
+def test_what_a_failed_batch_held_is_free_before_its_pieces_are_tried_alone(
+    library, monkeypatch
+) -> None:
+    held: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    def full(group, *_):
+        alive.append(bool(held) and held[0]() is not None)
+        tensor = torch.zeros(3)
+        held.append(weakref.ref(tensor))
+        raise MemoryError
+
+    monkeypatch.setattr(library, "hear", full)
+    with decoding(library, wait=5, batch_seconds=1.0) as pipe:
+        for i in range(2):
+            pipe.send(("job", i, "m", encoded(tones(i, 0.5)), {}))
+        assert {found[1] for found in answers(pipe, 2).values()} == {"out_of_memory"}
+    assert alive == [False] * 3
 
 
 def test_who_leaves_while_decoding_is_gone_after_one_step(library, monkeypatch) -> None:

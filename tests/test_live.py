@@ -3,11 +3,14 @@
 import asyncio
 import io
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from asr.tokenizer import normalize_text
 from serve.session import Session
 
 from conftest import RATE, say  # isort: skip
-from serving import Service, changed, running, stopped, wait_for  # isort: skip
+from serving import Service, changed, refused, running, stopped, wait_for  # isort: skip
 
 START = {"sample_rate": RATE, "model": "tiny"}
 
@@ -247,6 +250,34 @@ def test_a_segment_survives_the_decoding_process(hearing_service, library):
         *_, final, end = answers(socket)
     assert final["segment"]["text"] == heard(library, audio)
     assert end["type"] == "end"
+
+
+WITHOUT_MEMORY = """
+import sys
+from multiprocessing.connection import Connection
+
+pipe = Connection(int(sys.argv[1]))
+pipe.recv()
+pipe.send(("ready",))
+while True:
+    kind, number, *_ = pipe.recv()
+    if kind == "job":
+        pipe.send(("error", number, "out_of_memory", ""))
+"""
+
+
+def test_what_the_memory_does_not_hold_is_told_and_not_tried_again(tiny_bundle, monkeypatch):
+    popen = subprocess.Popen
+    monkeypatch.setattr("serve.worker.subprocess", SimpleNamespace(Popen=lambda command, **options:
+        popen([sys.executable, "-c", WITHOUT_MEMORY, command[-1]], **options)))  # fmt: skip
+    with running(tiny_bundle, deadline_seconds=5.0) as service:
+        reply = service.post(recording(2))
+        assert "shorter parts" in refused(reply, 413, "file", "out_of_memory")
+        assert "retry-after" not in reply.headers
+        with session(service) as socket:
+            speak(socket, recording(2))
+            code, error, _ = refusal(socket)
+    assert (code, error["code"]) == (1011, "out_of_memory")
 
 
 def test_a_flood_is_held_back() -> None:
