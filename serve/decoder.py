@@ -189,7 +189,7 @@ class Decoder:
             with self._changed:
                 job.n_open -= 1
         for job in dict.fromkeys(job for job, _ in batch):
-            if not job.gone and not job.reading.error:
+            if not job.gone:
                 self._tell_partial(job)
             self._finish(job)
 
@@ -214,10 +214,12 @@ class Decoder:
     def _tell_partial(self, job: Job) -> None:
         if not job.options.get("partials"):
             return
-        text = _text(job)
-        if text.startswith(job.said) and text != job.said:
-            self._send("partial", job.id, text[len(job.said) :])
-            job.said = text
+        heard = job.reading.result()  # once: the thread that reads may find an error meanwhile
+        if isinstance(heard, AudioError):
+            return
+        if heard.text.startswith(job.said) and heard.text != job.said:
+            self._send("partial", job.id, heard.text[len(job.said) :])
+            job.said = heard.text
 
     def _finish(self, job: Job) -> None:
         """Answer a job of which all is known."""
@@ -273,12 +275,6 @@ class Decoder:
 def _end() -> None:
     """The service has ended, or wants this process no longer: whatever hangs here, it goes."""
     os._exit(0)
-
-
-def _text(job: Job) -> str:
-    result = job.reading.result()
-    assert not isinstance(result, AudioError)
-    return result.text
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.audio import Recording
+from asr.errors import AudioError
 from asr.transcript import Reading
 from serve.batching import FairQueue
 from serve.decoder import Decoder
@@ -174,6 +175,24 @@ def test_what_a_failed_batch_held_is_free_before_its_pieces_are_tried_alone(
             pipe.send(("job", i, "m", encoded(tones(i, 0.5)), {}))
         assert {found[1] for found in answers(pipe, 2).values()} == {"out_of_memory"}
     assert alive == [False] * 3
+
+
+def test_an_error_that_is_found_while_a_partial_text_is_made_harms_no_other(
+    library, monkeypatch
+) -> None:
+    result = Reading.result
+
+    def late(reading):
+        if reading.recording.seconds == 0.5:
+            reading.error = AudioError("it breaks off")
+        return result(reading)
+
+    monkeypatch.setattr(Reading, "result", late)
+    with decoding(library) as pipe:
+        for i, seconds in enumerate((0.5, 0.6)):
+            pipe.send(("job", i, "m", encoded(tones(i, seconds)), {"partials": True}))
+        found = answers(pipe, 2)
+    assert found[0] == ("error", "unreadable_audio", "it breaks off") and found[1][0] == "done"
 
 
 def test_who_leaves_while_decoding_is_gone_after_one_step(library, monkeypatch) -> None:
