@@ -88,15 +88,15 @@ class Decoder:
     # --- what comes -----------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while True:
-            try:
-                message = self._pipe.recv()
-            except (EOFError, OSError):
-                return _end()
-            if message[0] == "job":
-                self._accept(*message[1:])
-            else:
-                self._leave(message[1])
+        try:
+            while True:
+                kind, *values = self._pipe.recv()
+                (self._accept if kind == "job" else self._leave)(*values)
+        except (EOFError, OSError):
+            pass  # the service has ended
+        except Exception:
+            logger.exception("nothing more can be taken from the pipe")
+        _end()
 
     def _accept(self, id: int, model: str, audio: bytes, options: dict[str, Any]) -> None:
         from asr.audio import Recording
@@ -195,8 +195,12 @@ class Decoder:
 
     def _isolate(self, batch: list[tuple[Job, "Piece"]], error: Exception) -> None:
         """Find out whose piece it is that cannot be recognised: only that recording fails."""
-        if len(batch) == 1:
-            self._fail(batch[0][0], error)
+        broken = _breaks_the_gpu(error)
+        if broken or len(batch) == 1:
+            for job, _ in batch:
+                self._fail(job, error)
+            if broken:
+                _end()
             return
         traceback.clear_frames(error.__traceback__)  # they hold the tensors of the whole batch
         for each in batch:
@@ -275,6 +279,12 @@ class Decoder:
 def _end() -> None:
     """The service has ended, or wants this process no longer: whatever hangs here, it goes."""
     os._exit(0)
+
+
+def _breaks_the_gpu(error: Exception) -> bool:
+    """Whether all that this process asks of the GPU from now on fails too (a failed assertion)."""
+    is_gpu = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+    return is_gpu and not is_out_of_memory(error)
 
 
 def main() -> None:

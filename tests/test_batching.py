@@ -195,6 +195,46 @@ def test_an_error_that_is_found_while_a_partial_text_is_made_harms_no_other(
     assert found[0] == ("error", "unreadable_audio", "it breaks off") and found[1][0] == "done"
 
 
+@contextmanager
+def ending() -> Iterator[threading.Event]:
+    """What is set where the decoding process would end."""
+    ended = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve.decoder._end", ended.set)
+        yield ended
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "ends"),
+    [
+        ("CUDA error: device-side assert triggered", "failed", True),
+        ("CUDA error: an illegal memory access was encountered", "failed", True),
+        ("CUDA error: out of memory", "out_of_memory", False),
+        ("a bug", "failed", False),
+    ],
+)
+def test_a_process_whose_gpu_is_lost_tells_and_ends(library, monkeypatch, text, code, ends) -> None:
+    def lost(*_):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(library, "hear", lost)
+    with decoding(library, wait=5, batch_seconds=1.0) as pipe, ending() as ended:
+        for i in range(2):
+            pipe.send(("job", i, "m", encoded(tones(i, 0.5)), {}))
+        assert {found[1] for found in answers(pipe, 2).values()} == {code}
+        assert ended.wait(2) is ends
+
+
+def test_a_process_that_can_take_nothing_more_ends(library, monkeypatch) -> None:
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(library, "reading", full)
+    with decoding(library) as pipe, ending() as ended:
+        pipe.send(("job", 0, "m", encoded(tones(0, 0.5)), {}))
+        assert ended.wait(30)
+
+
 def test_who_leaves_while_decoding_is_gone_after_one_step(library, monkeypatch) -> None:
     """Two utterances; one is wanted until the fifth step. The other's result stays as it was."""
     readings = [Reading(Recording(BytesIO(encoded(tones(i, 4.0))), 16000), 20.0) for i in range(2)]
