@@ -1,6 +1,7 @@
 """Live transcription over a real socket: the library's texts, limits, and bad clients."""
 
 import asyncio
+import base64
 import io
 import json
 import subprocess
@@ -318,16 +319,27 @@ def test_other_requests_are_answered_meanwhile(hearing_service):
 
 
 def test_a_key_is_wanted_where_keys_are(hearing):
-    with running(hearing, api_keys="höchst geheim,b") as service:
+    def offered(key: str) -> dict[str, Any]:
+        text = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+        return {"subprotocols": ["lrt-asr", f"bearer.{text}"]}
+
+    with running(hearing, api_keys="höchst geheim,密钥à,b") as service:
         for options in (
             {},
+            offered("密"),
+            offered("höchst"),
             {"subprotocols": ["lrt-asr", "bearer.Yg"[:-1]]},
             {"additional_headers": {"authorization": "Bearer a"}},
         ):
-            with pytest.raises(InvalidStatus), session(service, None, **options):
+            with pytest.raises(InvalidStatus) as caught, session(service, None, **options):
                 pass
+            assert caught.value.response.status_code == 403
+        header = {"authorization": "Bearer 密钥à".encode()}
+        assert service.client.get("/v1/models", headers=header).status_code == 200
         for options in (
             {"subprotocols": ["lrt-asr", "bearer.Yg"]},
+            offered("höchst geheim"),
+            offered("密钥à"),
             {"additional_headers": {"authorization": "Bearer b"}},
         ):
             with session(service, **options) as socket:
