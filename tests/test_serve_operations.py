@@ -22,6 +22,8 @@ from asr.cli import main
 from asr.errors import BundleError, ConfigError
 from serve.app import create_app
 from serve.settings import Settings
+from serve.transcriptions import _follow
+from serve.worker import Job
 
 from serving import URL, changed, encoded, refused, started, stopped, tones, wait_for  # isort: skip
 
@@ -142,6 +144,27 @@ def test_the_place_of_a_client_that_left_is_free(service, decoding):
     assert gone(service) == before + 1
     assert service.post(WAVES[0]).status_code == 200
     assert service.figure("asr_wait_seconds_count") == waited + 1, "only the second was answered"
+
+
+def test_nobody_waits_for_a_recording_whose_request_is_cancelled():
+    """As a shutdown does, and a stream whose client leaves."""
+    left = []
+
+    async def silent():
+        await asyncio.Event().wait()
+
+    async def follow():
+        settings = Settings.read()
+        state = SimpleNamespace(settings=settings)
+        request = SimpleNamespace(app=SimpleNamespace(state=state), receive=silent)
+        job = Job(SimpleNamespace(forget=left.append), 7)
+        waiting = asyncio.create_task(anext(_follow(request, job)))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.sleep(0.05)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(follow()) == set() and left == [7]
 
 
 # --- signals --------------------------------------------------------------------------------------
