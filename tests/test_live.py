@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -303,6 +304,25 @@ def test_a_flood_is_held_back() -> None:
         return n_taken
 
     assert 10 <= asyncio.run(flood()) <= 60
+
+
+def test_a_small_message_copies_nothing_of_what_is_held() -> None:
+    async def peaks() -> list[int]:
+        session = Session(RATE, lambda *_: pytest.fail("nobody asks"))
+        await session.hear(recording(30))
+        found = []
+        for _ in range(50):
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            await session.hear(b"\0\0")
+            found.append(tracemalloc.get_traced_memory()[1] - before)
+        return found
+
+    tracemalloc.start()
+    try:
+        assert sorted(asyncio.run(peaks()))[25] < RATE, "half a second of the 30 that are held"
+    finally:
+        tracemalloc.stop()
 
 
 def test_other_requests_are_answered_meanwhile(hearing_service):
