@@ -90,9 +90,7 @@ class Keys:
     def _number(self, authorization: str) -> int | None:
         """Which key it is; the time that takes tells nothing about them."""
         scheme, _, told = authorization.partition(" ")
-        given = told.encode(
-            "latin-1"
-        ).strip()  # as bytes: "à" ends in a Latin-1 space
+        given = told.encode("latin-1").strip()  # as bytes: "à" ends in a Latin-1 space
         found = [hmac.compare_digest(given, k) for k in self._keys]
         return found.index(True) if scheme.lower() == "bearer" and any(found) else None
 
