@@ -50,7 +50,7 @@ class Server:
             key = os.environ.get("ASR_API_KEY", "").strip()
             return httpx.AsyncClient(
                 base_url=url,
-                headers={"authorization": f"Bearer {key}"} if key else {},
+                headers={b"authorization": f"Bearer {key}".encode()} if key else {},
                 limits=httpx.Limits(max_connections=jobs),
                 timeout=httpx.Timeout(30, read=_DECODE, pool=None),
             )
@@ -94,7 +94,9 @@ async def _answers(
     async with server.connect(jobs) as client:
         names = await _models(client)
         if server.model is None and len(names) != 1:
-            raise ConfigError(f"{server.url} has {', '.join(names)}: choose by --model NAME")
+            raise ConfigError(
+                f"{server.url} has {', '.join(names) or 'no model'}: choose by --model NAME"
+            )
         model = server.model or names[0]
         places, n_done = asyncio.Semaphore(jobs), 0
 
@@ -125,11 +127,19 @@ async def _answers(
 async def _models(client: httpx.AsyncClient) -> list[str]:
     try:
         reply = await client.get("models")
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise ConfigError(
             f"{client.base_url} cannot be reached ({error}): is it running, is the address right?"
         ) from error
-    return [model["id"] for model in _json(_accepted(reply, client))["data"]]
+    try:
+        return [str(model["id"]) for model in _json(_accepted(reply, client))["data"]]
+    except AudioError as error:  # no recording is to blame yet
+        raise AsrError(f"{reply.url}: {error}: try again later") from error
+    except (LookupError, TypeError) as error:
+        raise ConfigError(
+            f'{reply.url} lists no models as OpenAI does ({{"data": [{{"id": …}}]}}): is it a '
+            "service in OpenAI's shape?"
+        ) from error
 
 
 async def _heard(
@@ -167,7 +177,7 @@ async def _patiently(
             if reply.status_code not in (429, 503):
                 return reply
             why, wanted = _message(reply), _retry_after(reply)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             why, wanted = str(error) or type(error).__name__, None
         delay = pause if wanted is None else wanted
         if waited + delay > _PATIENCE:

@@ -36,3 +36,9 @@ class BundleError(AsrError):
     """A model bundle that is missing, damaged or not ours."""
 
     exit_code = 4
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory gave out: Python's own, or torch's, which has a class on a GPU only."""
+    told = ("out of memory", "allocate memory", "bad_alloc")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in told)

@@ -89,8 +89,9 @@ class Keys:
 
     def _number(self, authorization: str) -> int | None:
         """Which key it is; the time that takes tells nothing about them."""
-        scheme, _, given = authorization.partition(" ")
-        found = [hmac.compare_digest(given.strip().encode("latin-1"), k) for k in self._keys]
+        scheme, _, told = authorization.partition(" ")
+        given = told.encode("latin-1").strip()  # as bytes: "à" ends in a Latin-1 space
+        found = [hmac.compare_digest(given, k) for k in self._keys]
         return found.index(True) if scheme.lower() == "bearer" and any(found) else None
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +108,8 @@ class Keys:
 def _authorization(headers: Headers) -> str:
     """The header of that name, or what a page's WebSocket, which has none, offers in its place.
 
-    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding.
+    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding. Either has a
+    key's UTF-8, each byte as a character (Latin-1), as Starlette reads headers.
     """
     if "authorization" in headers:
         return headers["authorization"]
@@ -115,5 +117,6 @@ def _authorization(headers: Headers) -> str:
         kind, _, key = offered.strip().partition(".")
         if kind == "bearer":
             with suppress(ValueError):
-                return "Bearer " + base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)).decode()
+                told = base64.urlsafe_b64decode(key + "=" * (-len(key) % 4))
+                return "Bearer " + told.decode("latin-1")
     return ""

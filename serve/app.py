@@ -36,11 +36,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         watch = asyncio.create_task(worker.supervise())
-        yield
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
-        worker.close()
+        try:
+            yield
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+        finally:
+            worker.close()
 
     app = FastAPI(
         title="lrt-asr",

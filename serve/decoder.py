@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import asr
-from asr.errors import AsrError, AudioError
+from asr.errors import AsrError, AudioError, is_out_of_memory
 from serve.batching import FairQueue
 from serve.logs import configure_logging
 
@@ -87,15 +88,15 @@ class Decoder:
     # --- what comes -----------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        while True:
-            try:
-                message = self._pipe.recv()
-            except (EOFError, OSError):
-                return _end()
-            if message[0] == "job":
-                self._accept(*message[1:])
-            else:
-                self._leave(message[1])
+        try:
+            while True:
+                kind, *values = self._pipe.recv()
+                (self._accept if kind == "job" else self._leave)(*values)
+        except (EOFError, OSError):
+            pass  # the service has ended
+        except Exception:
+            logger.exception("nothing more can be taken from the pipe")
+        _end()
 
     def _accept(self, id: int, model: str, audio: bytes, options: dict[str, Any]) -> None:
         from asr.audio import Recording
@@ -188,15 +189,20 @@ class Decoder:
             with self._changed:
                 job.n_open -= 1
         for job in dict.fromkeys(job for job, _ in batch):
-            if not job.gone and not job.reading.error:
+            if not job.gone:
                 self._tell_partial(job)
             self._finish(job)
 
     def _isolate(self, batch: list[tuple[Job, "Piece"]], error: Exception) -> None:
         """Find out whose piece it is that cannot be recognised: only that recording fails."""
-        if len(batch) == 1:
-            self._fail(batch[0][0], error)
+        broken = _breaks_the_gpu(error)
+        if broken or len(batch) == 1:
+            for job, _ in batch:
+                self._fail(job, error)
+            if broken:
+                _end()
             return
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the whole batch
         for each in batch:
             if not each[0].gone:
                 self._recognize([each])
@@ -212,10 +218,12 @@ class Decoder:
     def _tell_partial(self, job: Job) -> None:
         if not job.options.get("partials"):
             return
-        text = _text(job)
-        if text.startswith(job.said) and text != job.said:
-            self._send("partial", job.id, text[len(job.said) :])
-            job.said = text
+        heard = job.reading.result()  # once: the thread that reads may find an error meanwhile
+        if isinstance(heard, AudioError):
+            return
+        if heard.text.startswith(job.said) and heard.text != job.said:
+            self._send("partial", job.id, heard.text[len(job.said) :])
+            job.said = heard.text
 
     def _finish(self, job: Job) -> None:
         """Answer a job of which all is known."""
@@ -258,8 +266,7 @@ class Decoder:
 
     def _tell_failure(self, job: Job, error: Exception) -> None:
         logger.error("a recording failed", exc_info=error)
-        short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-        self._send("error", job.id, "out_of_memory" if short else "failed", "")
+        self._send("error", job.id, "out_of_memory" if is_out_of_memory(error) else "failed", "")
 
     def _send(self, *message: Any) -> None:
         with self._sending:
@@ -274,10 +281,10 @@ def _end() -> None:
     os._exit(0)
 
 
-def _text(job: Job) -> str:
-    result = job.reading.result()
-    assert not isinstance(result, AudioError)
-    return result.text
+def _breaks_the_gpu(error: Exception) -> bool:
+    """Whether all that this process asks of the GPU from now on fails too (a failed assertion)."""
+    is_gpu = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+    return is_gpu and not is_out_of_memory(error)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ class Session:
     ) -> None:
         self.ended = False
         self._rate, self._transcribe = sample_rate, transcribe
-        self._held_N = np.zeros(0, np.int16)
+        self._held = bytearray()  # 16-bit samples; grows without a copy of what is there
         self._n_done = 0  # samples before those that are held
         self._n_guessed, self._guessed = 0, ""  # the last partial text, and of how many samples
         self._reason: Exception | None = None
@@ -37,15 +37,23 @@ class Session:
     @property
     def seconds(self) -> float:
         """How much was heard."""
-        return (self._n_done + len(self._held_N)) / self._rate
+        return (self._n_done + self._n_held) / self._rate
+
+    @property
+    def _n_held(self) -> int:
+        return len(self._held) // 2
+
+    @property
+    def _held_N(self) -> np.ndarray:
+        return np.frombuffer(bytes(self._held), "<i2")
 
     async def hear(self, pcm: bytes) -> None:
         """Take 16-bit PCM; returns once what is held has shrunk enough for more."""
         most = int((_LONGEST + _BACKLOG) * self._rate)
         async with self._changed:
-            self._held_N = np.concatenate((self._held_N, np.frombuffer(pcm, "<i2")))
+            self._held += pcm
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: len(self._held_N) <= most)
+            await self._changed.wait_for(lambda: self._n_held <= most)
 
     async def end(self, reason: Exception | None = None) -> None:
         """No more comes; `answers` raises the reason, if there is one, after its last."""
@@ -59,7 +67,7 @@ class Session:
         while True:
             async with self._changed:
                 await self._changed.wait_for(self._is_due)
-            if len(self._held_N) > longest:
+            if self._n_held > longest:
                 piece_N = next(split_at_silence([self._held_N], self._rate, _LONGEST))
                 for final in await self._finals(piece_N):
                     yield final
@@ -68,7 +76,7 @@ class Session:
                 if guess != self._guessed:
                     self._guessed = guess
                     yield {"type": "partial", "text": guess}
-            elif len(self._held_N):
+            elif self._n_held:
                 for final in await self._finals(self._held_N):
                     yield final
             else:
@@ -78,11 +86,11 @@ class Session:
         yield {"type": "end", "duration": self.seconds}
 
     def _is_due(self) -> bool:
-        return self.ended or len(self._held_N) - self._n_guessed >= _NEWS * self._rate
+        return self.ended or self._n_held - self._n_guessed >= _NEWS * self._rate
 
     async def _guess(self) -> str:
         """The running segment's text, found the quick way."""
-        self._n_guessed = len(self._held_N)
+        self._n_guessed = self._n_held
         text: str = (await self._transcribe(self._wav(self._held_N), True))["text"]
         return text
 
@@ -90,7 +98,7 @@ class Session:
         """What begins what is held: a segment and its n best, or more where the model wants it."""
         start = self._n_done / self._rate
         async with self._changed:
-            self._held_N = self._held_N[len(piece_N) :]
+            del self._held[: 2 * len(piece_N)]
             self._n_done += len(piece_N)
             self._n_guessed, self._guessed = 0, ""
             self._changed.notify_all()

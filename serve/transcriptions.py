@@ -115,18 +115,15 @@ async def _follow(request: Request, job: Job) -> AsyncIterator[Event]:
     recording cannot be recognised for. The job is left in any case.
     """
     settings: Settings = request.app.state.settings
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + settings.deadline_seconds
-    gone = asyncio.ensure_future(_disconnected(request))
+    deadline = asyncio.get_running_loop().time() + settings.deadline_seconds
+    watch = asyncio.create_task(_watch(request, job))
     try:
         while True:
-            event = asyncio.ensure_future(job.next())
-            timeout = deadline - loop.time()
-            await asyncio.wait((event, gone), timeout=timeout, return_when="FIRST_COMPLETED")
-            if not event.done():
-                event.cancel()
-                raise _gone() if gone.done() else _too_late(settings.deadline_seconds)
-            kind, value = event.result()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    kind, value = await job.next()
+            except TimeoutError:
+                raise _too_late(settings.deadline_seconds) from None
             if kind == "done":
                 request.scope["asr.record"]["audio_seconds"] = value["duration"]
                 request.scope["asr.record"]["wait_seconds"] = round(value["wait_seconds"], 4)
@@ -134,7 +131,7 @@ async def _follow(request: Request, job: Job) -> AsyncIterator[Event]:
             if kind == "done":
                 return
     finally:
-        gone.cancel()
+        watch.cancel()
         job.leave()
 
 
@@ -163,13 +160,11 @@ async def _as_stream(
         await events.aclose()  # type: ignore[attr-defined]
 
 
-async def _disconnected(request: Request) -> None:
+async def _watch(request: Request, job: Job) -> None:
+    """Let it be the job's next event that the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _gone() -> ApiError:
-    return ApiError(499, "the client has gone", code="client_gone")
+    job.events.put_nowait(ApiError(499, "the client has gone", code="client_gone"))
 
 
 def _too_late(seconds: float) -> ApiError:

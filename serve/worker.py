@@ -30,7 +30,8 @@ _MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**26),
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
-_AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413}
+# What is too large for the memory is so again: no 5xx, which clients repeat.
+_AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413, "out_of_memory": 413}
 
 # ("partial", text), ("done", answer)
 Event = tuple[str, Any]
@@ -117,11 +118,11 @@ class Worker:
         self._loaded = False
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "serve.decoder", str(theirs.fileno())]
-        with theirs:
+        with theirs, ours:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env={**_MEMORY, **os.environ}
             )
-        self._pipe = Connection(ours.detach())
+            self._pipe = Connection(ours.detach())
         settings = self._settings
         start = settings.model_dump(
             include={"device", "int8", "max_seconds", "batch_seconds", "batch_wait"}
@@ -141,8 +142,8 @@ class Worker:
     async def supervise(self) -> None:
         """Receive, watch and restart, until cancelled."""
         pause = _FIRST_PAUSE
+        self._listen()
         while True:
-            self._listen()
             while not self._died.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._died.wait(), 1.0)
@@ -162,7 +163,10 @@ class Worker:
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 try:
                     await asyncio.to_thread(self._start)
-                except AsrError as error:
+                    self._listen()
+                # RuntimeError: the machine has no thread left.
+                except (AsrError, OSError, RuntimeError) as error:
+                    self._loaded = False
                     logger.error("the decoding process did not start: %s", error)
 
     def _listen(self) -> None:
@@ -221,10 +225,7 @@ def _unavailable(message: str, retry_after: int) -> ApiError:
 def _failure(code: str, message: str) -> ApiError:
     """What the decoding process says of a recording, as an answer."""
     if code == "out_of_memory":
-        return ApiError(
-            503, "the recording needs more memory than is free: send it in shorter parts", "file",
-            code, {"retry-after": "5"},
-        )  # fmt: skip
+        message = "the recording needs more memory than is free: send it in shorter parts"
     if code == "failed":
         return ApiError(500, "the service failed: try again, its log says why", code=code)
     return ApiError(_AUDIO_STATUS.get(code, 400), message, "file", code)

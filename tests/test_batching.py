@@ -1,6 +1,7 @@
 """Who is decoded next and with whom; what leaves; that one bad recording harms no other."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -10,10 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.audio import Recording
+from asr.errors import AudioError
 from asr.transcript import Reading
 from serve.batching import FairQueue
 from serve.decoder import Decoder
@@ -79,12 +82,12 @@ def test_who_leaves_is_forgotten() -> None:
 
 
 @contextmanager
-def decoding(recognizer: Any, batch_seconds: float = 80) -> Iterator[Any]:
+def decoding(recognizer: Any, batch_seconds: float = 80, wait: float = 0.05) -> Iterator[Any]:
     """A decoder's loop in a thread of this process, at the other end of the pipe that is given."""
     ours, theirs = Pipe()
     patch = pytest.MonkeyPatch()
     patch.setattr("serve.decoder._end", lambda: None)
-    decoder = Decoder(theirs, {"m": recognizer}, 60.0, batch_seconds, 0.05)
+    decoder = Decoder(theirs, {"m": recognizer}, 60.0, batch_seconds, wait)
     ended = threading.Event()
 
     def run() -> None:
@@ -116,8 +119,23 @@ def answers(pipe: Any, n: int) -> dict[int, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("error", [ValueError("bug"), MemoryError()])
-def test_only_the_recording_that_cannot_be_decoded_fails(library, monkeypatch, error) -> None:
+def torch_without_memory() -> RuntimeError:
+    """What torch raises on a CPU, which is no MemoryError."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("bug"), "failed"),
+        (MemoryError(), "out_of_memory"),
+        (torch_without_memory(), "out_of_memory"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "out_of_memory"),
+    ],
+)
+def test_only_the_recording_that_cannot_be_decoded_fails(library, monkeypatch, error, code) -> None:
     hear, groups = library.hear, []
 
     def poisoned(group, *rest):
@@ -132,11 +150,89 @@ def test_only_the_recording_that_cannot_be_decoded_fails(library, monkeypatch, e
         for i, wave in enumerate(waves):
             pipe.send(("job", i, "m", wave, {}))
         found = answers(pipe, 6)
-    assert found.pop(3)[:2] == ("error", "failed" if error.args else "out_of_memory")
+    assert found.pop(3)[:2] == ("error", code)
     monkeypatch.setattr(library, "hear", hear)
     for i, (kind, answer) in found.items():
         assert kind == "done" and answer["text"] == library.transcribe(BytesIO(waves[i])).text
     assert max(groups) > 1, "it was in a batch with others"
+
+
+def test_what_a_failed_batch_held_is_free_before_its_pieces_are_tried_alone(
+    library, monkeypatch
+) -> None:
+    held: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+
+    def full(group, *_):
+        alive.append(bool(held) and held[0]() is not None)
+        tensor = torch.zeros(3)
+        held.append(weakref.ref(tensor))
+        raise MemoryError
+
+    monkeypatch.setattr(library, "hear", full)
+    with decoding(library, wait=5, batch_seconds=1.0) as pipe:
+        for i in range(2):
+            pipe.send(("job", i, "m", encoded(tones(i, 0.5)), {}))
+        assert {found[1] for found in answers(pipe, 2).values()} == {"out_of_memory"}
+    assert alive == [False] * 3
+
+
+def test_an_error_that_is_found_while_a_partial_text_is_made_harms_no_other(
+    library, monkeypatch
+) -> None:
+    result = Reading.result
+
+    def late(reading):
+        if reading.recording.seconds == 0.5:
+            reading.error = AudioError("it breaks off")
+        return result(reading)
+
+    monkeypatch.setattr(Reading, "result", late)
+    with decoding(library) as pipe:
+        for i, seconds in enumerate((0.5, 0.6)):
+            pipe.send(("job", i, "m", encoded(tones(i, seconds)), {"partials": True}))
+        found = answers(pipe, 2)
+    assert found[0] == ("error", "unreadable_audio", "it breaks off") and found[1][0] == "done"
+
+
+@contextmanager
+def ending() -> Iterator[threading.Event]:
+    """What is set where the decoding process would end."""
+    ended = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve.decoder._end", ended.set)
+        yield ended
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "ends"),
+    [
+        ("CUDA error: device-side assert triggered", "failed", True),
+        ("CUDA error: an illegal memory access was encountered", "failed", True),
+        ("CUDA error: out of memory", "out_of_memory", False),
+        ("a bug", "failed", False),
+    ],
+)
+def test_a_process_whose_gpu_is_lost_tells_and_ends(library, monkeypatch, text, code, ends) -> None:
+    def lost(*_):
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(library, "hear", lost)
+    with decoding(library, wait=5, batch_seconds=1.0) as pipe, ending() as ended:
+        for i in range(2):
+            pipe.send(("job", i, "m", encoded(tones(i, 0.5)), {}))
+        assert {found[1] for found in answers(pipe, 2).values()} == {code}
+        assert ended.wait(2) is ends
+
+
+def test_a_process_that_can_take_nothing_more_ends(library, monkeypatch) -> None:
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(library, "reading", full)
+    with decoding(library) as pipe, ending() as ended:
+        pipe.send(("job", 0, "m", encoded(tones(0, 0.5)), {}))
+        assert ended.wait(30)
 
 
 def test_who_leaves_while_decoding_is_gone_after_one_step(library, monkeypatch) -> None:

@@ -19,6 +19,7 @@ import soundfile as sf
 
 import asr
 from asr.client import Server, ask_all
+from asr.errors import ConfigError
 from asr.formats import FORMATS
 from asr.transcription import find_tasks
 
@@ -98,14 +99,14 @@ def test_keys_and_names(hearing, folder, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(hearing, other)
     bundles = (f"tiny={hearing}", str(other))
-    with running(hearing, bundles=bundles, api_keys="geheim") as service:
+    with running(hearing, bundles=bundles, api_keys="密钥") as service:
         url = f"http://{service.host}:{service.port}"
         for key in ("", "wrong"):
             result = run_cli(
                 "transcribe", one, "--server", url, env={**os.environ, "ASR_API_KEY": key}
             )
             assert result.returncode == 2 and "ASR_API_KEY" in result.stderr
-        env = {**os.environ, "ASR_API_KEY": "geheim"}
+        env = {**os.environ, "ASR_API_KEY": "密钥"}
         for name in (None, "third"):
             option = ("--model", name) if name else ()
             result = run_cli("transcribe", one, "--server", url, *option, env=env)
@@ -136,8 +137,9 @@ def test_mistakes_are_told_in_a_sentence(arguments, says):
 class Balking(ThreadingHTTPServer):
     """A service that answers each recording as a script says: (status, headers) or a text."""
 
-    def __init__(self, script: list) -> None:
+    def __init__(self, script: list, models: object = {"data": [{"id": "m"}]}) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
+        self.models = models
         self.script, self.times = iter(script), [time.monotonic()]
 
     @property
@@ -149,7 +151,7 @@ class Answer(BaseHTTPRequestHandler):
     server: Balking
 
     def do_GET(self) -> None:
-        self.answer(200, {}, json.dumps({"data": [{"id": "m"}]}))
+        self.answer(200, {}, json.dumps(self.server.models))
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -178,8 +180,8 @@ class Answer(BaseHTTPRequestHandler):
 def balking() -> Iterator[type[Balking]]:
     servers = []
 
-    def make(script: list) -> Balking:
-        servers.append(Balking(script))
+    def make(*arguments: object) -> Balking:
+        servers.append(Balking(*arguments))
         threading.Thread(target=servers[-1].serve_forever).start()
         return servers[-1]
 
@@ -223,3 +225,14 @@ def test_a_server_of_another_kind_is_told(balking, folder):
     result = run_cli("transcribe", one, "--server", server.url, "--format", "json")
     assert result.returncode == 2 and "not JSON" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("models", [{"models": []}, [], None, {"data": None}, {"data": [{}]}])
+def test_a_server_whose_models_are_other_json_is_told(balking, folder, models):
+    server = balking([], models)
+    tasks = find_tasks([str(folder)], None, "txt")
+    with pytest.raises(ConfigError, match="OpenAI's shape") as caught:
+        next(ask_all(tasks, Server(server.url), "txt", 1, float))
+    assert f"{server.url}/v1/models" in str(caught.value)
+    with pytest.raises(ConfigError, match="has no model"):
+        next(ask_all(tasks, Server(balking([], {"data": []}).url), "txt", 1, float))

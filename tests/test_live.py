@@ -1,13 +1,18 @@
 """Live transcription over a real socket: the library's texts, limits, and bad clients."""
 
 import asyncio
+import base64
 import io
 import json
+import subprocess
+import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +27,7 @@ from asr.tokenizer import normalize_text
 from serve.session import Session
 
 from conftest import RATE, say  # isort: skip
-from serving import Service, changed, running, stopped, wait_for  # isort: skip
+from serving import Service, changed, refused, running, stopped, wait_for  # isort: skip
 
 START = {"sample_rate": RATE, "model": "tiny"}
 
@@ -249,6 +254,34 @@ def test_a_segment_survives_the_decoding_process(hearing_service, library):
     assert end["type"] == "end"
 
 
+WITHOUT_MEMORY = """
+import sys
+from multiprocessing.connection import Connection
+
+pipe = Connection(int(sys.argv[1]))
+pipe.recv()
+pipe.send(("ready",))
+while True:
+    kind, number, *_ = pipe.recv()
+    if kind == "job":
+        pipe.send(("error", number, "out_of_memory", ""))
+"""
+
+
+def test_what_the_memory_does_not_hold_is_told_and_not_tried_again(tiny_bundle, monkeypatch):
+    popen = subprocess.Popen
+    monkeypatch.setattr("serve.worker.subprocess", SimpleNamespace(Popen=lambda command, **options:
+        popen([sys.executable, "-c", WITHOUT_MEMORY, command[-1]], **options)))  # fmt: skip
+    with running(tiny_bundle, deadline_seconds=5.0) as service:
+        reply = service.post(recording(2))
+        assert "shorter parts" in refused(reply, 413, "file", "out_of_memory")
+        assert "retry-after" not in reply.headers
+        with session(service) as socket:
+            speak(socket, recording(2))
+            code, error, _ = refusal(socket)
+    assert (code, error["code"]) == (1011, "out_of_memory")
+
+
 def test_a_flood_is_held_back() -> None:
     """Whatever a client sends while nothing is decoded: a segment and a backlog are held."""
 
@@ -273,6 +306,25 @@ def test_a_flood_is_held_back() -> None:
     assert 10 <= asyncio.run(flood()) <= 60
 
 
+def test_a_small_message_copies_nothing_of_what_is_held() -> None:
+    async def peaks() -> list[int]:
+        session = Session(RATE, lambda *_: pytest.fail("nobody asks"))
+        await session.hear(recording(30))
+        found = []
+        for _ in range(50):
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            await session.hear(b"\0\0")
+            found.append(tracemalloc.get_traced_memory()[1] - before)
+        return found
+
+    tracemalloc.start()
+    try:
+        assert sorted(asyncio.run(peaks()))[25] < RATE, "half a second of the 30 that are held"
+    finally:
+        tracemalloc.stop()
+
+
 def test_other_requests_are_answered_meanwhile(hearing_service):
     with session(hearing_service) as socket:
         socket.send(recording(8))
@@ -287,16 +339,27 @@ def test_other_requests_are_answered_meanwhile(hearing_service):
 
 
 def test_a_key_is_wanted_where_keys_are(hearing):
-    with running(hearing, api_keys="höchst geheim,b") as service:
+    def offered(key: str) -> dict[str, Any]:
+        text = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+        return {"subprotocols": ["lrt-asr", f"bearer.{text}"]}
+
+    with running(hearing, api_keys="höchst geheim,密钥à,b") as service:
         for options in (
             {},
+            offered("密"),
+            offered("höchst"),
             {"subprotocols": ["lrt-asr", "bearer.Yg"[:-1]]},
             {"additional_headers": {"authorization": "Bearer a"}},
         ):
-            with pytest.raises(InvalidStatus), session(service, None, **options):
+            with pytest.raises(InvalidStatus) as caught, session(service, None, **options):
                 pass
+            assert caught.value.response.status_code == 403
+        header = {"authorization": "Bearer 密钥à".encode()}
+        assert service.client.get("/v1/models", headers=header).status_code == 200
         for options in (
             {"subprotocols": ["lrt-asr", "bearer.Yg"]},
+            offered("höchst geheim"),
+            offered("密钥à"),
             {"additional_headers": {"authorization": "Bearer b"}},
         ):
             with session(service, **options) as socket:

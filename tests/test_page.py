@@ -286,10 +286,10 @@ def test_errors_are_told_as_the_service_says_them(browser, hearing_service, tmp_
 
 def test_a_key_is_asked_for(browser, hearing, sentence):
     with (
-        running(hearing, api_keys="geheim") as service,
+        running(hearing, api_keys="höchst 密钥à") as service,
         opened(browser, service, permissions=["microphone"]) as (page, seen),
     ):
-        page.get_by_label("This service wants a key").fill("geheim")
+        page.get_by_label("This service wants a key").fill("höchst 密钥à")
         page.keyboard.press("Enter")
         loaded(page)
         page.set_input_files("#file", sentence)

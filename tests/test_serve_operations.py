@@ -1,13 +1,17 @@
 """The service as it is run: health, figures, signals, a decoding process that dies, settings."""
 
+import asyncio
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -18,6 +22,8 @@ from asr.cli import main
 from asr.errors import BundleError, ConfigError
 from serve.app import create_app
 from serve.settings import Settings
+from serve.transcriptions import _follow
+from serve.worker import Job
 
 from serving import URL, changed, encoded, refused, started, stopped, tones, wait_for  # isort: skip
 
@@ -69,6 +75,45 @@ def test_a_decoder_that_hangs_is_not_ready_and_is_replaced(service):
     assert service.post(WAVES[0]).json()["text"]
 
 
+def test_a_machine_without_room_for_a_decoder_is_asked_again(service, monkeypatch):
+    """No process at first, then no thread to listen to it, as where a limit is reached."""
+    refused = []
+
+    def full(real, error):
+        def start(*arguments, **options):
+            if error in refused:
+                return real(*arguments, **options)
+            refused.append(error)
+            raise error
+
+        return start
+
+    popen = full(subprocess.Popen, OSError(errno.EAGAIN, "no process"))
+    thread = full(threading.Thread, RuntimeError("can't start new thread"))
+    monkeypatch.setattr("serve.worker.subprocess", SimpleNamespace(Popen=popen))
+    monkeypatch.setattr("serve.worker.threading", SimpleNamespace(Thread=thread))
+    pid = service.worker.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: service.worker.pid != pid and service.worker.ready, 90)
+    assert len(refused) == 2 and service.post(WAVES[0]).json()["text"]
+
+
+def test_the_decoder_ends_with_the_service_whatever_its_watch_died_of(tiny_bundle, monkeypatch):
+    async def fail(_worker):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("serve.worker.Worker.supervise", fail)
+    app = create_app(Settings.read(bundles=(f"tiny={tiny_bundle}",), device="cpu"))
+
+    async def live():
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(0)
+
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(live())
+    assert app.state.worker._process.returncode is not None
+
+
 def leave(service, lines: list[str], body: bytes) -> None:
     """Send a request and go as soon as there is something to read, or it waits in the queue."""
     with socket.create_connection((service.host, service.port), timeout=60) as raw:
@@ -99,6 +144,27 @@ def test_the_place_of_a_client_that_left_is_free(service, decoding):
     assert gone(service) == before + 1
     assert service.post(WAVES[0]).status_code == 200
     assert service.figure("asr_wait_seconds_count") == waited + 1, "only the second was answered"
+
+
+def test_nobody_waits_for_a_recording_whose_request_is_cancelled():
+    """As a shutdown does, and a stream whose client leaves."""
+    left = []
+
+    async def silent():
+        await asyncio.Event().wait()
+
+    async def follow():
+        settings = Settings.read()
+        state = SimpleNamespace(settings=settings)
+        request = SimpleNamespace(app=SimpleNamespace(state=state), receive=silent)
+        job = Job(SimpleNamespace(forget=left.append), 7)
+        waiting = asyncio.create_task(anext(_follow(request, job)))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.sleep(0.05)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(follow()) == set() and left == [7]
 
 
 # --- signals --------------------------------------------------------------------------------------

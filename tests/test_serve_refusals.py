@@ -190,7 +190,8 @@ OTHER = {"authorization": "bearer second-key"}
 @pytest.mark.parametrize(
     "headers",
     [{}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer first"},
-     {"authorization": "Basic first-key"}, {"authorization": "Bearer first-key second-key"}],
+     {"authorization": "Basic first-key"}, {"authorization": "Bearer first-key second-key"},
+     {"sec-websocket-protocol": "bearer.5a-G"}, {"authorization": "Bearer \u5bc6".encode()}],
 )  # fmt: skip
 def test_without_a_key_nothing_is_read(guarded, headers):
     for path in (URL, f"{URL}?api_key=first-key&authorization=first-key"):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from asr.errors import AsrError
+from asr.errors import AsrError, is_out_of_memory
 from asr.model.projection import DenseConfig
 from asr.model.transformer import Encoder, ModelConfig
 from asr.study.cells import BASELINE, Cell, Row
@@ -86,10 +86,8 @@ def _work(
     try:
         batch = batch or _largest_batch(cell)
         found = _measure(cell, device, batch)
-    except (MemoryError, torch.OutOfMemoryError):
-        found = None
-    except RuntimeError as error:
-        if "allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         found = None
     answer.send((batch, found))

@@ -14,7 +14,7 @@ from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from asr.config import Config
-from asr.errors import AsrError, ConfigError
+from asr.errors import AsrError, ConfigError, is_out_of_memory
 from asr.train.checkpoints import Checkpoints
 from asr.train.corpus import Corpus
 from asr.train.cost import CostMeter
@@ -136,7 +136,7 @@ def _explain(error: Exception, config: Config, corpus: Corpus) -> AsrError | Non
             "another process of this run has ended or is out of reach, so all end: see its own "
             "message, then go on with --resume"
         )
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in text:
+    if is_out_of_memory(error):
         seconds, turns = config.data.batch_seconds, config.training.accumulate
         return AsrError(
             f"data.batch_seconds {seconds:g} is more than the memory holds ({text:.200}): try "

@@ -14,8 +14,11 @@ export class ServiceError extends Error {
   }
 }
 
+/** The key in UTF-8, a character a byte, as headers and btoa take it. */
+const keyBytes = () => String.fromCharCode(...new TextEncoder().encode(key.get()));
+
 async function ask(path, options = {}) {
-  const headers = key.get() ? { authorization: `Bearer ${key.get()}` } : {};
+  const headers = key.get() ? { authorization: `Bearer ${keyBytes()}` } : {};
   let reply;
   try {
     reply = await fetch(at(path), { ...options, headers });
@@ -43,8 +46,7 @@ export function transcribe(file, model, signal) {
 /** A WebSocket has no headers; the key goes as the name of a subprotocol. */
 function protocols() {
   if (!key.get()) return ["lrt-asr"];
-  const bytes = String.fromCharCode(...new TextEncoder().encode(key.get()));
-  return ["lrt-asr", `bearer.${btoa(bytes).replace(/[+/=]/g, (c) => ({ "+": "-", "/": "_" })[c] ?? "")}`];
+  return ["lrt-asr", `bearer.${btoa(keyBytes()).replace(/[+/=]/g, (c) => ({ "+": "-", "/": "_" })[c] ?? "")}`];
 }
 
 /** A live session; `on` has partial(text), final(segment, nbest), end({duration}), failed(reason). */
