@@ -38,6 +38,11 @@ class Encoded:
     keep_BS: Tensor
     logp_BSV: Tensor | None
 
+    def to(self, device: torch.device) -> "Encoded":
+        """The same on a device."""
+        logp_BSV = None if self.logp_BSV is None else self.logp_BSV.to(device)
+        return Encoded(self.memory_BSD.to(device), self.keep_BS.to(device), logp_BSV)
+
     def select(self, utterances: Tensor) -> "Encoded":
         """These utterances only."""
         logp_BSV = None if self.logp_BSV is None else self.logp_BSV[utterances]

@@ -5,7 +5,7 @@ hypotheses together. Legend: B utterances, W hypotheses, K candidates, V vocabul
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -40,6 +40,7 @@ class NGram:
     next_state: Tensor
     backoff: Tensor
     shorter: Tensor
+    _moved: dict[torch.device, "NGram"] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer) -> "NGram":
@@ -84,11 +85,12 @@ class NGram:
 
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> "NGramScorer":
         """A scorer of W empty hypotheses of each of B utterances."""
-        tables = {name: value.to(device) for name, value in vars(self).items()
-                  if isinstance(value, Tensor)}  # fmt: skip
-        here = NGram(self.order, self.vocab_size, self.first, **tables)
+        if device not in self._moved:  # once, since the tables may be large
+            tables = {name: value.to(device) for name, value in vars(self).items()
+                      if isinstance(value, Tensor)}  # fmt: skip
+            self._moved[device] = replace(self, **tables)
         states = torch.full((n_utterances, n_hypotheses), self.first, device=device)
-        return NGramScorer(here, states)
+        return NGramScorer(self._moved[device], states)
 
     def look_up(self, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Log P of each token after each state, backing off, and the state it leads to."""

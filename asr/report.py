@@ -15,6 +15,7 @@ from asr.card import KeptEvaluation, describe, read_evaluation
 from asr.config import load_config
 from asr.cost import Cost, read_cost
 from asr.errors import BundleError, ConfigError, DataError
+from asr.markdown import table
 from asr.node import Node
 
 HISTORY = Path("training") / "history.csv"
@@ -212,11 +213,6 @@ def _tests(rows: list[Row]) -> str:
     )
 
 
-def _table(head: list[str], lines: list[list[str]]) -> str:
-    rows = [head, ["---"] + ["---:"] * (len(head) - 1), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def _beside(row: Row, name: str, form: str, scale: float = 1.0) -> str:
     """The run's figure / the papers', each in its form or a dash."""
     figures = [row.measured, *([row.paper] if row.paper else [])]
@@ -229,7 +225,7 @@ def _number(value: float | None, form: str, scale: float = 1.0) -> str:
 
 def _results(rows: list[Row]) -> str:
     head = ["model (thesis table 4.2)", "parameters (million)", "CER (%)"]
-    return _table(head, [
+    return table(head, [
         [r.run.recipe, _beside(r, "parameters_m", ".2f"), _beside(r, "cer", ".2f", 100)]
         for r in rows
     ])  # fmt: skip
@@ -240,7 +236,7 @@ def _savings(rows: list[Row]) -> str:
         "model (thesis table 4.3)", "ΔCER (points)", "compression (%)", "speed-up on GPU (×)",
         "speed-up on CPU (×)", "|X̄| (characters)",
     ]  # fmt: skip
-    return _table([cell.replace("|", "\\|") for cell in head], [
+    return table([cell.replace("|", "\\|") for cell in head], [
         [
             r.run.recipe, _beside(r, "delta_cer", "+.2f", 100),
             _beside(r, "compression", ".2f", 100), _beside(r, "speedup_gpu", ".2f"),
@@ -255,7 +251,7 @@ def _costs(rows: list[Row]) -> str:
         "training", "epochs", "train loss, last", "dev loss, lowest", "of epoch", "time (min)",
         "operations (PFLOP)", "energy", "CO2 (kg)",
     ]  # fmt: skip
-    return _table(head, [_cost_cells(row.run) for row in rows])
+    return table(head, [_cost_cells(row.run) for row in rows])
 
 
 def _cost_cells(run: Run) -> list[str]:

@@ -1,9 +1,7 @@
 """A job over many recordings: which they are, what is done already, which process does what."""
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +17,7 @@ import asr
 from asr.bundle import write_atomically
 from asr.errors import AsrError, AudioError, ConfigError, DataError
 from asr.formats import FORMATS
+from asr.parent import end_with_parent
 from asr.recognizer import Recognizer, choose_device
 from asr.transcript import Transcript
 
@@ -106,6 +105,7 @@ def transcribe_all(
         numbers.put(number)
     threads = max(1, torch.get_num_threads() // jobs)
     pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, int8, numbers, threads))
+    ours = pool._processes  # not the caller's other children; Python 3.14 has terminate_workers
     try:
         futures = deque(pool.submit(_transcribe_share, share, changes) for share in _shares(tasks))
         n_done = 0
@@ -121,7 +121,7 @@ def transcribe_all(
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
+        for process in list(ours.values()):
             process.terminate()
 
 
@@ -170,19 +170,12 @@ def _start(
     """Make a process ready; GPUs are dealt out in turn. It ends with the process it works for."""
     global _recognizer  # noqa: PLW0603
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C: the parent ends us
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(threads)
     number = numbers.get()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         device = f"cuda:{number % torch.cuda.device_count()}"
     _recognizer = asr.load(bundle, device, int8)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _transcribe_share(tasks: list[Task], changes: dict[str, Any]) -> list[_Result]:

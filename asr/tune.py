@@ -95,7 +95,7 @@ def _useful(recognizer: Recognizer, search: SearchConfig) -> dict[str, tuple[flo
 def _encoded(
     recognizer: Recognizer, cuts: CutSet, most: int
 ) -> Iterator[tuple[Encoded, list[str]]]:
-    """Batches of encoded utterances with their texts."""
+    """Batches of encoded utterances, in the computer's memory, with their texts."""
     todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
     todo = todo[:: max(1, -(-len(todo) // most))]
     for first in range(0, len(todo), _GROUP):
@@ -111,7 +111,8 @@ def _encoded(
         if feats:
             frames_B = torch.tensor([len(f) for f in feats], device=recognizer.device)
             feats_BTF = pad_sequence(feats, batch_first=True).to(recognizer.device)
-            yield encode(recognizer.model, feats_BTF, frames_B), texts
+            encoded = encode(recognizer.model, feats_BTF, frames_B)
+            yield encoded.to(torch.device("cpu")), texts  # log P of all could fill a GPU
 
 
 def _cer(
@@ -120,7 +121,7 @@ def _cer(
     total, beam = ErrorCounts(), recognizer.beam_search(search)
     lm = recognizer.language_model(search)
     for encoded, texts in batches:
-        found = find_texts(recognizer.model, encoded, beam, lm)
+        found = find_texts(recognizer.model, encoded.to(recognizer.device), beam, lm)
         for text, nbest in zip(texts, found, strict=True):
             total += character_errors(text, recognizer.tokenizer.decode(nbest[0].tokens))
     return total.rate

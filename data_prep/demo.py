@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
-from asr.errors import DataError
+from asr.errors import AsrError, DataError
 
 if TYPE_CHECKING:
     from data_prep.manifest import Report
@@ -138,7 +139,7 @@ def prepare(
 
     The same seed gives the same bytes whatever `jobs` (processes) is. Recordings that an earlier,
     perhaps killed, run finished are kept. Raises DataError where the disk is full or the
-    synthesiser fails.
+    synthesiser fails, AsrError where a process dies.
     """
     # Imported here because the processes that speak import this file and need no lhotse.
     from data_prep.manifest import Utterance, write_corpus
@@ -212,13 +213,19 @@ def _speak_all(plan: dict[Path, Line], jobs: int | None) -> None:
         return
     # Spawned, since a fork would take along the threads that torch may have in this process.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context) as pool:
-        done = pool.map(_speak_apart, takes, chunksize=4)
-        bar = Console(stderr=True)
-        for error in track(done, "speaking (synthetic)", len(takes), console=bar):
-            if error:
-                pool.shutdown(cancel_futures=True)
-                raise DataError(error)
+    try:
+        with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context) as pool:
+            done = pool.map(_speak_apart, takes, chunksize=4)
+            bar = Console(stderr=True)
+            for error in track(done, "speaking (synthetic)", len(takes), console=bar):
+                if error:
+                    pool.shutdown(cancel_futures=True)
+                    raise DataError(error)
+    except BrokenProcessPool as died:
+        raise AsrError(
+            "one of the processes died (out of memory?): start again with fewer --jobs, recordings "
+            "that are written are kept"
+        ) from died
 
 
 def _speak_apart(take: Take) -> str | None:

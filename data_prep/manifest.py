@@ -35,7 +35,8 @@ UNKNOWN_LENGTH = 0x7FFFF000
 # What to do where all that can be said of a corpus is one reason.
 MENDS = {
     "shorten_compressed": "unpack every file with `sph2pipe IN.sph OUT.sph`, which comes with the "
-    "LDC's tools"
+    "LDC's tools",
+    "undecodable_name": "give files and folders names in UTF-8 (`convmv` does)",
 }
 
 
@@ -265,6 +266,8 @@ def _cut_or_reason(
     text = normalize_text(utterance.text)
     if not text:
         return "empty_transcript"
+    if not _is_utf8(f"{utterance.id} {utterance.speaker} {utterance.path.absolute()}"):
+        return "undecodable_name"
     info = probed(utterance.path)
     if isinstance(info, str):
         return info
@@ -275,6 +278,14 @@ def _cut_or_reason(
     if utterance.start < 0 or seconds <= 0 or utterance.start + seconds > whole + 1e-3:
         return "outside_recording"
     return _cut(utterance, text, info, seconds, synthetic)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _cut(

@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -24,8 +24,9 @@ from rich.progress import track
 
 from asr.bundle import write_atomically
 from asr.data import read_wave
-from asr.errors import AudioError
+from asr.errors import AsrError, AudioError
 from asr.features import FeaturesConfig
+from asr.parent import end_with_parent
 from asr.stored import attach, describe, frames_in, write_pack
 from data_prep.manifest import gzip_text
 
@@ -42,7 +43,7 @@ def store(
 
     What an earlier run finished is kept, what no cut uses any more goes. An utterance that cannot
     be decoded stays without, to be reported in training. `jobs` is how many processes work.
-    Raises AsrError where `out` cannot be written.
+    Raises AsrError where `out` cannot be written or a process dies.
     """
     folder = out / "features"
     folder.mkdir(exist_ok=True)
@@ -76,24 +77,24 @@ def _compute_all(todo: Sequence[_Job], config: FeaturesConfig, jobs: int | None)
     compute, console = partial(_compute, config), Console(stderr=True)
     # Spawned, since a fork would take along the threads that torch may have in this process.
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker) if jobs > 1 else None
-    with pool or nullcontext():
-        done = pool.map(compute, todo) if pool else map(compute, todo)
-        for _ in track(done, "computing features", len(todo), console=console, disable=not todo):
-            pass
+    try:
+        with pool or nullcontext():
+            done = pool.map(compute, todo) if pool else map(compute, todo)
+            bar = track(done, "computing features", len(todo), console=console, disable=not todo)
+            for _ in bar:
+                pass
+    except BrokenProcessPool as error:
+        raise AsrError(
+            "one of the processes died (out of memory?): start again with fewer --jobs, features "
+            "that are stored are not computed twice"
+        ) from error
 
 
 def _start_worker() -> None:
     """One thread a process; Ctrl-C is the parent's, and without a parent there is nothing to do."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None
-
-    def leave() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=leave, daemon=True).start()
+    end_with_parent()
 
 
 def _compute(config: FeaturesConfig, job: _Job) -> None:

@@ -12,8 +12,9 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 
 # Top to bottom, the way of the data: a module may import those above it, never those below.
 ORDER = [
-    "asr.errors", "asr.node", "asr.silence", "asr.audio", "asr.features", "asr.tokenizer",
-    "asr.metrics", "asr.model.projection", "asr.model.dropout", "asr.model.attention.full",
+    "asr.errors", "asr.parent", "asr.node", "asr.silence", "asr.audio", "asr.features",
+    "asr.tokenizer", "asr.metrics", "asr.model.projection", "asr.model.dropout",
+    "asr.model.attention.full",
     "asr.model.attention.linear", "asr.model.attention.linformer", "asr.model.attention.lsh",
     "asr.model.attention.nystrom", "asr.model.attention.s4d", "asr.model.attention.sliding_window",
     "asr.model.attention", "asr.model.frontend", "asr.model.tiling", "asr.model.layers",
@@ -23,7 +24,7 @@ ORDER = [
     "asr.stored", "asr.shar", "asr.pauses", "asr.data", "asr.transcript", "asr.recognizer",
     "asr.formats",
     "asr.transcription", "asr.client", "asr.evaluate", "asr.tune", "asr.export", "asr.cost",
-    "asr.card", "asr.compress", "asr.report",
+    "asr.card", "asr.compress", "asr.markdown", "asr.report",
     "asr.train.lm", "asr.train.processes", "asr.train.corpus", "asr.train.task",
     "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",
     "asr.train.fit", "asr.train.run", "asr.study.cells", "asr.study.measure", "asr.study.run",

@@ -3,7 +3,9 @@
 import gzip
 import io
 import json
+import os
 import shutil
+import signal
 import tarfile
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 
-from asr.errors import DataError
+from asr.errors import AsrError, DataError
 from data_prep import aishell1, demo
 from data_prep.manifest import Utterance, write_corpus
 
@@ -82,6 +84,13 @@ def test_demo_resumes_and_keeps_what_was_finished(spoken, tmp_path):
     demo.prepare(tmp_path, jobs=2, **SMALL)
     assert wavs(tmp_path) == wavs(spoken)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_a_process_that_dies_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "_takes", lambda plan: [signal.SIGKILL])
+    monkeypatch.setattr(demo, "_speak_apart", signal.raise_signal)
+    with pytest.raises(AsrError, match="fewer --jobs"):
+        demo.prepare(tmp_path, jobs=1)
 
 
 def test_demo_grows_without_changing(spoken, tmp_path):
@@ -180,8 +189,11 @@ def test_bad_recordings_are_left_out_counted_and_listed(tmp_path):
     good = tmp_path / "in" / "whole.wav"
     odd = tmp_path / "in" / "odd.wav"
     sf.write(odd, np.zeros((1, 2)), 44100, subtype="PCM_24")
+    gbk = Path(os.fsdecode(bytes(tmp_path) + b"/in/\xc4\xe3.wav"))
+    shutil.copy(good, gbk)
     utterances = [
         Utterance("good", good, "你 好", "A"),
+        Utterance("gbk", gbk, "你好", "A"),
         *(Utterance(name, path, "你好", "A") for name, path in bad.items()),
         Utterance("odd", odd, "好", "B"),
         Utterance("good", good, "你好", "A"),
@@ -195,6 +207,7 @@ def test_bad_recordings_are_left_out_counted_and_listed(tmp_path):
         "header_only": "truncated", "flac_cut": "truncated", "no_samples": "no_samples",
         "nan": "not_finite", "folder": "missing", "good": "duplicate_id",
         "wordless": "empty_transcript", "outside": "outside_recording",
+        "gbk": "undecodable_name",
     }  # fmt: skip
     assert left_out(tmp_path / "out") == {(k, "train", v) for k, v in expected.items()}
     train = report.splits["train"]

@@ -5,6 +5,7 @@ import torch
 from test_model import FREQS, VOCAB, padded_batch, tiny
 from torch import Tensor, nn
 
+from asr.errors import ConfigError
 from asr.model.inference import FastDecoder, for_inference
 from asr.model.layers import NormOrder
 from asr.model.projection import DenseConfig, LowRankConfig
@@ -86,6 +87,22 @@ def test_int8_is_near_and_is_not_float32() -> None:
         found, exact = compile_maps([linear], int8=True)(x, Scratch(x), "y"), linear(x)
     error = (found - exact).abs().max() / exact.abs().max()
     assert 1e-5 < error < 0.03
+
+
+def test_int8_without_fbgemm_has_another_engine_or_is_refused(monkeypatch) -> None:
+    from asr.model import products
+
+    torch.manual_seed(0)
+    linear, x = nn.Linear(512, 700), torch.randn(9, 512)
+    with torch.inference_mode():
+        usual = products.compile_maps([linear], int8=True)(x, products.Scratch(x), "y")
+        monkeypatch.setattr(products, "_INT8_ENGINES", ("no such", "qnnpack"))  # as on ARM
+        found = products.compile_maps([linear], int8=True)(x, products.Scratch(x), "y")
+        assert torch.backends.quantized.engine == "qnnpack"
+        assert (found - usual).abs().max() < 0.03 * usual.abs().max()
+        monkeypatch.setattr(products, "_INT8_ENGINES", ("no such",))
+        with pytest.raises(ConfigError, match="leave --int8 out"):
+            products.compile_maps([linear], int8=True)
 
 
 def test_the_fast_decoder_has_the_trained_ones_weights_under_the_same_names() -> None:

@@ -126,6 +126,12 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(
     # The loss told is that of the whole epoch, its part before the kill included.
     train_lm(fresh, text, tmp_path / "three", 2, True, CPU, lambda *row: losses.append(row))
     assert losses[2:] == [pytest.approx(row) for row in losses[:2]]
+    (tmp_path / "other").write_text("五四三二一\n" * 2000, "utf-8")
+    with pytest.raises(ConfigError, match="other texts: go on"):
+        train_lm(fresh, [tmp_path / "other"], tmp_path / "two", 3, True, CPU)
+    stranger = Bundle.create(fresh.config, Tokenizer.train(["一二三四六"], fresh.config.tokenizer))
+    with pytest.raises(ConfigError, match="other tokenizer and texts"):
+        train_lm(stranger, text, tmp_path / "two", 3, True, CPU)
     one, two, three = (
         LanguageTransformer.load(tmp_path / name, fresh.tokenizer).state_dict()
         for name in ("one", "two", "three")

@@ -80,6 +80,12 @@ def test_log_probabilities_are_the_sums_by_hand(text: str, lm: NGram, tokenizer:
     assert found == pytest.approx(BY_HAND[text] * math.log(10), abs=1e-5)
 
 
+def test_tables_go_to_a_device_once(lm: NGram) -> None:
+    here, again = (lm.start(2, 3, torch.device("meta")).model for _ in range(2))
+    assert here is again and here.keys.device.type == "meta"
+    assert lm.start(2, 3, torch.device("cpu")).model.keys.device.type == "cpu"
+
+
 def test_a_file_without_unk_hardly_believes_in_others(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "lm.arpa"
     path.write_text(ARPA.replace("-2.0 <unk> -0.1\n", "").replace("1=6", "1=5"), "utf-8")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from asr.config import Config
 from asr.data import SpeechDataset, load_cuts, read_wave, text_of, with_speeds
-from asr.errors import DataError
+from asr.errors import AsrError, DataError
 from asr.features import LogMelConfig, SpectrogramConfig
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from asr.train.run import Corpus
@@ -184,6 +184,13 @@ def test_kill_9_then_again_keeps_what_was_done(tmp_path: Path, monkeypatch) -> N
     some = CutSet.from_cuts(list(cuts)[::50])
     assert same(read(some, CONFIG), read(some.drop_features(), CONFIG))
     assert all(cut.has_features for cut in cuts)
+
+
+def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch) -> None:
+    out = prepare(tmp_path)
+    monkeypatch.setattr(spectrograms, "_start_worker", os.abort)
+    with pytest.raises(AsrError, match="fewer --jobs"):
+        store(out, ["train"], CONFIG, jobs=2)
 
 
 def test_command_stores_features_that_training_reads(tmp_path: Path) -> None:

@@ -112,6 +112,51 @@ def test_processes_print_in_order_what_one_prints(bundle: Path, folder: Path) ->
     assert one.stdout.splitlines()[0].startswith(f"{folder / '0' / '000.wav'}\t")
 
 
+@pytest.mark.parametrize("format", ["txt", "json"])
+def test_a_name_that_is_not_utf_8_is_printed_as_it_is(
+    bundle: Path, tmp_path: Path, format: str
+) -> None:
+    recordings = [
+        os.fsdecode(bytes(tmp_path) + b"/" + name) for name in (b"\xc4\xe3.wav", b"z.wav")
+    ]
+    for recording in recordings:
+        with Path(recording).open("wb") as file:
+            sf.write(file, speak("一"), RATE, format="WAV")
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    args = ["transcribe", bundle, tmp_path, "--format", format]
+    result = run_cli(*args, env=env, errors="surrogateescape")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    named = [json.loads(x)["file"] if format == "json" else x.split("\t")[0] for x in lines]
+    assert sorted(named) == sorted(recordings)
+    if format == "json":
+        result.stdout.encode()  # as JSON must be, whatever the names are
+
+
+def test_what_the_caller_started_goes_on(bundle: Path, folder: Path, tmp_path: Path) -> None:
+    code = f"""if __name__ == "__main__":
+        import multiprocessing, time
+        from pathlib import Path
+        from asr.transcription import find_tasks, transcribe_all
+        tasks = find_tasks([{str(folder / "0" / "00*.wav")!r}], None, "txt")
+        bundle = Path({str(bundle)!r})
+        results = transcribe_all(tasks, bundle, "cpu", False, {{}}, 2, lambda n: None)
+        next(results)
+        other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+        other.start()
+        assert len(multiprocessing.active_children()) > 1
+        results.close()
+        deadline = time.monotonic() + 30
+        while len(multiprocessing.active_children()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert multiprocessing.active_children() == [other]
+        other.terminate()"""
+    script = tmp_path / "run.py"
+    script.write_text(code)
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_subtitles_of_several_recordings_need_a_folder(bundle: Path, folder: Path) -> None:
     result = run_cli("transcribe", bundle, folder, "--format", "srt")
     assert result.returncode == 2 and "--out DIR" in result.stderr

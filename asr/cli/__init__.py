@@ -7,6 +7,7 @@ Results go to standard output, everything else to standard error.
 import logging
 import os
 import sys
+from io import TextIOWrapper
 
 from rich.logging import RichHandler
 
@@ -21,6 +22,8 @@ def main() -> None:
     """Run the program: one sentence for what the user can mend, a traceback only on --debug."""
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
+    if isinstance(sys.stdout, TextIOWrapper):  # a file's name need not be UTF-8: as it came
+        sys.stdout.reconfigure(errors="surrogateescape")
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_handler(debug)])
     logging.getLogger("asr").setLevel(logging.DEBUG if debug else logging.INFO)
     logging.getLogger("data_prep").setLevel(logging.DEBUG if debug else logging.INFO)

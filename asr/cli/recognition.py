@@ -132,7 +132,9 @@ def _note(text: str) -> None:
 
 def _show_transcript(name: str, text: str, format: str, alone: bool) -> None:
     if format == "json":
-        text = json.dumps({"file": name, **json.loads(text)}, ensure_ascii=False) + "\n"
+        # JSON is UTF-8: a name that is not stands there escaped, as json.loads gives it back.
+        line = {"file": name, **json.loads(text)}
+        text = json.dumps(line, ensure_ascii=not name.isprintable()) + "\n"
     elif not alone:
         text = f"{name}\t{text}"
     print(text, end="", flush=True)

@@ -12,10 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from asr.errors import ConfigError
 from asr.model.projection import LowRank
 
 # A product in int8 quantises its input first, which costs more than a small one takes.
 _INT8_WEIGHTS = 1 << 17
+# What computes them, the best first: fbgemm is of x86 alone.
+_INT8_ENGINES = ("fbgemm", "qnnpack")
 
 
 class Scratch:
@@ -90,7 +93,8 @@ class _Int8Product:
     """A map with weights of 8 bits, a scale for each output; x is quantised as it comes."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        torch.backends.quantized.engine = "fbgemm"
+        torch.backends.quantized.engine = engine = _int8_engine()
+        self._reduce_range = engine == "fbgemm"  # whose sums could overflow
         scale_O = (weight_OI.detach().abs().amax(1) / 127).clamp(min=1e-12)
         with warnings.catch_warnings():  # torch's successor needs a compiler, or another package
             warnings.simplefilter("ignore", UserWarning)
@@ -102,10 +106,20 @@ class _Int8Product:
         self.n_out = len(weight_OI)
 
     def __call__(self, x_RI: Tensor, scratch: Scratch, slot: str) -> Tensor:  # noqa: ARG002
-        return torch.ops.quantized.linear_dynamic(x_RI, self._packed, True)
+        return torch.ops.quantized.linear_dynamic(x_RI, self._packed, self._reduce_range)
 
     def add_to(self, total_RO: Tensor, x_RI: Tensor, scratch: Scratch) -> None:
         total_RO.add_(self(x_RI, scratch, ""))
+
+
+def _int8_engine() -> str:
+    found = [e for e in _INT8_ENGINES if e in torch.backends.quantized.supported_engines]
+    if not found:
+        raise ConfigError(
+            f"int8: this torch has none of {', '.join(_INT8_ENGINES)} for this processor: leave "
+            "--int8 out"
+        )
+    return found[0]
 
 
 class Led:

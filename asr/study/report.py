@@ -5,6 +5,7 @@ import platform
 import torch
 from pydantic import TypeAdapter
 
+from asr.markdown import table
 from asr.node import Node
 from asr.study.bert import BERT_BASE, THESIS, Price, Pricing, pricing
 from asr.study.cells import MODES, Row
@@ -57,11 +58,6 @@ def _all(numbers: set[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def _table(head: list[str], lines: list[list[str]]) -> str:
-    rows = [head, ["---"] + ["---:"] * (len(head) - 1), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def name(row: Row) -> str:
     """A model with its rank."""
     return f"{row.model}, r = {row.rank}" if row.rank else row.model
@@ -75,7 +71,7 @@ def _by_length(rows: list[Row], mode: str, measure: str, title: str) -> str:
         [subject, *(_cell(cells.get((subject, length)), measure) for length in lengths)]
         for subject in dict.fromkeys(map(name, own))
     ]
-    return _table([title, *map(str, lengths)], lines)
+    return table([title, *map(str, lengths)], lines)
 
 
 def _cell(row: Row | None, measure: str) -> str:
@@ -90,7 +86,7 @@ def _cell(row: Row | None, measure: str) -> str:
 
 def _findings(found: list[Finding]) -> str:
     head = ["the thesis", "here", "cells", "least", "greatest ratio"]
-    return _table(head, [
+    return table(head, [
         [
             f"{f.claim.text}: {'size' if f.claim.measure == 'parameters' else f.mode}",
             "reproduced" if f.holds else "not reproduced", f"{f.holding} of {f.cells}",
@@ -111,7 +107,7 @@ def _bert(rows: list[Pricing]) -> str:
         theirs = [f"{thesis.efficiency:.2f}", *_price(thesis.price)] if thesis else [_DASH] * 4
         both = [f"{a} / {b}" for a, b in zip(ours, theirs, strict=True)]
         lines.append([f"LRT, r = {row.rank} (here / thesis)", *both])
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _price(price: Price) -> list[str]:

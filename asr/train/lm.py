@@ -4,6 +4,7 @@ A plain loop: texts are short and a step is one line. `training/last.ckpt` besid
 everything to go on to the same weights: a killed run loses a few hundred steps at most.
 """
 
+import hashlib
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -37,7 +38,8 @@ def train_lm(
 
     The model has the recogniser's own sizes. The epoch that knows the dev cuts' texts best is
     what `out` holds; `on_epoch` is told epoch, training loss and dev loss, nats a token. Raises
-    ConfigError where `out` holds a run already, DataError where there is no text.
+    ConfigError where `out` holds a run already, or goes on with one of other tokens or texts;
+    DataError where there is no text.
     """
     state_path = out / "training" / "last.ckpt"
     if state_path.is_file() and not resume:
@@ -51,9 +53,15 @@ def train_lm(
     shape = LmConfig(vocab_size=bundle.tokenizer.vocab_size, model=bundle.config.model)
     model = LanguageTransformer(shape).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, betas=(0.9, 0.98))
-    progress = {"epoch": 0, "step": 0, "best": float("inf"), "batch": 0, "loss": 0.0, "tokens": 0}
+    data_of_run = {
+        "tokenizer": bundle.tokenizer.digest, "texts": _digest(train), "dev texts": _digest(dev),
+    }  # fmt: skip
+    progress: dict[str, Any] = {
+        "epoch": 0, "step": 0, "best": float("inf"), "batch": 0, "loss": 0.0, "tokens": 0,
+        **data_of_run,
+    }  # fmt: skip
     if state_path.is_file():
-        progress |= _restore(state_path, model, optimizer)
+        progress |= _restore(state_path, model, optimizer, data_of_run)
     steps = epochs * len(_batches(train, 0))
     for epoch in range(int(progress["epoch"]), epochs):
         batches = _batches(train, epoch)
@@ -84,6 +92,11 @@ def _tokens(texts: Iterable[str], tokenizer: Tokenizer) -> list[Tensor]:
     return tokens
 
 
+def _digest(texts: list[Tensor]) -> str:
+    """What tells one list of texts from another."""
+    return hashlib.sha256(str([text.tolist() for text in texts]).encode()).hexdigest()
+
+
 def _batches(texts: list[Tensor], epoch: int | None) -> list[Tensor]:
     """Padded texts of like length, in an order that follows from the epoch."""
     batches: list[Tensor] = []
@@ -108,7 +121,7 @@ def _loss(model: LanguageTransformer, tokens_BU: Tensor) -> Tensor:
 
 def _epoch(
     model: LanguageTransformer, optimizer: torch.optim.Optimizer, batches: list[Tensor],
-    progress: dict[str, float], steps: int, seed: int, state_path: Path,
+    progress: dict[str, Any], steps: int, seed: int, state_path: Path,
 ) -> float:  # fmt: skip
     """What is left of an epoch; returns its mean loss. Chance follows from seed and step."""
     model.train()
@@ -148,13 +161,23 @@ def _keep(path: Path, model: LanguageTransformer, optimizer: Any, progress: Any)
     write_atomically(path, lambda temporary: torch.save(state, temporary))
 
 
-def _restore(path: Path, model: LanguageTransformer, optimizer: Any) -> dict[str, float]:
+def _restore(
+    path: Path, model: LanguageTransformer, optimizer: Any, data_of_run: dict[str, str]
+) -> dict[str, Any]:
+    """The progress that was kept, if it is of the same tokens and texts."""
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
-        model.load_state_dict(state.pop("model"))
-        optimizer.load_state_dict(state.pop("optimizer"))
+        other = [name for name, digest in data_of_run.items() if state[name] != digest]
+        if not other:
+            model.load_state_dict(state.pop("model"))
+            optimizer.load_state_dict(state.pop("optimizer"))
     except Exception as error:
         raise ConfigError(
             f"{path}: not the state of this model's training: give another --out"
         ) from error
+    if other:
+        raise ConfigError(
+            f"{path}: was trained with other {' and '.join(other)}: go on with those it began "
+            "with, or give another --out"
+        )
     return state

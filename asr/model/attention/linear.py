@@ -128,20 +128,21 @@ class PerformerAttention(Kernel):
     """
 
     omega: Tensor
+    latest: Tensor | None  # the draw in use in training, if it is not the bundle's own
 
     def __init__(self, config: "PerformerConfig", d_head: int, causal: bool) -> None:
         super().__init__()
         self.causal, self.redraw, self.drawn = causal, config.redraw, 0
         self.register_buffer("omega", orthogonal_directions(config.features, d_head, 0))
-        self.latest = self.omega
+        self.latest = None
 
     def follow(self, step: int) -> None:
         """Take the directions of a training step, which follow from its number alone."""
         if self.redraw is None or step // self.redraw == self.drawn:
             return
-        self.drawn = step // self.redraw
-        n, d = self.omega.shape
-        self.latest = orthogonal_directions(n, d, self.drawn).to(self.omega.device)
+        self.drawn, (n, d) = step // self.redraw, self.omega.shape
+        drawn = orthogonal_directions(n, d, self.drawn).to(self.omega.device)
+        self.latest = drawn if self.drawn else None
 
     def features(self, x: Tensor) -> Tensor:
         """log φ(x), (…, K) to (…, M)."""
@@ -151,7 +152,7 @@ class PerformerAttention(Kernel):
 
     def _along(self, x: Tensor) -> Tensor:
         """ω·x', an exponent, for which 8 bits are too few."""
-        omega_MK = self.latest if self.training and self.drawn else self.omega
+        omega_MK = self.omega if self.latest is None or not self.training else self.latest
         with torch.autocast(x.device.type, enabled=False):
             dtype = torch.promote_types(x.dtype, omega_MK.dtype)
             return x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
