@@ -299,6 +299,8 @@ def main() -> None:
             name: asr.load(folder, start["device"], start["int8"])
             for name, folder in start["models"].items()
         }
+        for recognizer in recognizers.values():  # now, for while it is read nobody is told anything
+            recognizer.language_model(recognizer.config.search)
     except EOFError:
         return
     except AsrError as error:
