@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import httpx
 import psutil
 import pytest
 import uvicorn
+import yaml
 
 from asr.cli import main
 from asr.errors import BundleError, ConfigError
@@ -271,20 +273,32 @@ def is_up(address: str) -> bool:
 # --- settings -------------------------------------------------------------------------------------
 
 
-def test_a_broken_bundle_is_refused_at_the_start(tiny_bundle, tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "broken"
-    folder.mkdir()
-    for file in tiny_bundle.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+def cut_off_weights(folder: Path) -> str:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
+    return str(weights)
+
+
+def name_a_lost_language_model(folder: Path) -> str:
+    config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    config["search"] |= {"lm": "lost.arpa", "lm_weight": 0.3}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    return "lost.arpa"
+
+
+@pytest.mark.parametrize("damage", [cut_off_weights, name_a_lost_language_model])
+def test_a_broken_bundle_is_refused_at_the_start(
+    tiny_bundle, tmp_path, monkeypatch, capsys, damage
+):
+    folder = shutil.copytree(tiny_bundle, tmp_path / "broken")
+    named = damage(folder)
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_: pytest.fail("the port was opened"))
     monkeypatch.setattr(sys, "argv", ["asr", "serve", str(tiny_bundle), str(folder)])
     with pytest.raises(SystemExit) as exit_:
         main()
     told = capsys.readouterr().err
     assert exit_.value.code == BundleError.exit_code
-    assert told.count("\n") == 1 and str(weights) in told and "Traceback" not in told
+    assert told.count("\n") == 1 and named in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize(
