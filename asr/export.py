@@ -37,6 +37,8 @@ FREE = {"batch": 1, "time": 8, "steps": 1, "beam": 1, "past": 0}
 _TRACED = (2, 3, 50)
 _TRIED = ((1, 1, 8), (3, 8, 161), (5, 2, 87))
 _TRIED_STEPS = 4
+# Encoder attentions that torch can trace for every length; the others' sums depend on it.
+ENCODERS = ("full", "linear", "performer", "nystrom")
 
 Graph = Callable[..., Sequence[Tensor]]
 
@@ -141,6 +143,12 @@ def export(bundle: Bundle, kind: str, out: Path) -> float:
         )
     if out.exists():
         raise ConfigError(f"{out}: is there already: give --out a new folder, or remove it")
+    kind_of_encoder = bundle.config.model.encoder.attention.kind
+    if kind_of_encoder not in ENCODERS:
+        raise ConfigError(
+            f"model.encoder.attention.kind: {kind_of_encoder} cannot be exported, since its graph "
+            f"would be of one length: only {', '.join(ENCODERS)} can"
+        )
     model = bundle.model.cpu().eval().requires_grad_(False)
     for layer in model.decoder.layers:
         assert isinstance(layer, DecoderLayer)

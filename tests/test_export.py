@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import run_cli, tones_recipe
+from test_attention_kinds import ENCODER
 
 import asr.export
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import AsrError, ConfigError
-from asr.export import DecoderGraph, EncoderGraph, export
+from asr.export import DecoderGraph, EncoderGraph, describe, export
 from asr.tokenizer import SOS, Tokenizer
 
 Run = Callable[[str, dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -136,6 +137,26 @@ def test_a_graph_that_differs_is_no_result(
     monkeypatch.setitem(asr.export._KINDS, "torch", (".pt2", lambda *a: a[2].touch(), read))
     with pytest.raises(AsrError, match=r"differ from the model by \S+e-04"):
         export(loaded, "torch", tmp_path / "graphs")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ENCODER)
+def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: Path) -> None:
+    recipe = tones_recipe(tmp_path)
+    recipe["model"] |= {"d_model": 8, "d_inner": 8, "projection": {"kind": "set_sparse"}}
+    recipe["model"]["encoder"]["attention"] = {"kind": kind, **ENCODER[kind]}
+    config = Config.model_validate(recipe)
+    made = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))
+    model, n_freqs = made.model.eval().requires_grad_(False), config.features.n_freqs
+    graph, inputs = asr.export._examples(model, n_freqs)["encoder"]
+    if kind in asr.export.ENCODERS:
+        program = asr.export._trace(graph, inputs, describe(model, n_freqs)["encoder"])
+        feats, lengths = torch.randn(3, 161, n_freqs), torch.tensor([161, 4, 90])
+        found = program.module(check_guards=False)(feats, lengths)
+        torch.testing.assert_close(found, graph(feats, lengths))
+        return
+    with pytest.raises(ConfigError, match=rf"attention\.kind: {kind} .* full, linear"):
+        export(made, "torch", tmp_path / "graphs")
     assert not list(tmp_path.iterdir())
 
 
