@@ -5,7 +5,7 @@ hypotheses together. Legend: B utterances, W hypotheses, K candidates, V vocabul
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ class NGram:
         if device not in self._moved:  # once, since the tables may be large
             tables: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items()
                       if isinstance(value, Tensor)}  # fmt: skip
-            self._moved[device] = replace(self, **tables)
+            self._moved[device] = NGram(self.order, self.vocab_size, self.first, **tables)
         states = torch.full((n_utterances, n_hypotheses), self.first, device=device)
         return NGramScorer(self._moved[device], states)
 
