@@ -7,7 +7,6 @@ hypotheses together. Legend: B utterances, W hypotheses, K candidates, V vocabul
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +86,7 @@ class NGram:
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> "NGramScorer":
         """A scorer of W empty hypotheses of each of B utterances."""
         if device not in self._moved:  # once, since the tables may be large
-            tables: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items()
+            tables = {name: value.to(device) for name, value in vars(self).items()
                       if isinstance(value, Tensor)}  # fmt: skip
             self._moved[device] = NGram(self.order, self.vocab_size, self.first, **tables)
         states = torch.full((n_utterances, n_hypotheses), self.first, device=device)
