@@ -3,11 +3,9 @@
 import ctypes
 import gc
 import multiprocessing
-import os
 import resource
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from asr.errors import AsrError, is_out_of_memory
 from asr.model.projection import DenseConfig
 from asr.model.transformer import Encoder, ModelConfig
+from asr.parent import end_with_parent
 from asr.study.cells import BASELINE, Cell, Row
 from asr.train.memory import keep_buffers
 
@@ -76,7 +75,7 @@ def _work(
 ) -> None:  # fmt: skip
     """Send the batch and what was found, None where memory was out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
@@ -91,13 +90,6 @@ def _work(
             raise
         found = None
     answer.send((batch, found))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _measure(cell: Cell, device: torch.device, batch: int) -> tuple[float, float, float]:
