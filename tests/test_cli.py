@@ -151,6 +151,23 @@ def test_errors_are_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("MemoryError()", "asr: memory is out"),
+        ("RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "asr: memory is out"),
+        ("RuntimeError('a bug')", "Traceback"),
+    ],
+)
+def test_memory_that_gives_out_is_told_and_a_bug_is_not_hidden(raised: str, told: str) -> None:
+    code = f"import asr.cli\ndef fail(): raise {raised}\nasr.cli.app = fail\nasr.cli.main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1 and told in result.stderr
+    assert ("Traceback" in result.stderr) == (told == "Traceback")
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     result = run_cli("--debug", "train", "none.yaml", cwd=tmp_path)
     assert result.returncode != 0

@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 
 from asr.cli import prepare, training, scoring, recognition, models, study  # isort: skip  # as help lists
 from asr.cli.options import app, err
-from asr.errors import AsrError
+from asr.errors import AsrError, is_out_of_memory
 
 __all__ = ["app", "main", "models", "prepare", "recognition", "scoring", "study", "training"]
 
@@ -44,6 +44,11 @@ def main() -> None:
         if debug:
             raise
         err.print(f"asr: {error.filename or 'disk'}: {error.strerror or error}", soft_wrap=True)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if debug or not is_out_of_memory(error):
+            raise
+        err.print("asr: memory is out: use a smaller --beam, or end what else runs on the device")
         sys.exit(1)
 
 
