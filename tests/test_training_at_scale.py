@@ -461,13 +461,3 @@ def test_broken_shards_are_named(shar: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: holds no utterance"):
         load_cuts(tmp_path / "empty")
-
-
-def test_a_manifest_runs_no_command(tones: Path, tmp_path: Path) -> None:
-    cuts = load_cuts(tones / "train.jsonl.gz")
-    source = list(cuts)[5].recording.sources[0]
-    source.type, source.source = "command", f"touch {tmp_path}/ran"
-    cuts.to_file(tmp_path / "train.jsonl.gz")
-    with pytest.raises(DataError, match="shell command, which is not run"):
-        load_cuts(tmp_path / "train.jsonl.gz")
-    assert not (tmp_path / "ran").exists()
