@@ -56,8 +56,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--simulated-length", type=int, default=21_900)
     parser.add_argument("--tokens", type=int, default=4096, help="the longest input, with [CLS]")
     parser.add_argument("--vocab", type=int, default=2000)
-    parser.add_argument("--pretraining-epochs", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--pretraining-epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if bool(options.vcf) != bool(options.reference) or (options.vcf and options.fasta):
@@ -114,11 +114,13 @@ def dosages(cohort: Cohort, places: list[int]) -> np.ndarray:
 
 def shape(options: argparse.Namespace) -> ClassifierConfig:
     """The thesis's Linformer made small: 1 layer for 12, 32 numbers for 768, rank 32 for 256."""
-    attention = {"kind": "linformer", "rank": _RANK, "length": options.tokens}
+    attention = {
+        "kind": "linformer", "rank": _RANK, "length": options.tokens, "projection": "random"
+    }  # fmt: skip
     return ClassifierConfig.model_validate({
         "n_classes": 2, "vocab_size": options.vocab,
         "model": {
-            "d_model": 32, "d_inner": 128, "n_heads": 2, "dropout": 0.1, "norm": "pre",
+            "d_model": 32, "d_inner": 128, "n_heads": 2, "dropout": 0.0, "norm": "pre",
             "projection": {"kind": "dense"},
             "encoder": {"n_layers": 1, "attention": attention},
         },
@@ -139,9 +141,10 @@ def cut(sequences: list[Tensor], longest: int) -> list[Tensor]:
 def fresh(options: argparse.Namespace) -> SequenceClassifier:
     """The model before any training, always the same.
 
-    E and F begin as windows of neighbouring tokens, means for the keys, sums / √width for the
-    values. Drawn at random for each place, as the toolkit does, they make other numbers of the
-    same tokens wherever a token more stands in front, and nothing was learnt.
+    E and F are windows of neighbouring tokens and stay so, means for the keys, sums for the values.
+    Learnt, they know each place by heart, and soon each subject of so small a cohort. Embeddings
+    begin √d_model as large as positions: whoever has a token more at one site has all that
+    follows at other places, which must not tell more than what stands there.
     """
     L.seed_everything(options.seed, verbose=False)
     model = shape(options).build()
@@ -150,7 +153,9 @@ def fresh(options: argparse.Namespace) -> SequenceClassifier:
     width_R1 = window_RS.sum(1, keepdim=True).clamp(min=1)
     for name, weight in model.state_dict().items():
         if name.endswith(".EF"):
-            weight.copy_(torch.stack((window_RS / width_R1, window_RS / width_R1.sqrt()))[:, None])
+            weight.copy_(torch.stack((window_RS / width_R1, window_RS))[:, None])
+        elif name == "embed.weight":
+            weight.mul_(model.config.model.d_model**0.5)
     return model
 
 
@@ -197,7 +202,7 @@ def evaluate(kind: str, parts: list[np.ndarray], options: argparse.Namespace, da
         model = fresh(options) if kind == FRESH else pretrained(options, data["panel"])
         rows = [[(data["cohort"][i], int(labels[i])) for i in part] for part in parts]
         model = fit(
-            kind, model, *rows[:2], epochs=options.epochs, seed=options.seed, lr=1e-3, batch=8
+            kind, model, *rows[:2], epochs=options.epochs, seed=options.seed, lr=3e-3, batch=8
         )
         found = [probabilities(model, part) for part in rows[1:]]
     return scores((found[0], labels[held]), (found[1], labels[test]))
