@@ -4,6 +4,8 @@ Every mistake in a file is told at once, each by its key, with the nearest key t
 """
 
 import difflib
+from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +20,7 @@ from asr.score import SearchConfig
 from asr.tokenizer import TokenizerConfig
 
 FORMAT = 1
+_SHORTEST_PIECE = 0.4  # seconds; a cut is looked for in windows of 100 ms
 
 
 class DataConfig(Node):
@@ -129,6 +132,12 @@ class Config(Node):
                 f"data.min_seconds {self.data.min_seconds:g} is less than one encoder step, "
                 f"4 frames of features.hop_ms: make it {least:g} at least"
             )
+        longest = self.model.encoder.longest
+        if longest is not None and longest * least < _SHORTEST_PIECE:
+            raise ValueError(
+                f"model.encoder.attention.length {longest} is {longest * least:g} s of audio, too "
+                f"little to cut recordings to: make it {ceil(_SHORTEST_PIECE / least)} at least"
+            )
         if self.features.n_freqs < 4:
             raise ValueError(
                 f"features have {self.features.n_freqs} bins, the front end needs 4 at least"
@@ -193,34 +202,72 @@ def _explain(error: ValidationError) -> str:
         keys = [part for i, part in enumerate(loc) if part in _NAMES or part.isdigit() or not i]
         if item["type"] == "extra_forbidden":
             where = ".".join([*(key for key in keys if key != loc[-1]), loc[-1]])
-            clauses.append(f"{where}: unknown key{_nearest(loc[-1])}")
+            clauses.append(f"{where}: unknown key{_nearest(where, loc)}")
             continue
         what = item["msg"].removeprefix("Value error, ")
         if item["type"] == "union_tag_not_found":
             what = "has no kind, and there are several: name one"
+        elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
+            what = f"holds keys, not a value: write {_example(loc, item['input'])}"
         elif item["type"] != "value_error":
             what += f" (given: {item['input']!r:.60})"
         clauses.append(f"{'.'.join(keys)}: {what}" if keys else what)
     return "; ".join(clauses)
 
 
-def _nearest(key: str) -> str:
+def _nearest(where: str, loc: list[str]) -> str:
+    """A key like the last of `loc` that its node knows, or else one of the whole recipe's."""
+    *parents, key = loc
+    close = difflib.get_close_matches(key, sorted(_known(parents)), n=1)
+    if close:
+        return f" (did you mean {where.removesuffix(key)}{close[0]}?)"
     close = difflib.get_close_matches(key, sorted(_NAMES), n=1)
-    paths = [path for path in sorted(_PATHS) if close and path.split(".")[-1] == close[0]]
+    paths = [path for path in sorted(_PATHS - {where}) if close and path.split(".")[-1] == close[0]]
     return f" (did you mean {' or '.join(paths)}?)" if paths else ", remove it"
 
 
-def _paths(schema: dict[str, Any], node: dict[str, Any], prefix: str = "") -> set[str]:
-    """All keys below a node of a JSON schema, dotted, whatever kinds are chosen."""
+def _example(loc: list[str], value: object) -> str:
+    """How the node at `loc` is written by whoever wrote a value in its place."""
+    known = sorted(_known(loc))
+    return f"{{kind: {value}}}" if "kind" in known else f"{{{known[0]}: …}}, of {', '.join(known)}"
+
+
+def _known(loc: list[str]) -> set[str]:
+    """The keys of the node at `loc`, in which the chosen kinds stand too."""
+    branches = list(_branches(_SCHEMA))
+    for part in loc:
+        below = [b["properties"][part] for b in branches if part in b.get("properties", {})]
+        if below:
+            branches = [branch for node in below for branch in _branches(node)]
+        else:
+            branches = [b for b in branches if _kind(b) == part] or branches
+    return {key for branch in branches for key in branch.get("properties", {})}
+
+
+def _kind(node: dict[str, Any]) -> str | None:
+    """What its `kind` says, if it has one."""
+    kind: str | None = node.get("properties", {}).get("kind", {}).get("const")
+    return kind
+
+
+def _branches(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A node of the JSON schema, and all that it may be instead."""
+    yield node
+    for branch in [*node.get("anyOf", []), *node.get("oneOf", []), *node.get("allOf", [])]:
+        yield from _branches(branch)
+    if "$ref" in node:
+        yield from _branches(_SCHEMA["$defs"][node["$ref"].split("/")[-1]])
+
+
+def _paths(node: dict[str, Any], prefix: str = "") -> set[str]:
+    """All keys below a node, dotted, whatever kinds are chosen."""
     found: set[str] = set()
-    for branch in [node, *node.get("anyOf", []), *node.get("oneOf", []), *node.get("allOf", [])]:
-        if "$ref" in branch:
-            found |= _paths(schema, schema["$defs"][branch["$ref"].split("/")[-1]], prefix)
+    for branch in _branches(node):
         for key, below in branch.get("properties", {}).items():
-            found |= {f"{prefix}{key}"} | _paths(schema, below, f"{prefix}{key}.")
+            found |= {f"{prefix}{key}"} | _paths(below, f"{prefix}{key}.")
     return found
 
 
 _SCHEMA = Config.model_json_schema()
-_PATHS = _paths(_SCHEMA, _SCHEMA)
+_PATHS = _paths(_SCHEMA)
 _NAMES = {path.split(".")[-1] for path in _PATHS}

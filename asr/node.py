@@ -1,6 +1,11 @@
 """The one rule every piece of configuration follows: frozen, and no unknown keys."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# What a network has so many of: above a million it is a slip of the finger, told before memory is.
+Size = Annotated[int, Field(gt=0, le=1 << 20)]
 
 
 class Node(BaseModel):

@@ -138,6 +138,7 @@ def test_info_needs_no_corpus_but_a_vocabulary(tmp_path: Path) -> None:
         (["prepare", "aishell1", "nowhere", "out"], 3, ["nowhere"]),
         (["prepare", "demo", "out", "--train", "0"], 2, ["train"]),
         (["train", "recipe.yaml", "--device", "cuda:7", "--out", "run"], 2, ["cuda:7", "cpu"]),
+        (["train", "recipe.yaml", "--out", "recipe.yaml"], 1, ["recipe.yaml", "in the way"]),
         (["train", "recipe.yaml", "--set", "data.train=none.gz", "--out", "r"], 3, ["none.gz"]),
     ],
 )

@@ -33,6 +33,24 @@ def test_an_unknown_key_is_named_with_its_nearest(tmp_path: Path) -> None:
     assert "model.d_modle: unknown key (did you mean model.d_model?)" in message
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("model.encoder.attention={kind: linformer, ranks: 3}",
+         "model.encoder.attention.ranks: unknown key (did you mean model.encoder.attention.rank?)"),
+        ("model.encoder.attention={kind: linear, rank: 3}",
+         "attention.rank: unknown key (did you mean model.frontend.rank or model.projection"),
+        ("model.projection={kind: set_sparse, eps: 3}", "did you mean model.projection.epsilon?"),
+        ("model.encoder.attention=linear", "attention: holds keys, not a value: write {kind: line"),
+        ("training.curriculum=5", "curriculum: holds keys, not a value: write {epochs: …}"),
+        ("model.encoder.attention={kind: linformer, rank: 1000000000000}", "equal to 1048576"),
+        ("model.encoder.attention={kind: linformer, length: 9}", "length 9 is 0.36 s of audio"),
+    ],
+)  # fmt: skip
+def test_the_mend_is_of_the_chosen_kind(tmp_path: Path, override: str, told: str) -> None:
+    assert told in wrong(tmp_path, {}, [override])
+
+
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     message = wrong(
         tmp_path,
@@ -69,6 +87,7 @@ def test_sizes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         ("model.dropout", 1), ("model.encoder.n_layers", "two"), ("training.clip_norm", -1),
         ("training.epochs", None), ("data.batch_seconds", "nan"), ("search.beam_size", [8]),
         ("features.sample_rate", -8000), ("data.speed_factors", []), ("seed", 2**40),
+        ("model.d_inner", 1 << 30),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_or_of_another_type_is_told_by_its_key(

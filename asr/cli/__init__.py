@@ -43,7 +43,10 @@ def main() -> None:
     except OSError as error:
         if debug:
             raise
-        err.print(f"asr: {error.filename or 'disk'}: {error.strerror or error}", soft_wrap=True)
+        what = error.strerror or str(error)
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            what = "a file is in the way: give another path, or move it"
+        err.print(f"asr: {error.filename or 'disk'}: {what}", soft_wrap=True)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
         if debug or not is_out_of_memory(error):

@@ -7,13 +7,13 @@ that are hidden, of all sequences together.
 from typing import Self
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from asr.errors import DataError
 from asr.model.transformer import Encoder, ModelConfig
-from asr.node import Node
+from asr.node import Node, Size
 
 
 class ClassifierConfig(Node):
@@ -23,7 +23,7 @@ class ClassifierConfig(Node):
     """
 
     n_classes: int = Field(ge=2)
-    vocab_size: PositiveInt | None = None
+    vocab_size: Size | None = None
     model: ModelConfig
 
     @model_validator(mode="after")

@@ -6,11 +6,11 @@ Legend: B batch, T frames, F frequency bins, C channels, S steps (T / 4), D d_mo
 from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from asr.model.projection import ProjectionConfig
-from asr.node import Node
+from asr.node import Node, Size
 
 
 def keep_mask(lengths_B: Tensor, size: int) -> Tensor:
@@ -115,7 +115,7 @@ class VggFrontend(nn.Module):
 class _Channels(Node):
     """Channels of the first and the second pair of convolutions; what both kinds share."""
 
-    channels: tuple[PositiveInt, PositiveInt] = (64, 128)
+    channels: tuple[Size, Size] = (64, 128)
 
     @staticmethod
     def steps(frames: int) -> int:
@@ -137,7 +137,7 @@ class VggLowRankConfig(_Channels):
     """The same with an LED of this rank in place of every convolution but the first."""
 
     kind: Literal["vgg_low_rank"]
-    rank: PositiveInt
+    rank: Size
 
     @model_validator(mode="after")
     def _rank_fits(self) -> Self:

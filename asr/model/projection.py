@@ -8,11 +8,11 @@ import warnings
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from asr.node import Node
+from asr.node import Node, Size
 
 
 class DenseConfig(Node):
@@ -62,7 +62,7 @@ class LowRankConfig(Node):
     """W ≈ E·D of the given rank."""
 
     kind: Literal["low_rank"] = "low_rank"
-    rank: PositiveInt
+    rank: Size
 
     def build(self, d_in: int, d_out: int) -> nn.Module:
         """A map from (..., d_in) to (..., d_out)."""

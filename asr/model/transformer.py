@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Self
 
 import torch
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from asr.model.attention import (
@@ -37,7 +37,7 @@ from asr.model.layers import (
     StateSpace,
 )
 from asr.model.projection import LowRankConfig, ProjectionConfig
-from asr.node import Node
+from asr.node import Node, Size
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -48,9 +48,9 @@ class EncoderConfig(Node):
     `convolution` is the width, in steps, of a convolution in each layer; without it there is none.
     """
 
-    n_layers: PositiveInt = 2
+    n_layers: Size = 2
     attention: EncoderAttentionConfig = FullAttentionConfig()
-    convolution: PositiveInt | None = None
+    convolution: Size | None = None
 
     @property
     def longest(self) -> int | None:
@@ -68,7 +68,7 @@ class EncoderConfig(Node):
 class DecoderConfig(Node):
     """The stack that writes the text."""
 
-    n_layers: PositiveInt = 4
+    n_layers: Size = 4
     attention: DecoderAttentionConfig = FullAttentionConfig()
 
 
@@ -80,9 +80,9 @@ class ModelConfig(Node):
     made of two thin ones, by name.
     """
 
-    d_model: PositiveInt = 512
-    d_inner: PositiveInt = 2048
-    n_heads: PositiveInt = 8
+    d_model: Size = 512
+    d_inner: Size = 2048
+    n_heads: Size = 8
     dropout: Probability = 0.1
     norm: NormOrder = "post"
     projection: ProjectionConfig = LowRankConfig(rank=100)
@@ -90,7 +90,7 @@ class ModelConfig(Node):
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
     ctc_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    ranks: dict[str, PositiveInt] = Field(default={})
+    ranks: dict[str, Size] = Field(default={})
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:

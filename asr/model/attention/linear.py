@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import elu, pad
 
 from asr.model.attention.full import Cache, Kernel
-from asr.node import Node
+from asr.node import Node, Size
 
 _CHUNK = 64  # positions; sums over earlier chunks are held once, scores within one at a time
 _NOTHING = 1e-20  # its inverse, a gradient, is still finite
@@ -202,8 +201,8 @@ class PerformerConfig(Node):
     """So many random `features`, drawn again every `redraw` training steps (never, if null)."""
 
     kind: Literal["performer"]
-    features: PositiveInt = 128
-    redraw: PositiveInt | None = 500
+    features: Size = 128
+    redraw: Size | None = 500
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         """A kernel for heads of `d_head` numbers."""

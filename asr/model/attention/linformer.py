@@ -7,13 +7,12 @@ N the longest input, C stride, M landmarks.
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from asr.errors import DataError
 from asr.model.attention.full import Kernel, attend
-from asr.node import Node
+from asr.node import Node, Size
 
 
 def _without_padding(x_BHSK: Tensor, keep_BS: Tensor | None) -> Tensor:
@@ -80,8 +79,8 @@ class LinformerConfig(Node):
     """
 
     kind: Literal["linformer"]
-    rank: PositiveInt = 64
-    length: PositiveInt = 1024
+    rank: Size = 64
+    length: Size = 1024
     sharing: Literal["none", "heads", "kv", "layers"] = "heads"
     projection: Literal["learned", "random"] = "learned"
 
@@ -114,12 +113,13 @@ class ConvLinformerAttention(Kernel):
         if self.training and self.cycle_shift:
             turned_BS = turn(keep_BS, int(torch.randint(self.stride, ())))
             kv = [x.take_along_dim(turned_BS[:, None, :, None], 2) for x in kv]
-        rest = -k_BHSK.shape[2] % self.stride
+        C = min(self.stride, k_BHSK.shape[2])
+        rest = -k_BHSK.shape[2] % C
         k_BHMK, v_BHMK = (
-            (pad(x, (0, 0, 0, rest)).unflatten(2, (-1, self.stride)) * weight).sum(3)
+            (pad(x, (0, 0, 0, rest)).unflatten(2, (-1, C)) * weight[..., :C, :]).sum(3)
             for x, weight in zip(kv, self.EF, strict=True)
         )
-        keep_BM = pad(keep_BS, (0, rest)).unflatten(1, (-1, self.stride)).any(2)
+        keep_BM = pad(keep_BS, (0, rest)).unflatten(1, (-1, C)).any(2)
         p = self.dropout if self.training else 0.0
         return attend(q_BHTK, k_BHMK, v_BHMK, keep_BM[:, None, None], p)
 
@@ -138,7 +138,7 @@ class ConvLinformerConfig(Node):
     """Every `stride` steps are one key; `cycle_shift` moves the windows in training."""
 
     kind: Literal["conv_linformer"]
-    stride: PositiveInt = 4
+    stride: Size = 4
     cycle_shift: bool = True
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:

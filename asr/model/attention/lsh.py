@@ -7,12 +7,11 @@ a chunk, X keys that a chunk can see.
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from asr.model.attention.full import Kernel
-from asr.node import Node
+from asr.node import Node, Size
 
 # Reformer's own: a position sees itself only where there is nothing else.
 _ITSELF, _NEVER = -1e5, -1e9
@@ -48,8 +47,10 @@ class LshAttention(Kernel):
         bucket = bucket.masked_fill(~keep_B1S1[:, None], 2 * along.shape[-1])  # behind all
         order = bucket.argsort(dim=3, stable=True)
 
+        C = min(self.chunk, S)
+
         def chunks(x: Tensor) -> Tensor:  # (B, R, H, S, …) to (B, R, H, N, C, …)
-            return pad(x, (0, 0, 0, -S % self.chunk)).unflatten(3, (-1, self.chunk))
+            return pad(x, (0, 0, 0, -S % C)).unflatten(3, (-1, C))
 
         rows = [x[:, None].expand(-1, len(self.directions), H, -1, -1)
                 for x in (x_BHSK, v_BHSK, keep_B1S1)]  # fmt: skip
@@ -70,9 +71,9 @@ class LshConfig(Node):
     """Chunks of `chunk` positions, hashed `rounds` times to the nearest of 2 · `buckets`."""
 
     kind: Literal["lsh"]
-    chunk: PositiveInt = 16
-    buckets: PositiveInt = 8
-    rounds: PositiveInt = 2
+    chunk: Size = 16
+    buckets: Size = 8
+    rounds: Size = 2
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         """A kernel for heads of `d_head` numbers."""

@@ -3,14 +3,14 @@
 Legend: B batch, H heads, T queries, S keys, K head dimension, M landmarks.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import PositiveInt
+from pydantic import Field
 from torch import Tensor
 
 from asr.model.attention.full import Kernel
-from asr.node import Node
+from asr.node import Node, Size
 
 _ITERATIONS = 6  # of the pseudo-inverse, as in the paper
 
@@ -42,7 +42,8 @@ class NystromAttention(Kernel):
 
     def _segments(self, keep_BS: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The matrix (B, 1, M, S) that takes means of segments, and which are of any step."""
-        M, length_B1 = self.landmarks, keep_BS.sum(1, keepdim=True).clamp(min=1)
+        length_B1 = keep_BS.sum(1, keepdim=True).clamp(min=1)
+        M = self.landmarks
         place_S = torch.arange(keep_BS.shape[1], device=keep_BS.device)
         segment_BS = place_S * length_B1.clamp(max=M) // length_B1
         number_M1 = torch.arange(M, device=keep_BS.device)[:, None]
@@ -68,10 +69,10 @@ def pseudo_inverse(a: Tensor) -> Tensor:
 
 
 class NystromConfig(Node):
-    """So many `landmarks`."""
+    """So many `landmarks`; with more, their pseudo-inverse alone costs more than full attention."""
 
     kind: Literal["nystrom"]
-    landmarks: PositiveInt = 16
+    landmarks: Annotated[Size, Field(le=256)] = 16
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         """A kernel for any heads."""

@@ -8,11 +8,10 @@ import math
 from typing import Literal
 
 import torch
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from asr.model.attention.full import Cache
-from asr.node import Node
+from asr.node import Node, Size
 
 
 class S4D(nn.Module):
@@ -82,7 +81,7 @@ class S4dConfig(Node):
     """So many pairs of `states` a channel."""
 
     kind: Literal["s4d"]
-    states: PositiveInt = 16
+    states: Size = 16
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> S4D:
         """A layer of `n_heads` · `d_head` channels."""

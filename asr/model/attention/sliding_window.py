@@ -7,12 +7,12 @@ dilation, N blocks of a phase, W places of a block, X keys that a block can see,
 from typing import Literal
 
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 from torch import Tensor
 from torch.nn.functional import pad
 
 from asr.model.attention.full import Cache, Kernel, attend
-from asr.node import Node
+from asr.node import Node, Size
 
 
 class SlidingWindowAttention(Kernel):
@@ -36,13 +36,16 @@ class SlidingWindowAttention(Kernel):
         if keep_BS is None:
             keep_BS = k_BHSK.new_ones(B, S, dtype=torch.bool)
         p, G = self.dropout if self.training else 0.0, min(self.n_global, S)
-        q = self._blocks(q_BHTK)
+        W = min(self.window, -(-S // self.dilation))  # a wider one sees all, and pays for nothing
+        q = self._blocks(q_BHTK, W)
         D, N = q.shape[2:4]
         k, v = (
-            torch.cat((self._windows(x), x[:, :, None, None, :G].expand(-1, -1, D, N, -1, -1)), 4)
+            torch.cat(
+                (self._windows(x, W), x[:, :, None, None, :G].expand(-1, -1, D, N, -1, -1)), 4
+            )
             for x in (k_BHSK, v_BHSK)
         )
-        mask = self._mask(keep_BS, D, N, G)
+        mask = self._mask(keep_BS, W, D, N, G)
         # To the product a block of a phase is a row of the batch.
         q, k, v = (x.permute(0, 2, 3, 1, 4, 5).flatten(0, 2) for x in (q, k, v))
         found = attend(q, k, v, mask.flatten(0, 2)[:, None], p)
@@ -52,31 +55,31 @@ class SlidingWindowAttention(Kernel):
             found = torch.cat((first, found[:, :, G:]), 2)
         return found
 
-    def _blocks(self, x: Tensor) -> Tensor:
+    def _blocks(self, x: Tensor, W: int) -> Tensor:
         """(B, H, S, …) to (B, H, D, N, W, …), zeros behind; step ((n W) + w) D + d stands there."""
-        rest = -x.shape[2] % (self.window * self.dilation)
+        rest = -x.shape[2] % (W * self.dilation)
         x = pad(x, (*(0, 0) * (x.ndim - 3), 0, rest))
-        return x.unflatten(2, (-1, self.window, self.dilation)).movedim(4, 2)
+        return x.unflatten(2, (-1, W, self.dilation)).movedim(4, 2)
 
-    def _windows(self, x: Tensor) -> Tensor:
+    def _windows(self, x: Tensor, W: int) -> Tensor:
         """(B, H, S, …) to (B, H, D, N, X, …): a block behind the one before it, and the next."""
-        x = self._blocks(x)
+        x = self._blocks(x, W)
         N, after = x.shape[3], 0 if self.causal else 1
         around = pad(x, (*(0, 0) * (x.ndim - 4), 1, after))
         return torch.cat([around[:, :, :, i : i + N] for i in range(2 + after)], 4)
 
-    def _mask(self, keep_BS: Tensor, D: int, N: int, G: int) -> Tensor:
+    def _mask(self, keep_BS: Tensor, W: int, D: int, N: int, G: int) -> Tensor:
         """(B, D, N, W, X + G): what each query sees."""
-        W, device = self.window, keep_BS.device
+        device = keep_BS.device
         place_S = torch.arange(keep_BS.shape[1], device=device)
         local_BS = keep_BS & (place_S >= G)
-        seen = self._windows(local_BS[:, None, :, None])[:, 0, ..., 0]
+        seen = self._windows(local_BS[:, None, :, None], W)[:, 0, ..., 0]
         apart_WX = torch.arange(seen.shape[3], device=device) - W
         apart_WX = apart_WX - torch.arange(W, device=device)[:, None]
         near_WX = (apart_WX >= -W) & (apart_WX <= (0 if self.causal else W))
         # A query that sees nothing else sees itself, and nobody sees it.
         seen = (seen[..., None, :] & near_WX) | (apart_WX == 0)
-        place = self._blocks(place_S[None, None, :, None])[:, 0, ..., 0, None]
+        place = self._blocks(place_S[None, None, :, None], W)[:, 0, ..., 0, None]
         is_global = (apart_WX == 0) & (place < G)
         first = keep_BS[:, None, None, None, :G].expand(-1, D, N, W, -1)
         if self.causal:
@@ -105,8 +108,8 @@ class SlidingWindowConfig(Node):
     """`window` keys on each side, every `dilation`-th step; the first `global_tokens` see all."""
 
     kind: Literal["sliding_window"]
-    window: PositiveInt = 16
-    dilation: PositiveInt = 1
+    window: Size = 16
+    dilation: Size = 1
     global_tokens: NonNegativeInt = 0
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
