@@ -1,12 +1,12 @@
-"""Time and memory of every attention by length, and where Linformer overtakes the LRT.
+"""Time and memory of every attention by length.
 
-    python benchmarks/attention.py [--lengths 512 1024 …] [--only linear performer …] [--part 1]
+    python benchmarks/attention.py [--lengths 512 1024 …] [--only linear performer …]
 
-Part 1: a self-attention unit (dense projections, d_model 256, 4 heads, a batch of 1), forward in
-evaluation and a training step (dropout 0.1, forward and backward). What `full` is depends: torch's
-fused kernel in evaluation, a matrix of T × T in training, since torch drops no weights in its
-kernel on a CPU; `full, matrix` is the thesis's, with a matrix in both. Part 2: thesis 3.2's
-encoder (2 layers, 768, 3072, 12 heads), dense, as LRT and as Linformer of rank 64 (fig. 3.5).
+A self-attention unit (dense projections, d_model 256, 4 heads, a batch of 1), forward in evaluation
+and a training step (dropout 0.1, forward and backward). What `full` is depends: torch's fused
+kernel in evaluation, a matrix of T × T in training, since torch drops no weights in its kernel on a
+CPU; `full, matrix` is the thesis's, with a matrix in both. Where Linformer overtakes the LRT
+(thesis fig. 3.5) `asr bench efficiency` shows.
 
 Each cell is a process of its own with one thread. Seconds are the processor's, the least of its
 runs, so that other work on the machine counts little; memory is the rise of the peak of resident
@@ -27,22 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asr.model.attention import FullAttentionConfig, Kernel
-from asr.model.attention.linformer import LinformerConfig
+from asr.model.attention import Kernel
 from asr.model.dropout import dropout
 from asr.model.layers import MultiHeadAttention
-from asr.model.projection import DenseConfig, LowRankConfig
-from asr.model.transformer import Encoder, EncoderConfig, ModelConfig
+from asr.model.projection import DenseConfig
+from asr.model.transformer import EncoderConfig, ModelConfig
 from asr.train.memory import keep_buffers
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
-SHORT = [128, 256, 512, 1024, 2048, 4096]
-# Longer, matrices of T × T need more memory than we take: of a unit, of an encoder in training.
-MOST_UNIT, MOST_ENCODER = 4096, 2048
+MOST = 4096  # longer, matrices of T × T need more memory than we take
 SECONDS = 0.4  # of runs for a cell, at least
-RANK = 64
 LINEAR = ["linformer", "conv_linformer", "linear", "performer", "sliding_window"]
-QUADRATIC = ["full", "Transformer", "LRT"]
 MODES = ["forward", "training"]
 Make = Callable[[int], nn.Module]
 
@@ -95,23 +90,6 @@ UNITS: dict[str, Make] = {
     "lsh": unit("lsh", {"chunk": 64, "buckets": 32}),
     "nystrom": unit("nystrom", {"landmarks": 64}),
     "s4d": unit("s4d", {"states": 16}),
-}
-
-
-def encoder(projection: Any, attention: Callable[[int], Any]) -> Make:
-    """The thesis's encoder for its efficiency study."""
-    return lambda T: Encoder(
-        ModelConfig(d_model=768, d_inner=3072, n_heads=12, projection=projection,
-                    encoder=EncoderConfig(n_layers=2, attention=attention(T)))
-    )  # fmt: skip
-
-
-ENCODERS: dict[str, Make] = {
-    "Transformer": encoder(DenseConfig(), lambda _: FullAttentionConfig()),
-    "LRT": encoder(LowRankConfig(rank=RANK), lambda _: FullAttentionConfig()),
-    "Linformer": encoder(
-        DenseConfig(), lambda T: LinformerConfig(kind="linformer", rank=RANK, length=T)
-    ),
 }
 
 
@@ -199,7 +177,7 @@ def table(title: str, lengths: list[int], rows: dict[str, list[float]], digits: 
 
 
 def by_length(
-    subjects: dict[str, Make], lengths: list[int], most: int
+    subjects: dict[str, Make], lengths: list[int]
 ) -> dict[str, tuple[dict[str, list[float]], dict[str, list[float]]]]:
     """Milliseconds and MiB by subject and length, for each mode; printed as they come."""
     found = {}
@@ -207,9 +185,9 @@ def by_length(
         times: dict[str, list[float]] = {}
         memory: dict[str, list[float]] = {}
         for name, make in subjects.items():
-            forms = name == "full, matrix" or (mode == "training" and name in QUADRATIC)
+            forms = name == "full, matrix" or (mode == "training" and name == "full")
             cells = [
-                (math.nan, math.nan) if forms and most < T else measure(make, T, mode)
+                (math.nan, math.nan) if forms and MOST < T else measure(make, T, mode)
                 for T in lengths
             ]
             times[name] = [1000 * seconds for seconds, _ in cells]
@@ -221,9 +199,9 @@ def by_length(
 
 
 def kinds(lengths: list[int], only: list[str]) -> None:
-    """Part 1."""
+    """Every kind, and what it saves."""
     subjects = {name: make for name, make in UNITS.items() if name in only or not only}
-    found = by_length(subjects, lengths, MOST_UNIT)
+    found = by_length(subjects, lengths)
     at = lengths.index(4096) if 4096 in lengths else -1
     print(f"\nat {lengths[at]}: times as fast as full (full, matrix) and share of its memory")
     for mode, (times, memory) in found.items():
@@ -238,35 +216,15 @@ def kinds(lengths: list[int], only: list[str]) -> None:
                   f" {slopes[0]:.2f}, {slopes[1]:.2f}: {verdict}")  # fmt: skip
 
 
-def crossover(lengths: list[int]) -> None:
-    """Part 2."""
-    found = by_length(ENCODERS, lengths, MOST_ENCODER)
-    print("\nTransformer / LRT and Transformer / Linformer (above 1: better than the Transformer)")
-    for mode, measures in found.items():
-        for what, rows in zip(("time", "memory"), measures, strict=True):
-            ratios = [
-                f"{T}: {full / lrt:.2f}, {full / lin:.2f}"
-                for T, full, lrt, lin in zip(lengths, *rows.values(), strict=True)
-            ]
-            lost = [T for T, lrt, lin in zip(lengths, rows["LRT"], rows["Linformer"], strict=True)
-                    if lrt <= lin]  # fmt: skip
-            print(f"{mode}, {what}: LRT is last the better at {lost[-1] if lost else 'none'};"
-                  f" {'; '.join(ratios)}")  # fmt: skip
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--only", nargs="+", default=[], choices=list(UNITS))
-    parser.add_argument("--part", type=int, choices=[1, 2])
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread,"
           f" torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    if args.part != 2:
-        kinds(args.lengths, args.only)
-    if args.part != 1:
-        crossover(SHORT)
+    kinds(args.lengths, args.only)
 
 
 if __name__ == "__main__":
