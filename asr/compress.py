@@ -4,16 +4,16 @@
 >>> smaller, layers = factorise(any_module, "svd", energy=0.9, modules=["encoder.*"])
 
 Weights are matrices W (O, I), from I inputs to O outputs; a factorisation of rank R is
-W ≈ second (O, R) · first (R, I).
+W ≈ second (O, R) · first (R, I). A convolution in groups has such a matrix for each group G.
 """
 
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from asr.card import count_parameters, model_card, write_evaluation
 from asr.data import load_cuts
 from asr.errors import ConfigError
 from asr.evaluate import Evaluation, evaluate
-from asr.model.factors import ends, factorable, matrix, thin
+from asr.model.factors import ends, factorable, matrices, thin
 from asr.recognizer import Recognizer
 
 Method = Literal["svd", "nmf", "semi_nmf", "random"]
@@ -38,7 +38,8 @@ _UPDATES = 200
 class Layer:
     """What became of a module: its matrix's (outputs, inputs), its rank, what it lost.
 
-    `error` is ‖W - second · first‖ / ‖W‖ (Frobenius), `before` and `after` count its weights.
+    Shape and rank are a group's where it has groups. `error` is ‖W - second · first‖ / ‖W‖
+    (Frobenius), `before` and `after` count its weights.
     """
 
     name: str
@@ -59,30 +60,31 @@ def factorise(
 ) -> tuple[nn.Module, list[Layer]]:
     """A copy of a module whose linear maps and convolutions are of low rank, and what it lost.
 
-    `rank` is every module's, or below 1 the share of the rank at which nothing would be saved;
-    `energy` is the share of a module's squared singular values that its own rank keeps. One of
-    the two is given. `modules` are patterns of names (`encoder.*`); what would not become smaller
-    stays. `random` keeps nothing of the weights: a start for training. Raises ConfigError where
-    rank or energy make no sense.
+    `rank` is every module's (of a convolution in groups, every group's), or below 1 the share of
+    the rank at which nothing would be saved; `energy` is the share of a module's squared singular
+    values that its own rank keeps. One of the two is given. `modules` are patterns of names
+    (`encoder.*`). What would not become smaller stays, and so do tied modules, whose weight another
+    holds too (an output's that is the embedding's). `random` keeps nothing of the weights: a start
+    for training. Raises ConfigError where an argument makes no sense or a weight is not finite.
     """
-    if (rank is None) == (energy is None):
-        raise ConfigError("give either a rank or an energy, the two choose the same thing")
-    if not (rank is None or rank > 0) or not (energy is None or 0 < energy <= 1):
-        raise ConfigError("a rank is above 0, and an energy above 0 and at most 1")
+    _check(method, rank, energy, modules)
     holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced too
     units: dict[nn.Module, nn.Module] = {}
     layers = []
-    for name, old in factorable(holder).items():
-        inner = name.partition(".")[2]
-        if not any(fnmatch(inner, pattern) for pattern in modules):
-            continue
+    for name, old in _named(holder[0], modules).items():
         if old not in units:
-            chosen = _rank(old, rank, energy)
-            if not chosen or _size(unit := thin(old, chosen)) >= _size(old):
+            weight_GOI = matrices(old)
+            if not weight_GOI.isfinite().all():
+                raise ConfigError(
+                    f"{name or 'the module'}: not all of its weights are finite: train it again, "
+                    "or leave it out of modules"
+                )
+            chosen = _rank(weight_GOI, rank, energy)
+            if not _saves(old, chosen):
                 continue
-            units[old] = unit.to(matrix(old)).train(old.training)
-            layers.append(_fill(inner, old, units[old], chosen, method))
-        holder.set_submodule(name, units[old])
+            units[old] = thin(old, chosen).to(weight_GOI).train(old.training)
+            layers.append(_fill(name, old, units[old], chosen, method))
+        holder.set_submodule(f"0.{name}" if name else "0", units[old])
     return holder[0], layers
 
 
@@ -134,7 +136,7 @@ def compress_bundle(
 ) -> Report:
     """Write the bundle `source` smaller to `out`; with cuts, hear them with both.
 
-    Raises ConfigError where `out` holds a bundle already.
+    Raises ConfigError where `out` holds a bundle already. What fails leaves no bundle there.
     """
     if (out / WEIGHTS).exists() or (out / CONFIG).exists():
         raise ConfigError(f"{out}: holds a bundle already: give another --out")
@@ -147,13 +149,15 @@ def compress_bundle(
         "by": f"{method}, {choice}, modules {' '.join(modules)}",
         "parameters before": f"{parameters[0]:,}",
     }
-    smaller.save(out, model_card(smaller.config, parameters[1], facts))
     evaluations = None
     if cuts:
         heard = load_cuts(cuts)
-        before, after = (evaluate(Recognizer(each), heard) for each in (bundle, smaller))
-        write_evaluation(out, cuts, after)
-        evaluations = (before, after)
+        # A recogniser makes its network over, and this one is still to be saved.
+        copy = replace(smaller, model=deepcopy(smaller.model))
+        evaluations = (evaluate(Recognizer(bundle), heard), evaluate(Recognizer(copy), heard))
+    smaller.save(out, model_card(smaller.config, parameters[1], facts))
+    if cuts and evaluations:
+        write_evaluation(out, cuts, evaluations[1])
     size = tuple((folder / WEIGHTS).stat().st_size for folder in (source, out))
     return Report(layers, parameters, (size[0], size[1]), evaluations)
 
@@ -173,8 +177,8 @@ def compress(
     network, layers = factorise(bundle.model, method, rank=rank, energy=energy, modules=modules)
     if not layers:
         raise ConfigError(
-            f"no module whose name is like {' or '.join(modules)} becomes smaller so: lower the "
-            "rank or the energy, or choose others"
+            f"no module whose name is like {' or '.join(modules)} becomes smaller so: "
+            f"{_mend(bundle.model, rank, modules)}"
         )
     ranks = {**bundle.config.model.ranks, **{layer.name: layer.rank for layer in layers}}
     model = bundle.config.model.model_copy(update={"ranks": ranks})
@@ -243,29 +247,61 @@ def semi_nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor
 _METHODS = {"svd": svd, "nmf": nmf, "semi_nmf": semi_nmf}
 
 
-def _rank(module: nn.Module, rank: float | None, energy: float | None) -> int:
-    outputs, inputs = matrix(module).shape
+def _check(method: str, rank: float | None, energy: float | None, modules: Sequence[str]) -> None:
+    if method not in get_args(Method):
+        raise ConfigError(f"method {method}: give one of {', '.join(get_args(Method))}")
+    if (rank is None) == (energy is None):
+        raise ConfigError("give either a rank or an energy, the two choose the same thing")
+    if rank is not None and not (0 < rank < 1 or (rank >= 1 and rank % 1 == 0)):
+        raise ConfigError(f"rank {rank:g}: give a whole number, or a share above 0 and below 1")
+    if energy is not None and not 0 < energy <= 1:
+        raise ConfigError(f"energy {energy:g}: give a share above 0 and at most 1")
+    if isinstance(modules, str):
+        raise ConfigError(f"modules {modules!r}: give a list of patterns, [{modules!r}]")
+
+
+def _named(network: nn.Module, modules: Sequence[str]) -> dict[str, nn.Module]:
+    found = factorable(network).items()
+    return {n: m for n, m in found if any(fnmatch(n, pattern) for pattern in modules)}
+
+
+def _mend(network: nn.Module, rank: float | None, modules: Sequence[str]) -> str:
+    ranks = [_rank(matrices(m), rank, None) for m in _named(network, modules).values() if rank]
+    change = "raise" if ranks and not any(ranks) else "lower"  # a share of them is less than 1
+    return f"{change} the {'rank' if rank else 'energy'}, or choose others"
+
+
+def _saves(module: nn.Module, rank: int) -> bool:
+    groups, outputs, inputs = matrices(module).shape
+    n_bias = 0 if module.bias is None else groups * outputs
+    return 0 < groups * rank * (outputs + inputs) < _size(module) - n_bias
+
+
+def _rank(weight_GOI: Tensor, rank: float | None, energy: float | None) -> int:
+    _, outputs, inputs = weight_GOI.shape
     if rank is not None:
         limit = outputs * inputs / (outputs + inputs)
         return int(rank if rank >= 1 else rank * limit)
-    shares = np.cumsum(torch.linalg.svdvals(matrix(module).double()).square().cpu().numpy())
+    values_GK = torch.linalg.svdvals(weight_GOI.double())
+    shares = np.cumsum(values_GK.square().sum(0).cpu().numpy())
     return min(int(np.searchsorted(shares, energy * shares[-1] * (1 - 1e-12))) + 1, len(shares))
 
 
 def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method) -> Layer:
     """Give a thin unit the factors of what it replaces, and its bias."""
-    weight = matrix(old).double()
+    weight_GOI = matrices(old).double()
     first, second = ends(unit)
     if method != "random":
-        for end, factor in zip((first, second), _METHODS[method](weight, rank), strict=True):
+        factors = [_METHODS[method](weight, rank) for weight in weight_GOI]
+        for end, parts in zip((first, second), zip(*factors, strict=True), strict=True):
             assert isinstance(end.weight, Tensor)
-            end.weight.data.copy_(factor.view_as(end.weight))
+            end.weight.data.copy_(torch.cat(parts).view_as(end.weight))
     if old.bias is not None:
         assert isinstance(second.bias, Tensor) and isinstance(old.bias, Tensor)
         second.bias.data.copy_(old.bias)
-    product = matrix(second).double() @ matrix(first).double()
-    error = torch.linalg.norm(weight - product) / torch.linalg.norm(weight).clamp(min=1e-300)
-    n_out, n_in = weight.shape
+    product_GOI = matrices(second).double() @ matrices(first).double()
+    error = (weight_GOI - product_GOI).norm() / weight_GOI.norm().clamp(min=1e-300)
+    _, n_out, n_in = weight_GOI.shape
     return Layer(name, (n_out, n_in), rank, float(error), _size(old), _size(unit))
 
 

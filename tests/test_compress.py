@@ -1,8 +1,11 @@
 """Factorisation after training: against numpy, as a call on any network, and as a bundle."""
 
 import json
+import math
+from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,10 +14,20 @@ from torch import Tensor, nn
 
 import asr
 from asr.bundle import Bundle
-from asr.compress import Method, factorise, nmf, non_negative, semi_nmf, svd
+from asr.compress import (
+    Method,
+    compress,
+    compress_bundle,
+    factorise,
+    nmf,
+    non_negative,
+    semi_nmf,
+    svd,
+)
 from asr.config import Config
-from asr.errors import BundleError, ConfigError
-from asr.model.factors import matrix
+from asr.data import load_cuts
+from asr.errors import BundleError, ConfigError, DataError
+from asr.model.factors import make_thin
 from asr.model.inference import FastDecoder, for_inference
 from asr.model.projection import LowRank
 from asr.train.run import train
@@ -49,7 +62,7 @@ def test_a_float32_networks_error_is_that_of_eckart_and_young_too() -> None:
     expected = np.sqrt((values[40:] ** 2).sum() / (values**2).sum())
     assert layer.error == pytest.approx(expected, abs=1e-5)
     old = linear.weight.detach()
-    assert float((old - matrix(smaller)).norm() / old.norm()) == pytest.approx(expected, abs=1e-5)
+    assert float((old - smaller.product()).norm() / old.norm()) == pytest.approx(expected, abs=1e-5)
 
 
 def test_non_negative_factors_stay_so_and_no_update_raises_the_error() -> None:
@@ -128,6 +141,34 @@ def test_two_thin_maps_compute_what_the_product_in_place_of_the_weight_does(
     assert layer.after == sum(p.numel() for p in smaller.parameters()) < layer.before
 
 
+def test_a_convolution_in_groups_has_a_rank_for_each_and_loads_again() -> None:
+    torch.manual_seed(0)
+    old = nn.Conv1d(32, 24, 5, stride=2, padding=1, groups=4)
+    depthwise = nn.Conv1d(24, 24, 5, groups=24)  # nothing would be saved
+    network, x = nn.Sequential(old, depthwise), torch.randn(3, 32, 20)
+    smaller, (layer,) = factorise(network, rank=2)
+    groups = old.weight.detach().double().flatten(1).unflatten(0, (4, 6)).numpy()
+    values = np.stack([np.linalg.svd(each, compute_uv=False) for each in groups])
+    expected = np.sqrt((values[:, 2:] ** 2).sum() / (values**2).sum())
+    assert layer.error == pytest.approx(expected, abs=1e-5)
+    assert (layer.name, layer.shape, layer.rank) == ("0", (6, 40), 2)
+    assert layer.after == sum(p.numel() for p in smaller[0].parameters()) < layer.before
+    energy = float((values[:, :2] ** 2).sum() / (values**2).sum())
+    assert factorise(network, energy=energy - 1e-6)[1] == [layer]
+    again = deepcopy(network)
+    make_thin(again, {"0": 2})
+    again.load_state_dict(smaller.state_dict())
+    assert torch.equal(again(x), smaller(x))
+    # Where each group is of this rank, nothing is lost: the two compute what the one did.
+    product = smaller[0][1].weight.detach().unflatten(0, (4, 6)).flatten(2) @ (
+        smaller[0][0].weight.detach().unflatten(0, (4, 2)).flatten(2)
+    )
+    old.weight.data = product.view_as(old.weight)
+    exact, (layer,) = factorise(network, rank=2)
+    assert layer.error < 1e-6
+    torch.testing.assert_close(exact(x), network(x), atol=1e-5, rtol=1e-5)
+
+
 def test_energy_chooses_the_smallest_rank_that_keeps_it() -> None:
     steep = weight(40, 30) @ torch.diag(0.7 ** torch.arange(30.0)).double()
     linear = nn.Linear(30, 40)
@@ -159,8 +200,18 @@ def test_any_network_in_parts_chosen_by_name() -> None:
         "b.2",
     ]
     assert [layer.name for layer in factorise(network, rank=31)[1]] == ["a.0", "a.2"]
+    assert [layer.name for layer in factorise(network["b"][2], rank=8)[1]] == [""]
     fresh, (layer, *_) = factorise(network, "random", rank=8)
     assert layer.error > 1 and fresh["a"][0].product().std() > 0
+
+
+def test_a_tied_weight_stays_one() -> None:
+    network = nn.ModuleDict({"embed": nn.Embedding(100, 32), "output": nn.Linear(32, 100)})
+    network["output"].weight = network["embed"].weight
+    network["other"] = nn.Linear(32, 100)
+    smaller, layers = factorise(network, rank=8)
+    assert [layer.name for layer in layers] == ["other"]
+    assert smaller["output"].weight is smaller["embed"].weight
 
 
 def test_torchs_own_transformer_goes_on_in_training_and_evaluation() -> None:
@@ -174,10 +225,34 @@ def test_torchs_own_transformer_goes_on_in_training_and_evaluation() -> None:
         torch.testing.assert_close(smaller.eval()(x), trained, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"rank": 3, "energy": 0.9}, {"rank": 0}, {"energy": 1.1}])
-def test_rank_and_energy_that_make_no_sense_are_refused(wrong: dict) -> None:
-    with pytest.raises(ConfigError, match="rank"):
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({}, "either a rank or an energy"),
+        ({"rank": 3, "energy": 0.9}, "either a rank or an energy"),
+        *(({"rank": rank}, f"rank {rank}: .*whole") for rank in (0, -1, 2.7, math.inf, math.nan)),
+        *(({"energy": energy}, f"energy {energy}: ") for energy in (0, 1.1, math.nan)),
+        ({"rank": 3, "method": "foo"}, "foo: .*svd, nmf, semi_nmf, random"),
+        ({"rank": 3, "modules": "enc"}, r"\['enc'\]"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(wrong: dict, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
         factorise(nn.Linear(30, 40), **wrong)
+
+
+def test_a_huge_rank_saves_nothing_and_takes_no_memory() -> None:
+    network = nn.Sequential(nn.Linear(30, 40), nn.Conv1d(8, 8, 3, groups=2), LowRank(64, 64, 30))
+    assert all(factorise(network, rank=rank)[1] == [] for rank in (10**9, 1e30))
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_a_weight_that_is_not_finite_is_told_by_its_module(method: Method) -> None:
+    network = nn.ModuleDict({"good": nn.Linear(30, 40), "bad": nn.Linear(30, 40)})
+    network["bad"].weight.data[0, 0] = math.nan
+    with pytest.raises(ConfigError, match="bad: not all of its weights are finite"):
+        factorise(network, method, rank=3)
+    assert len(factorise(network, method, rank=3, modules=["good"])[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -273,6 +348,7 @@ def test_what_was_compressed_can_be_compressed_again(
     ("options", "words"),
     [
         (["--rank", "3", "--energy", "0.9"], ["either a rank or an energy"]),
+        (["--rank", "inf"], ["rank inf", "whole number"]),
         (["--rank", "3", "--modules", "nothing.*"], ["nothing.*", "becomes smaller"]),
         (["--rank", "3", "--cuts", "nowhere.jsonl.gz"], ["nowhere.jsonl.gz"]),
     ],
@@ -283,6 +359,31 @@ def test_what_cannot_be_done_is_told_in_a_sentence_and_leaves_nothing(
     result = run_cli("compress", dense, "--out", tmp_path / "new", *options)
     assert result.returncode in (2, 3) and "Traceback" not in result.stderr
     assert all(word in result.stderr for word in words)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("choice", "mend"),
+    [
+        ({"rank": 1e30}, "lower the rank"),
+        ({"rank": 1e-4}, "raise the rank"),
+        ({"energy": 1.0}, "lower the energy"),
+    ],
+)
+def test_where_nothing_becomes_smaller_the_mend_is_the_right_one(
+    dense: Path, choice: dict, mend: str
+) -> None:
+    with pytest.raises(ConfigError, match=mend):
+        compress(Bundle.load(dense), **choice)
+
+
+def test_what_cannot_be_heard_leaves_no_bundle(dense: Path, tones: Path, tmp_path: Path) -> None:
+    cuts = load_cuts(tones / "test.jsonl.gz").to_eager()
+    for cut in cuts:
+        cut.recording.sources[0].source = str(tmp_path / "gone.wav")
+    cuts.to_file(tmp_path / "gone.jsonl.gz")
+    with pytest.raises(DataError, match="no utterance"):
+        compress_bundle(dense, tmp_path / "new", rank=3, cuts=tmp_path / "gone.jsonl.gz")
     assert not (tmp_path / "new").exists()
 
 

@@ -89,6 +89,19 @@ def test_signed_weights_are_nearer_where_either_sign_has_factors_of_its_own(auto
     assert max(here) < 1 and all(a < b for a, b in zip(here, there, strict=True)), (here, there)
 
 
+def test_convolutions_in_groups_are_nearer_with_no_more_weights(auto_fact) -> None:
+    torch.manual_seed(0)
+    whole, x_BCS = (
+        nn.Sequential(nn.Sequential(nn.Conv1d(64, 64, 3, groups=4))),
+        torch.randn(5, 64, 20),
+    )
+    theirs = auto_fact(whole, 8, "svd", num_iter=100, deepcopy=True)
+    ours, layers = factorise(whole, "svd", rank=2)  # of each group: 8 channels in between as well
+    there, here = (float((each(x_BCS) - whole(x_BCS)).detach().norm()) for each in (theirs, ours))
+    assert len(layers) == 1 and here < there
+    assert sum(map(Tensor.numel, ours.parameters())) < sum(map(Tensor.numel, theirs.parameters()))
+
+
 def test_random_is_the_same_shape_and_nothing_of_the_weights(auto_fact) -> None:
     whole = network()
     theirs = auto_fact(whole, 4, "random", deepcopy=True)

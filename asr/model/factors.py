@@ -1,9 +1,11 @@
 """A linear map or a convolution as two thin ones: the LED of thesis 3.1.1, and its convolution.
 
 A map is a matrix from its inputs I (of a convolution: channels times the kernel's places) to its
-outputs O; of rank R it is two maps with R numbers between them.
+outputs O; of rank R it is two maps with R numbers between them. A convolution in groups has a
+matrix and R numbers for each of its groups G.
 """
 
+from collections import Counter
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,23 +17,28 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def factorable(network: nn.Module) -> dict[str, nn.Module]:
-    """The linear maps, LEDs and convolutions (without groups) below `network`, by name.
+    """The linear maps, LEDs and convolutions below `network`, by name.
 
-    Subclasses are left alone: they, or who holds them, may use their weight in another way.
+    Subclasses are left alone: they, or who holds them, may use their weight in another way. So are
+    tied modules, whose weight another holds too (an output's that is the embedding's): the weight
+    would stay beside its factors.
     """
+    parts = network.modules()
+    holders = Counter(p for part in parts for p in part.parameters(recurse=False))
     found: dict[str, nn.Module] = {}
     for name, module in network.named_modules(remove_duplicate=False):
-        inside = any(name.startswith(f"{led}.") for led, m in found.items() if type(m) is LowRank)
-        is_convolution = type(module) in _CONVOLUTIONS and module.groups == 1
-        if is_convolution or (type(module) in (nn.Linear, LowRank) and not inside):
+        leds = [f"{led}.".lstrip(".") for led, m in found.items() if type(m) is LowRank]
+        inside = any(name.startswith(led) for led in leds)
+        if type(module) in (nn.Linear, LowRank, *_CONVOLUTIONS) and not inside:
             found[name] = module
-    return found
+    return {n: m for n, m in found.items() if all(holders[p] == 1 for p in m.parameters())}
 
 
-def matrix(module: nn.Module) -> Tensor:
-    """The weight (O, I) of a factorable module."""
+def matrices(module: nn.Module) -> Tensor:
+    """The weights (G, O, I) of a factorable module; what is no convolution is one group."""
     assert isinstance(module.weight, Tensor)
-    return module.weight.detach().flatten(1)
+    groups = module.groups if isinstance(module, _CONVOLUTIONS) else 1
+    return module.weight.detach().flatten(1).unflatten(0, (groups, -1))
 
 
 def thin(module: nn.Module, rank: int) -> nn.Module:
@@ -43,11 +50,13 @@ def thin(module: nn.Module, rank: int) -> nn.Module:
         return LowRank(module.in_features, module.out_features, rank, has_bias)
     assert isinstance(module, _CONVOLUTIONS)
     kind: Any = type(module)  # of one, two or three axes
+    groups, has_bias = module.groups, module.bias is not None
     first = kind(
-        module.in_channels, rank, module.kernel_size, module.stride, module.padding,
-        module.dilation, bias=False, padding_mode=module.padding_mode,
+        module.in_channels, rank * groups, module.kernel_size, module.stride, module.padding,
+        module.dilation, groups, bias=False, padding_mode=module.padding_mode,
     )  # fmt: skip
-    return nn.Sequential(first, kind(rank, module.out_channels, 1, bias=module.bias is not None))
+    second = kind(rank * groups, module.out_channels, 1, groups=groups, bias=has_bias)
+    return nn.Sequential(first, second)
 
 
 def ends(unit: nn.Module) -> tuple[nn.Module, nn.Module]:
