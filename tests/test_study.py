@@ -1,6 +1,8 @@
 """The efficiency study: what it measures, what it survives, what the thesis says."""
 
 import json
+import math
+import re
 import signal
 import subprocess
 import sys
@@ -10,10 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from asr.errors import DataError
+from asr.cli.study import _kinds
+from asr.errors import ConfigError, DataError
+from asr.model.projection import SetSparse
 from asr.study.bert import BERT_BASE, THESIS, efficiency, pricing
 from asr.study.cells import MODELS, Cell, Row, grid
 from asr.study.findings import findings
+from asr.study.measure import _runner
 from asr.study.report import markdown, summarise
 from asr.study.run import ROWS, read_rows, study
 
@@ -41,6 +46,8 @@ def test_parameters_are_those_of_the_formulas() -> None:
     dense = LAYERS * (4 * D * D + 2 * D * INNER + biases + norms)
     assert cell("transformer").count_parameters() == dense
     assert cell("matrix").count_parameters() == dense
+    sparse = LAYERS * (20 * (4 * 2 * D + 2 * (D + INNER)) + biases + norms)
+    assert cell("set_sparse").count_parameters() == sparse
     for rank in (32, 64, 128, 256):
         low = LAYERS * (rank * (4 * 2 * D + 2 * (D + INNER)) + biases + norms)
         assert cell("lrt", rank).count_parameters() == low
@@ -51,10 +58,18 @@ def test_parameters_are_those_of_the_formulas() -> None:
 
 def test_every_kind_can_be_built_and_the_transformers_training_comes_first() -> None:
     cells = list(grid(list(MODELS), [256, 128], [32, 64], 3, "cpu"))
-    assert len(cells) == len(set(cells)) == 2 * 2 * (6 * 2 + 5)
-    assert all(each.count_parameters() > 0 for each in cells[:17])
-    for start, length in ((0, 128), (34, 256)):
+    assert len(cells) == len(set(cells)) == 2 * 2 * (6 * 2 + 6)
+    assert all(each.count_parameters() > 0 for each in cells[:18])
+    for start, length in ((0, 128), (36, 256)):
         assert cells[start] == cell("transformer", length=length, mode="training", runs=3)
+
+
+def test_sparse_maps_infer_in_the_form_that_a_recogniser_gives_them() -> None:
+    for mode, stays in (("training", True), ("inference", False)):
+        own = cell("set_sparse", length=8, mode=mode)
+        model = own.build()
+        _runner(own, model, 1)()
+        assert any(isinstance(part, SetSparse) for part in model.modules()) == stays
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +167,43 @@ def test_what_does_not_fit_is_recorded_and_the_study_goes_on(tmp_path: Path) -> 
 
 
 def test_a_strange_file_is_told_by_its_line(tmp_path: Path) -> None:
-    (tmp_path / ROWS).write_text("device,mode\ncpu,sleeping\n")
-    with pytest.raises(DataError, match="line 2: not a row of a study"):
+    for row in ("cpu,sleeping", "cpu,training,more"):
+        (tmp_path / ROWS).write_text(f"device,mode\n{row}\n")
+        with pytest.raises(DataError, match="line 2: not a row of a study"):
+            study([cell("transformer")], CPU, tmp_path, None, lambda _: None)
+
+
+@pytest.mark.parametrize("content", [b"device\n\xff\n", b"device\n" + b"x" * 200_000 + b"\n"])
+def test_what_is_no_table_is_told_by_its_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ROWS).write_bytes(content)
+    with pytest.raises(DataError, match=f"{ROWS}: not the rows of a study"):
         study([cell("transformer")], CPU, tmp_path, None, lambda _: None)
+
+
+@pytest.mark.parametrize("memory", [math.inf, math.nan, 1e30, 0.0])
+def test_a_memory_that_is_none_is_told_before_the_work(tmp_path: Path, memory: float) -> None:
+    with pytest.raises(ConfigError, match=f"--memory {re.escape(format(memory, 'g'))}: "):
+        study([cell("transformer")], CPU, tmp_path / "out", memory, lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_kinds_may_have_spaces_between_them() -> None:
+    assert _kinds("lrt, linformer") == ["lrt", "linformer"]
+
+
+def test_where_no_claim_was_measured_there_is_no_table_of_them() -> None:
+    assert "the thesis" not in markdown(summarise([row("transformer", None, 128, 1.0)]))
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--kinds", "lrt,gru"), ("--lengths", "128,x"), ("--ranks", "0"), ("--ranks", "769")],
+    [
+        ("--kinds", "lrt,gru"),
+        ("--memory", "inf"),
+        ("--lengths", "128,x"),
+        ("--ranks", "0"),
+        ("--ranks", "769"),
+    ],
 )
 def test_a_mistake_is_told_before_the_work(tmp_path: Path, option: str, value: str) -> None:
     result = run_cli("bench", "efficiency", option, value, "--out", tmp_path / "out")

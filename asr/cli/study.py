@@ -87,7 +87,7 @@ def efficiency(
 def _kinds(text: str) -> list[str]:
     from asr.study.cells import MODELS
 
-    kinds = list(MODELS) if text == "all" else text.split(",")
+    kinds = list(MODELS) if text == "all" else [kind.strip() for kind in text.split(",")]
     if unknown := [kind for kind in kinds if kind not in MODELS]:
         raise ConfigError(f"--kinds {unknown[0]}: write some of {','.join(MODELS)}, or all")
     return kinds

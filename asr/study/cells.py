@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
-from asr.model.projection import DenseConfig, LowRankConfig
+from asr.model.projection import DenseConfig, LowRankConfig, ProjectionConfig, SetSparseConfig
 from asr.model.transformer import Encoder, EncoderConfig, ModelConfig
 from asr.node import Node
 
@@ -25,7 +25,7 @@ _RANKED = {
     "sliding_window": lambda rank, _: {"window": max(1, rank // 2)},
     "nystrom": lambda rank, _: {"landmarks": rank},
 }
-_FULL = ("transformer", "lrt", "matrix")
+_FULL = ("transformer", "lrt", "matrix", "set_sparse")
 # `matrix` is the Transformer with its matrix of weights formed, as in the thesis's time.
 MODELS = (*_FULL, *_RANKED, "linear", "lsh", "s4d")
 
@@ -42,13 +42,16 @@ class Cell(Node):
 
     def build(self) -> Encoder:
         """The thesis's encoder for this study: 2 layers, 768, 3072, 12 heads."""
-        low_rank = self.model == "lrt" and self.rank
+        projection: ProjectionConfig = DenseConfig()
+        if self.model == "set_sparse":
+            projection = SetSparseConfig()
+        elif self.model == "lrt" and self.rank:
+            projection = LowRankConfig(rank=self.rank)
         numbers = _RANKED[self.model](self.rank, self.length) if self.model in _RANKED else {}
         attention: dict[str, Any] = {"kind": "full" if self.model in _FULL else self.model}
         return Encoder(
             ModelConfig(
-                d_model=D_MODEL, d_inner=4 * D_MODEL, n_heads=12,
-                projection=LowRankConfig(rank=low_rank) if low_rank else DenseConfig(),
+                d_model=D_MODEL, d_inner=4 * D_MODEL, n_heads=12, projection=projection,
                 encoder=EncoderConfig.model_validate(
                     {"n_layers": 2, "attention": attention | numbers}
                 ),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asr.errors import AsrError, is_out_of_memory
-from asr.model.projection import DenseConfig
+from asr.model.projection import DenseConfig, settle
 from asr.model.transformer import Encoder, ModelConfig
 from asr.parent import end_with_parent
 from asr.study.cells import BASELINE, Cell, Row
@@ -110,6 +110,8 @@ def _runner(cell: Cell, model: nn.Module, batch: int) -> Callable[[], None]:
     """A pass over random input, forward, or in training forward and back."""
     is_training = cell.mode == "training"
     model.train(is_training)
+    if not is_training:
+        settle(model)  # as a recogniser does
     device = next(model.parameters()).device
     d_model = next(m for m in model.modules() if isinstance(m, nn.LayerNorm)).normalized_shape[0]
     x_BSD = torch.randn(batch, cell.length, d_model, device=device)

@@ -48,7 +48,8 @@ def markdown(study: Study) -> str:
         for measure, unit in _UNITS.items():
             parts.append(_by_length(study.rows, mode, measure, f"{mode}, {unit}"))
     parts += [_by_length(study.rows, MODES[0], "parameters", "parameters, million")]
-    parts += [_findings(study.findings)]
+    if study.findings:
+        parts.append(_findings(study.findings))
     if study.bert:
         parts.append(_bert(study.bert))
     return "\n\n".join(parts) + "\n"

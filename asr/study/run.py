@@ -14,6 +14,7 @@ from asr.study.cells import BASELINE, Cell, Row
 from asr.study.measure import measure
 
 ROWS = "efficiency.csv"
+_MOST_GIB = 1 << 20
 
 
 def device_name(device: torch.device) -> str:
@@ -28,8 +29,10 @@ def study(
     """The rows of all cells: those of `out` as they are, the others measured and added to it.
 
     `on_row` is told each row. Raises DataError where the file in `out` is not a study's,
-    ConfigError where a CPU's memory cannot be read.
+    ConfigError where a CPU's memory cannot be read or `memory_gib` is none.
     """
+    if memory_gib is not None and not 0 < memory_gib <= _MOST_GIB:
+        raise ConfigError(f"--memory {memory_gib:g}: give GiB above 0, at most {_MOST_GIB}")
     if device.type == "cpu" and not Path("/proc/self/clear_refs").exists():
         raise ConfigError(
             "the memory of a CPU's models is read from Linux's /proc, which is not here: run the "
@@ -57,11 +60,16 @@ def _batch(cell: Cell, known: dict[Cell, Row]) -> int | None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What was measured before. Raises DataError that names the line that is no row."""
+    """What was measured before. Raises DataError that names the file, or a line that is no row."""
     if not path.is_file():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{path}: not the rows of a study ({error}): mend it, or give another --out"
+        ) from error
     rows = []
     for number, line in enumerate(lines, 2):
         try:
