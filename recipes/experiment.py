@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import lightning as L
 import torch
@@ -70,17 +71,29 @@ def fit(
 class Results:
     """results.json: a run's settings, and `rows`, which are not measured twice.
 
-    Raises ConfigError where the file is of other settings.
+    Raises ConfigError where the file is of other settings or damaged, or its folder not writable.
     """
 
     def __init__(self, path: Path, settings: dict) -> None:
-        found = {"settings": settings, "rows": []}
-        if path.is_file():
+        self.path, self.settings, self.rows = path, settings, list[dict]()
+        try:  # now, rather than after the first training
+            path.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise ConfigError(
+                f"--out {path.parent}: cannot be written ({error.strerror}): give another folder"
+            ) from error
+        if not path.exists():
+            return
+        try:
             found = json.loads(path.read_text())
-        if found["settings"] != settings:
+            its, self.rows = found["settings"], [dict(row) for row in found["rows"]]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"{path}: no results that can be read: give another --out, or move it away"
+            ) from error
+        if its != settings:
             raise ConfigError(f"{path}: is of other settings: give another --out, or move it away")
-        self.path, self.settings, self.rows = path, settings, found["rows"]
-        self._keep()
 
     def __contains__(self, names: dict) -> bool:
         """Is there a row that has all of these?"""
@@ -89,10 +102,6 @@ class Results:
     def add(self, row: dict) -> None:
         """What is killed now goes on behind this row."""
         self.rows.append(row)
-        self._keep()
-
-    def _keep(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"settings": self.settings, "rows": self.rows})
         write_atomically(self.path, lambda temporary: temporary.write_text(text))
 
@@ -106,6 +115,12 @@ def start(name: str, main: Callable[[], None]) -> None:
     except AsrError as error:
         err.print(f"{name}: {error}", markup=False, highlight=False)
         sys.exit(error.exit_code)
+    except OSError as error:
+        what = f"{error.filename or 'disk'}: {error.strerror or error}"
+        err.print(
+            f"{name}: {what}: mend that; the same command goes on", markup=False, highlight=False
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         err.print(f"{name}: interrupted; the same command goes on")
         sys.exit(130)

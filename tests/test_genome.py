@@ -9,6 +9,7 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import tokens
 import torch
 from diplotype import CHARACTERS, HAPLOTYPE, TABLE, bases, diplotype
 
-from asr.errors import AsrError, DataError
+from asr.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,6 +62,9 @@ def record(position: int | str, ref: str, alt: str, *genotypes: str, chromosome:
     return "\t".join(fields) + "\n"
 
 
+ALIKE = record(110, "C", "T", "0|0", "0|0")  # inside, and nobody has another allele
+
+
 @pytest.fixture
 def region(tmp_path: Path) -> reading.Region:
     """Ten bases, of which the first is number 101."""
@@ -87,8 +91,12 @@ def read(tmp_path: Path, text: str, region: reading.Region) -> list[str]:
         (record(105, "AC", "TG", "0|1", "0|0"), {4: "A-T", 5: "C-G"}, {}),
         (record(106, "C", "<DEL>,*", "0|1", "2|2"), {5: "C-N"}, {}),
         (record(106, "C", "NA", "0|1", "0|0"), {5: "C-NI"}, {}),
-        (record(99, "TT", "T", "1|1", "1|1") + record(110, "CA", "C", "1|1", "1|1"), {}, {}),
-        (record(101, "A", "G", "1|1", "1|1", chromosome="20"), {}, {}),
+        (
+            record(99, "TT", "T", "1|1", "1|1") + record(110, "CA", "C", "1|1", "1|1") + ALIKE,
+            {},
+            {},
+        ),
+        (record(101, "A", "G", "1|1", "1|1", chromosome="20") + ALIKE, {}, {}),
     ],
 )
 def test_a_genotype_becomes_the_pair_at_its_places(
@@ -107,9 +115,11 @@ def test_a_gzipped_vcf_is_the_same(tmp_path: Path, region: reading.Region) -> No
     cohort = reading.read_vcf(path, region)
     assert [diplotype(each) for each in cohort.haplotypes_P2L] == plain
     assert cohort.subjects == ["p", "q"] and cohort.start == 101
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"cohort.vcf.gz: cannot be read as text"):
-        reading.read_vcf(path, region)
+    whole = path.read_bytes()
+    for damaged in (whole[:-20], whole[:10] + b"\xff" * 20 + whole[30:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"cohort.vcf.gz: cannot be read as text"):
+            reading.read_vcf(path, region)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +138,18 @@ def test_a_gzipped_vcf_is_the_same(tmp_path: Path, region: reading.Region) -> No
         (HEADER + record(101, "A", "G", "0|2", "0|0"), "has an allele that ALT has not"),
         (HEADER + record(101, "A", "G", "1", "0|0"), "genotype '1' is not of two alleles"),
         (HEADER + record(101, "A", "G", "0|1", "0|0").replace("GT:DP", "DP:GT"), "with GT"),
+        (
+            HEADER,
+            "cohort.vcf: it has no records, the reference is 19:101-110: give the same region",
+        ),
+        (
+            HEADER + record(101, "A", "G", "0|1", "0|0", chromosome="chr19"),
+            "cohort.vcf: its records go from chr19:101 to chr19:101, the reference is 19:101-110",
+        ),
+        (
+            HEADER + "".join(record(at, "A", "G", "0|1", "0|0") for at in (7, 90, 100, 111)),
+            "cohort.vcf: its records go from 19:7 to 19:111, the reference is 19:101-110",
+        ),
     ],
 )
 def test_a_bad_line_of_a_vcf_is_named(
@@ -163,6 +185,19 @@ def test_a_bad_fasta_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(DataError) as caught:
         reading.read_haplotypes(tmp_path)
     assert says in str(caught.value)
+
+
+def test_a_subject_is_named_as_its_file_and_has_one(tmp_path: Path) -> None:
+    text = ">a\nACGT\n>b\nACGT\n"
+    for name in ("family.fam1.fa", "family.fam2.fa", "x.fasta"):
+        (tmp_path / name).write_text(text)
+    for name in ("y.fa.gz", "z.fasta.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(text.encode()))
+    found = reading.read_haplotypes(tmp_path).subjects
+    assert found == ["family.fam1", "family.fam2", "x", "y", "z"]
+    (tmp_path / "x.fa").write_text(text)
+    with pytest.raises(DataError, match=r"x.fasta: x.fa is x's too: rename either"):
+        reading.read_haplotypes(tmp_path)
 
 
 def test_subjects_of_other_regions_and_a_folder_of_none(tmp_path: Path) -> None:
@@ -231,19 +266,58 @@ def test_every_diplotype_is_made_of_known_tokens() -> None:
     found = tokens.encode([sequence, CHARACTERS], model)
     assert tokens.UNK not in torch_list(found) and len(found[0]) < 600
     assert model == tokens.learn([sequence], 120, seed=1)
-    with pytest.raises(AsrError, match="--vocab 20 does not fit"):
-        tokens.learn([sequence], 20, seed=1)
+
+
+def test_a_vocabulary_that_does_not_fit_is_told_what_does() -> None:
+    for vocab, says in ((20, "68 at least"), (84, "83 at most")):
+        with pytest.raises(DataError, match=f"--vocab {vocab} .*: make it {says}$"):
+            tokens.learn(["ACGTAC" * 20], vocab, seed=1)
+    assert tokens.learn(["ACGTAC" * 20], 68, seed=1) and tokens.learn(["ACGTAC" * 20], 83, seed=1)
 
 
 def torch_list(found: list) -> list[int]:
     return [token for each in found for token in each.tolist()]
 
 
-def test_a_token_more_in_front_changes_little_of_what_an_untrained_model_says() -> None:
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
     spec = importlib.util.spec_from_file_location("genome_run", ROOT / "recipes/genome/run.py")
     assert spec and spec.loader
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pretraining_is_done_anew_for_what_it_was_not_done_for(
+    tmp_path: Path, recipe: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"tokens": 50, "vocab": 100, "seed": 1, "pretraining_epochs": 1, "out": tmp_path}
+    panel = [torch.arange(2, 40), torch.arange(30, 60)]
+    trained: list[dict] = []
+
+    def fit(_what: str, model: torch.nn.Module, *_: object, **settings: object) -> torch.nn.Module:
+        trained.append(settings)
+        torch.nn.init.constant_(model.special, len(trained))
+        return model
+
+    monkeypatch.setattr(recipe, "fit", fit)
+
+    def number(panel: list[torch.Tensor], **changes: int) -> float:
+        """Of the training whose weights these are."""
+        model = recipe.pretrained(argparse.Namespace(**{**options, **changes}), panel)
+        assert model.embed.num_embeddings == {**options, **changes}["vocab"]
+        return float(model.special.detach().mean())
+
+    assert number(panel) == 1 == number(panel)
+    changes = [{"vocab": 101}, {"seed": 2}, {"pretraining_epochs": 2}, {"tokens": 60}]
+    assert [number(panel, **each) for each in changes] == [2, 3, 4, 5]
+    assert number([panel[0].flip(0), panel[1]]) == 6 and number(panel[:1]) == 7
+    assert number(panel) == 1 and number(panel, seed=2) == 3 and len(trained) == 7
+
+
+def test_a_token_more_in_front_changes_little_of_what_an_untrained_model_says(
+    recipe: ModuleType,
+) -> None:
     options = argparse.Namespace(tokens=1024, vocab=100, seed=1)
     torch.manual_seed(0)
     tokens_BS = torch.randint(2, 100, (16, 1000))
@@ -284,7 +358,8 @@ def test_from_genotypes_to_the_table_and_on_where_it_was(tmp_path: Path) -> None
         (split, model) for split in range(5) for model in models
     ]
     assert all(0 <= row[key] <= 100 for row in found["rows"] for key in ("AUC", "F1"))
-    pretrained = (tmp_path / "pretrained.safetensors").stat().st_mtime_ns
+    (pretrained,) = tmp_path.glob("pretrained-*.safetensors")
+    when = pretrained.stat().st_mtime_ns
     for row in found["rows"]:
         row["AUC"] = 12.5
     last = found["rows"].pop()
@@ -293,7 +368,8 @@ def test_from_genotypes_to_the_table_and_on_where_it_was(tmp_path: Path) -> None
     assert "| logistic baseline | 12.50 ± 0.00" in again.stdout, again.stderr
     rows = json.loads(path.read_text())["rows"]
     assert rows[:-1] == found["rows"] and rows[-1]["model"] == last["model"]
-    assert (tmp_path / "pretrained.safetensors").stat().st_mtime_ns == pretrained
+    assert list(tmp_path.glob("pretrained*")) == [pretrained]
+    assert pretrained.stat().st_mtime_ns == when
 
 
 def test_a_wrong_command_is_one_sentence(tmp_path: Path) -> None:
@@ -301,3 +377,29 @@ def test_a_wrong_command_is_one_sentence(tmp_path: Path) -> None:
                  "--out", tmp_path / "out")  # fmt: skip
     assert result.returncode == 3 and "no .fa or .fasta here" in result.stderr
     assert "Traceback" not in result.stderr and not result.stdout
+    assert not (
+        tmp_path / "out" / "results.json"
+    ).exists()  # which would keep the right command out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--simulated-subjects 0", "--simulated-subjects 0: give a number from 20 to"),
+        ("--seed 99999999999", "--seed 99999999999: give a number from 0 to 2147483647"),
+        ("--vocab -1", "--vocab -1: give a number from 68 to"),
+        ("--vocab 99999999999", "--vocab 99999999999: give a number from 68 to"),
+        ("--panel p.vcf", "--panel goes with --vcf"),
+        ("--fasta f --phenotypes y --baseline 1 --panel p.vcf", "--panel goes with --vcf"),
+        ("--phenotypes y", "give --phenotypes and --baseline with --vcf or --fasta"),
+        ("--baseline 1,2", "give --phenotypes and --baseline with --vcf or --fasta"),
+        ("--fasta f --phenotypes y", "give --phenotypes and --baseline with --vcf or --fasta"),
+    ],
+)
+def test_options_that_cannot_be_obeyed_are_named(
+    recipe: ModuleType, monkeypatch: pytest.MonkeyPatch, options: str, says: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", *options.split()])
+    with pytest.raises(ConfigError) as caught:
+        recipe.arguments()
+    assert str(caught.value).startswith(says)

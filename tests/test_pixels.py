@@ -70,11 +70,14 @@ def test_a_wrong_idx_file_is_named(mnist: Path, name: str, change, says: str) ->
     assert name in str(caught.value) and says in str(caught.value)
 
 
-def test_a_gzip_that_is_none_is_named(mnist: Path) -> None:
+def test_a_gzip_that_is_none_or_damaged_is_named(mnist: Path) -> None:
     path = mnist / "train-images-idx3-ubyte"
-    path.rename(mnist / f"{path.name}.gz")
-    with pytest.raises(DataError, match=r"idx3-ubyte.gz: cannot be unpacked"):
-        images.mnist(mnist)
+    whole = gzip.compress(path.read_bytes())
+    packed = path.rename(mnist / f"{path.name}.gz")
+    for data in (packed.read_bytes(), whole[:10] + b"\xff" * 20 + whole[30:]):
+        packed.write_bytes(data)
+        with pytest.raises(DataError, match=r"idx3-ubyte.gz: cannot be unpacked"):
+            images.mnist(mnist)
 
 
 def test_pictures_of_another_size_are_refused(mnist: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from asr.errors import DataError
 COLUMNS = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT"]
 _BASES = re.compile("[ACGTNacgtn]+")
 _ALIGNED = re.compile("[ACGTNacgtn-]*")
+_FASTA = re.compile(r"(.+)\.(fa|fasta)(\.gz)?$")
 _N = HAPLOTYPE.index("N")
 
 
@@ -42,7 +44,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 yield number, line.rstrip("\r\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as text ({error}): copy it again") from error
 
 
@@ -81,11 +83,16 @@ def read_reference(path: Path) -> Region:
 
 def read_haplotypes(folder: Path) -> Cohort:
     """A FASTA of two aligned haplotypes for each subject, whose name is the file's."""
-    files = sorted(p for p in folder.glob("*") if p.name.endswith((".fa", ".fasta", ".fa.gz")))
+    files = sorted(p for p in folder.glob("*") if _FASTA.fullmatch(p.name))
     if not files:
         raise DataError(f"{folder}: no .fa or .fasta here: give the folder of the subjects' files")
-    rows = []
+    rows: list[np.ndarray] = []
+    subjects: dict[str, Path] = {}
     for path in files:
+        subject = _FASTA.sub(r"\1", path.name)
+        if subject in subjects:
+            raise DataError(f"{path}: {subjects[subject].name} is {subject}'s too: rename either")
+        subjects[subject] = path
         records = read_fasta(path)
         lengths = [len(sequence_L) for _, sequence_L in records]
         if len(records) != 2 or lengths[0] != lengths[1]:
@@ -99,16 +106,17 @@ def read_haplotypes(folder: Path) -> Cohort:
                 "subjects need the same region"
             )
         rows.append(np.stack([sequence_L for _, sequence_L in records]))
-    return Cohort([path.name.split(".fa")[0] for path in files], np.stack(rows))
+    return Cohort(list(subjects), np.stack(rows))
 
 
 def read_vcf(path: Path, region: Region) -> Cohort:
     """The subjects of a VCF: the region's bases, and where a genotype has another allele, that.
 
-    Records outside the region are passed over. A haplotype of unknown allele is N at the record's
-    places, and so is one whose allele is not spelt out (<DEL>, breakends).
+    Records outside the region are passed over, unless all are. A haplotype of unknown allele is N
+    at the record's places, and so is one whose allele is not spelt out (<DEL>, breakends).
     """
-    cohort = None
+    cohort, n_inside = None, 0
+    ends: list[str] = []  # the first record's place and the last's
     for number, line in lines(path):
         where = f"{path}:{number}"
         if line.startswith("#CHROM"):
@@ -116,9 +124,18 @@ def read_vcf(path: Path, region: Region) -> Cohort:
         elif line and not line.startswith("#"):
             if cohort is None:
                 raise DataError(f"{where}: a record before the line of #CHROM: not a whole VCF")
-            _apply(where, line.split("\t"), region, cohort)
+            fields = line.split("\t")
+            n_inside += _apply(where, fields, region, cohort)
+            ends = [*ends[:1], ":".join(fields[:2])]
     if cohort is None:
         raise DataError(f"{path}: no line of #CHROM: not a VCF")
+    if not n_inside:
+        held = f"its records go from {ends[0]} to {ends[-1]}" if ends else "it has no records"
+        last = region.start + len(region.bases_L) - 1
+        raise DataError(
+            f"{path}: {held}, the reference is {region.chromosome}:{region.start}-{last}: give the "
+            "same region of both, and name its chromosome alike"
+        )
     return cohort
 
 
@@ -133,8 +150,8 @@ def _empty(where: str, names: list[str], region: Region) -> Cohort:
     return Cohort(subjects, rows_P2L, region.start)
 
 
-def _apply(where: str, fields: list[str], region: Region, cohort: Cohort) -> None:
-    """Put a record's alleles where the subjects have them."""
+def _apply(where: str, fields: list[str], region: Region, cohort: Cohort) -> bool:
+    """Put a record's alleles where the subjects have them; False where it is not in the region."""
     if len(fields) != len(COLUMNS) + len(cohort.subjects):
         raise DataError(
             f"{where}: {len(fields)} columns, the line of #CHROM has "
@@ -149,7 +166,7 @@ def _apply(where: str, fields: list[str], region: Region, cohort: Cohort) -> Non
         raise DataError(f"{where}: FORMAT {fields[8]!r} does not begin with GT, the genotype")
     at = int(position) - region.start
     if chromosome != region.chromosome or at < 0 or at + len(ref) > len(region.bases_L):
-        return
+        return False
     place = slice(at, at + len(ref))
     if not np.array_equal(bases(ref), region.bases_L[place]):
         raise DataError(f"{where}: REF {ref} is not what the reference has there: another build's?")
@@ -160,6 +177,7 @@ def _apply(where: str, fields: list[str], region: Region, cohort: Cohort) -> Non
                 cohort.haplotypes_P2L[subject, haplotype, place] = _N
             elif allele and alleles[allele - 1] is not None:
                 cohort.haplotypes_P2L[subject, haplotype, place] = alleles[allele - 1]
+    return True
 
 
 def _allele(where: str, ref: str, alt: str) -> np.ndarray | None:

@@ -10,13 +10,14 @@ import argparse
 import os
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean, stdev
 
 import lightning as L
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.model_selection import StratifiedKFold, train_test_split
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.nn.functional import one_hot
 
-from asr.bundle import write_atomically
+from asr.bundle import load_weights, write_atomically
 from asr.errors import ConfigError, DataError
 from asr.model.classifier import ClassifierConfig, SequenceClassifier
 
@@ -40,6 +41,7 @@ from training import Rows, fit, probabilities
 BASELINE, FRESH, PRETRAINED = "logistic baseline", "Linformer, not pre-trained", "Linformer"
 THESIS = {BASELINE: (58.88, 49.24), FRESH: (56.49, 56.83), PRETRAINED: (64.35, 61.57)}
 _SPLITS, _RANK = 5, 32
+_MOST = 2**31 - 1  # what sentencepiece and numpy take
 
 
 def arguments() -> argparse.Namespace:
@@ -62,12 +64,22 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if bool(options.vcf) != bool(options.reference) or (options.vcf and options.fasta):
         raise ConfigError("give --vcf with --reference, or --fasta, or none of them to simulate")
-    if (options.vcf or options.fasta) and not (options.phenotypes and options.baseline):
-        raise ConfigError("a cohort needs --phenotypes and --baseline")
-    least = {"simulated_length": 1000, "tokens": 2, "pretraining_epochs": 1, "epochs": 1, "seed": 0}
+    its = (options.vcf or options.fasta, options.phenotypes, options.baseline)
+    if any(its) != all(its):
+        raise ConfigError(
+            "give --phenotypes and --baseline with --vcf or --fasta, or none of them to simulate"
+        )
+    if options.panel and not options.vcf:
+        raise ConfigError("--panel goes with --vcf: give both, or leave it out")
+    least = {
+        "simulated_subjects": 4 * _SPLITS, "simulated_length": 1000, "tokens": 2,
+        "vocab": tokens.LEAST, "pretraining_epochs": 1, "epochs": 1, "seed": 0,
+    }  # fmt: skip
     for name, value in least.items():
-        if getattr(options, name) < value:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value} at least")
+        if not value <= (given := getattr(options, name)) <= _MOST:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {given}: give a number from {value} to {_MOST}"
+            )
     return options
 
 
@@ -160,19 +172,21 @@ def fresh(options: argparse.Namespace) -> SequenceClassifier:
 
 
 def pretrained(options: argparse.Namespace, panel: list[Tensor]) -> SequenceClassifier:
-    """The model after masked pre-training, which is done once."""
-    model, path = fresh(options), options.out / "pretrained.safetensors"
+    """The model after masked pre-training, which is done once for the same settings and panel."""
+    model, epochs = fresh(options), options.pretraining_epochs
+    learnt_from = (shape(options), epochs, options.seed, [each.tolist() for each in panel])
+    digest = sha256(repr(learnt_from).encode()).hexdigest()
+    path = options.out / f"pretrained-{digest[:16]}.safetensors"
     if path.is_file():
-        model.load_state_dict(load_file(path))
+        load_weights(model, path)
         return model
     rows: Rows = [(each, 0) for each in panel]
-    epochs = options.pretraining_epochs
     entropy = Categorical(torch.bincount(torch.cat(panel)).float()).entropy()
     err.print(f"pre-training; who knows only how common each token is pays {entropy:.2f} nats each")
     model = fit(
         "pre-training", model, rows, None, epochs=epochs, seed=options.seed, lr=3e-3, batch=4
     )
-    write_atomically(path, lambda temporary: save_file(model.state_dict(), temporary))
+    write_atomically(path, lambda temporary: temporary.write_bytes(save(model.state_dict())))
     return model
 
 

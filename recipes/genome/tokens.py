@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 
 import sentencepiece as spm
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from asr.errors import DataError
 
 PAD, UNK = 0, 1
+LEAST = len(CHARACTERS) + 2  # of a vocabulary
 
 
 def learn(sequences: list[str], vocab_size: int, seed: int) -> bytes:
@@ -36,9 +38,10 @@ def learn(sequences: list[str], vocab_size: int, seed: int) -> bytes:
             num_threads=1, minloglevel=2,
         )  # fmt: skip
     except RuntimeError as error:
+        most = re.search(r"value <= (\d+)", str(error))
+        bound = f"{most[1]} at most" if most else f"{LEAST} at least"
         raise DataError(
-            f"--vocab {vocab_size} does not fit the sequences "
-            f"({str(error).splitlines()[-1].strip()}): they need {len(CHARACTERS) + 2} at least"
+            f"--vocab {vocab_size} does not fit the sequences: make it {bound}"
         ) from error
     return model.getvalue()
 

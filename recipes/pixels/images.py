@@ -1,6 +1,7 @@
 """Pictures of digits: scikit-learn's own, or MNIST where its four files are."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def _read_idx(folder: Path, name: str, n_axes: int) -> tuple[Path, np.ndarray]:
         raise DataError(f"{folder / name}: is not here, nor with .gz: give the folder of MNIST")
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be unpacked ({error}): copy it again") from error
     head = 4 + 4 * n_axes
     if data[:4] != bytes((0, 0, 8, n_axes)) or len(data) < head:
