@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo test lint clean
+.PHONY: install demo test lint docs clean
 
 install: $(STAMP)
 
@@ -31,6 +31,11 @@ lint: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/mypy
+
+# Dead links and warnings are errors, and so is a page of results that is not its files'.
+docs: install
+	$(BIN)/python -m benchmarks.tables --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build *.egg-info

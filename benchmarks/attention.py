@@ -1,6 +1,6 @@
-"""Time and memory of every attention by length.
+"""Measure time and memory of every attention by length.
 
-    python benchmarks/attention.py [--lengths 512 1024 …] [--only linear performer …]
+    python -m benchmarks.attention [--lengths 512 1024 …] [--only linear performer …] [--record]
 
 A self-attention unit (dense projections, d_model 256, 4 heads, a batch of 1), forward in evaluation
 and a training step (dropout 0.1, forward and backward). What `full` is depends: torch's fused
@@ -8,7 +8,7 @@ kernel in evaluation, a matrix of T × T in training, since torch drops no weigh
 CPU; `full, matrix` is the thesis's, with a matrix in both. Where Linformer overtakes the LRT
 (thesis fig. 3.5) `asr bench efficiency` shows.
 
-Each cell is a process of its own with one thread. Seconds are the processor's, the least of its
+Each case is a process of its own with one thread. Seconds are the processor's, the least of its
 runs, so that other work on the machine counts little; memory is the rise of the peak of resident
 memory over what weights and input take. An exponent is the slope of a line through the logarithms.
 """
@@ -16,8 +16,6 @@ memory over what weights and input take. An exponent is the slope of a line thro
 import argparse
 import math
 import multiprocessing
-import os
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,13 +31,16 @@ from asr.model.layers import MultiHeadAttention
 from asr.model.projection import DenseConfig
 from asr.model.transformer import EncoderConfig, ModelConfig
 from asr.train.memory import keep_buffers
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 MOST = 4096  # longer, matrices of T × T need more memory than we take
-SECONDS = 0.4  # of runs for a cell, at least
+SECONDS = 0.4  # of runs for a case, at least
 LINEAR = ["linformer", "conv_linformer", "linear", "performer", "sliding_window"]
 MODES = ["forward", "training"]
 Make = Callable[[int], nn.Module]
+Series = dict[str, list[float]]
 
 
 class Matrix(Kernel):
@@ -48,20 +49,20 @@ class Matrix(Kernel):
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
     ) -> Tensor:
-        """(B, H, T, K)."""
+        """Return the attended values (B, H, T, K)."""
         assert keep_BS is None or keep_BS.all()
         weights = (q_BHTK @ k_BHSK.transpose(2, 3) * q_BHTK.shape[-1] ** -0.5).softmax(-1)
         return dropout(weights, 0.1 if self.training else 0.0) @ v_BHSK
 
 
 def attention(kind: str, numbers: dict[str, Any], T: int) -> EncoderConfig:
-    """The kind with k = 128 landmarks, features or neighbours, whatever the length."""
+    """Configure the kind with k = 128 landmarks, features or neighbours, whatever the length."""
     numbers = {key: value(T) if callable(value) else value for key, value in numbers.items()}
     return EncoderConfig.model_validate({"attention": {"kind": kind, **numbers}})
 
 
 def unit(kind: str, numbers: dict[str, Any]) -> Make:
-    """A self-attention unit."""
+    """Return what makes a self-attention unit for a length."""
 
     def make(T: int) -> nn.Module:
         config = ModelConfig(d_model=256, n_heads=4, projection=DenseConfig())
@@ -71,7 +72,7 @@ def unit(kind: str, numbers: dict[str, Any]) -> Make:
 
 
 def matrix_unit(T: int) -> nn.Module:
-    """A self-attention unit that forms its matrix."""
+    """Make a self-attention unit that forms its matrix."""
     made = unit("full", {})(T)
     assert isinstance(made, MultiHeadAttention)
     made.kernel = Matrix()
@@ -94,7 +95,7 @@ UNITS: dict[str, Make] = {
 
 
 def peak() -> float:
-    """The peak of this process's resident memory since the last `forget_peak`, in MiB."""
+    """Return the peak of this process's resident memory since the last `forget_peak`, in MiB."""
     status = Path("/proc/self/status").read_text("utf-8")
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -105,7 +106,7 @@ def forget_peak() -> None:
 
 
 def runner(model: nn.Module, mode: str) -> Callable[[Tensor], None]:
-    """A run over an input (1, T, D)."""
+    """Return a run over an input (1, T, D)."""
     model.train(mode == "training")
 
     def run(x_1TD: Tensor) -> None:
@@ -120,8 +121,8 @@ def runner(model: nn.Module, mode: str) -> Callable[[Tensor], None]:
     return run
 
 
-def cell(make: Make, T: int, mode: str, answer: Any) -> None:
-    """Send seconds and MiB."""
+def run_case(make: Make, T: int, mode: str, connection: Any) -> None:
+    """Measure one case and send its seconds and MiB."""
     torch.set_num_threads(1)
     keep_buffers()  # as training does
     torch.manual_seed(0)
@@ -139,15 +140,15 @@ def cell(make: Make, T: int, mode: str, answer: Any) -> None:
         seconds.append(time.process_time() - start)
         if len(seconds) == 1:
             rise = peak() - before
-    answer.send((min(seconds), rise))
+    connection.send((min(seconds), rise))
 
 
 def measure(make: Make, T: int, mode: str) -> tuple[float, float]:
-    """Seconds and MiB of a cell, in a process of its own."""
+    """Return seconds and MiB of a case, measured in a process of its own."""
     # A fork of a process that has imported torch and computed nothing is a fresh one, sooner.
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=cell, args=(make, T, mode, theirs))
+    process = context.Process(target=run_case, args=(make, T, mode, theirs))
     process.start()
     theirs.close()
     try:
@@ -159,7 +160,7 @@ def measure(make: Make, T: int, mode: str) -> tuple[float, float]:
 
 
 def exponent(lengths: list[int], values: list[float]) -> float:
-    """The slope of log value over log length."""
+    """Return the slope of log value over log length."""
     pairs = [(t, v) for t, v in zip(lengths, values, strict=True) if v > 0]
     if len(pairs) < 2:
         return math.nan
@@ -167,64 +168,66 @@ def exponent(lengths: list[int], values: list[float]) -> float:
     return float(np.polyfit(log_T, log_values, 1)[0])
 
 
-def table(title: str, lengths: list[int], rows: dict[str, list[float]], digits: int) -> None:
-    """Values by length, with exponents."""
-    print(f"\n| {title} | " + " | ".join(map(str, lengths)) + " | exponent |")
-    print("|---|" + "---|" * (len(lengths) + 1))
-    for name, values in rows.items():
-        cells = ["—" if math.isnan(v) else f"{v:.{digits}f}" for v in values]
-        print(f"| {name} | " + " | ".join(cells) + f" | {exponent(lengths, values):.2f} |")
+def by_length(subjects: dict[str, Make], lengths: list[int], mode: str) -> tuple[Series, Series]:
+    """Return milliseconds and MiB by subject and length."""
+    times: Series = {}
+    memory: Series = {}
+    for name, make in subjects.items():
+        forms = name == "full, matrix" or (mode == "training" and name == "full")
+        cases = [
+            (math.nan, math.nan) if forms and MOST < T else measure(make, T, mode) for T in lengths
+        ]
+        times[name] = [1000 * seconds for seconds, _ in cases]
+        memory[name] = [mib for _, mib in cases]
+        record.progress(f"{mode}, {name}: {', '.join(f'{ms:.1f}' for ms in times[name])} ms")
+    return times, memory
 
 
-def by_length(
-    subjects: dict[str, Make], lengths: list[int]
-) -> dict[str, tuple[dict[str, list[float]], dict[str, list[float]]]]:
-    """Milliseconds and MiB by subject and length, for each mode; printed as they come."""
-    found = {}
-    for mode in MODES:
-        times: dict[str, list[float]] = {}
-        memory: dict[str, list[float]] = {}
-        for name, make in subjects.items():
-            forms = name == "full, matrix" or (mode == "training" and name == "full")
-            cells = [
-                (math.nan, math.nan) if forms and MOST < T else measure(make, T, mode)
-                for T in lengths
-            ]
-            times[name] = [1000 * seconds for seconds, _ in cells]
-            memory[name] = [mib for _, mib in cells]
-        table(f"{mode}, ms", lengths, times, 1)
-        table(f"{mode}, MiB", lengths, memory, 1)
-        found[mode] = times, memory
-    return found
+def table(title: str, lengths: list[int], rows: dict[str, list[float]]) -> Result:
+    """Return values by length, with exponents."""
+    columns = {"kind": "", **{str(T): ".1f" for T in lengths}, "exponent": ".2f"}
+    lines: list[list[Value]] = [
+        [name, *(None if math.isnan(v) else v for v in [*values, exponent(lengths, values)])]
+        for name, values in rows.items()
+    ]
+    return Result(title=title, columns=columns, rows=lines)
 
 
-def kinds(lengths: list[int], only: list[str]) -> None:
-    """Every kind, and what it saves."""
-    subjects = {name: make for name, make in UNITS.items() if name in only or not only}
-    found = by_length(subjects, lengths)
+def savings(mode: str, lengths: list[int], times: Series, memory: Series) -> Result:
+    """Return how the linear kinds compare with full attention at 4096 steps, or at the longest."""
     at = lengths.index(4096) if 4096 in lengths else -1
-    print(f"\nat {lengths[at]}: times as fast as full (full, matrix) and share of its memory")
-    for mode, (times, memory) in found.items():
-        for name in (n for n in LINEAR if n in subjects):
-            said = [
-                f"{times[f][at] / times[name][at]:.1f} x, {memory[name][at] / memory[f][at]:.0%}"
-                for f in ("full", "full, matrix") if f in subjects
-            ]  # fmt: skip
-            slopes = [exponent(lengths, values[name]) for values in (times, memory)]
-            verdict = "linear" if max(slopes) <= 1.15 else "above 1.15"
-            print(f"{mode}, {name}: {'; '.join(said)}; exponents of time and memory"
-                  f" {slopes[0]:.2f}, {slopes[1]:.2f}: {verdict}")  # fmt: skip
+    full = [name for name in ("full", "full, matrix") if name in times]
+    columns = {"kind": ""}
+    for name in full:
+        columns |= {f"times as fast as {name}": ".1f", f"share of the memory of {name}": ".0%"}
+    columns |= {"exponent of time": ".2f", "exponent of memory": ".2f"}
+    rows: list[list[Value]] = []
+    for kind in (name for name in LINEAR if name in times):
+        row: list[Value] = [kind]
+        for name in full:
+            row += [times[name][at] / times[kind][at], memory[kind][at] / memory[name][at]]
+        rows.append([*row, exponent(lengths, times[kind]), exponent(lengths, memory[kind])])
+    return Result(
+        title=f"At {lengths[at]} steps, {mode}", columns=columns, rows=rows,
+        note="The aim is an exponent of at most 1.15.",
+    )  # fmt: skip
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--only", nargs="+", default=[], choices=list(UNITS))
+    record.add_option(parser)
     args = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, one thread,"
-          f" torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")  # fmt: skip
-    kinds(args.lengths, args.only)
+    subjects = {name: make for name, make in UNITS.items() if name in args.only or not args.only}
+    results = []
+    for mode in MODES:
+        times, memory = by_length(subjects, args.lengths, mode)
+        results.append(table(f"{mode.capitalize()}, ms", args.lengths, times))
+        results.append(table(f"{mode.capitalize()}, MiB", args.lengths, memory))
+        results.append(savings(mode, args.lengths, times, memory))
+    record.publish(args, "attention", results)
 
 
 if __name__ == "__main__":

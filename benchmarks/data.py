@@ -1,6 +1,6 @@
-"""What a batch costs before it reaches the network, beside what a training step costs.
+"""Measure what a batch costs before it reaches the network, beside a training step.
 
-    python benchmarks/data.py [--quick]
+    python -m benchmarks.data [--quick] [--record]
 
 Recordings of 4.5 s (noise: what they say does not matter) in 16-bit WAV are prepared as any
 corpus is, then read, cut into features and batched by the product's own loader, in the process
@@ -17,12 +17,14 @@ from statistics import median
 import numpy as np
 import soundfile
 import torch
-from training import RECIPE, TOKENS, machine, matrix_rate, measure
 
 from asr.config import Config, load_config
 from asr.data import EpochSteps, SpeechDataset, load_cuts, loader, plan_epoch, text_of
 from asr.features import LogMelConfig
 from asr.tokenizer import Tokenizer
+from benchmarks import record
+from benchmarks.record import Result, Value
+from benchmarks.training import RECIPE, TOKENS, measure
 from data_prep.manifest import Utterance, write_corpus
 
 SECONDS, RATE, BATCH = 4.5, 16000, 12
@@ -30,14 +32,14 @@ LETTERS = [chr(0x4E00 + i) for i in range(200)]
 
 
 def corpus(root: Path, n: int) -> Config:
-    """The recipe over a corpus of n utterances in `root`."""
+    """Make a corpus of n utterances in `root`; return the recipe over it."""
     rng = np.random.default_rng(0)
     utterances = []
     for i in range(n):
         path = root / f"{i}.wav"
         soundfile.write(path, rng.normal(0, 0.1, int(SECONDS * RATE)), RATE, subtype="PCM_16")
         text = "".join(rng.choice(LETTERS, TOKENS - 1))
-        utterances.append(Utterance(f"u{i}", path, text, "nobody"))
+        utterances.append(Utterance(f"u{i}", path, text, "speaker"))
     splits = {"train": utterances[:-2], "dev": utterances[-2:-1], "test": utterances[-1:]}
     write_corpus(splits, root, corpus="noise", synthetic=True, jobs=1)
     files = [f"data.{split}={root / split}.jsonl.gz" for split in ("train", "dev")]
@@ -45,7 +47,7 @@ def corpus(root: Path, n: int) -> Config:
 
 
 def loading(config: Config) -> float:
-    """Median seconds of a batch."""
+    """Return the median seconds of a batch."""
     cuts = load_cuts(config.data.train)
     tokenizer = Tokenizer.train(map(text_of, cuts), config.tokenizer)
     dataset = SpeechDataset(config.features.build(), tokenizer, RATE)
@@ -59,7 +61,7 @@ def loading(config: Config) -> float:
 
 
 def times_real_time(extract: Callable[[torch.Tensor], torch.Tensor], rounds: int) -> float:
-    """How many seconds of audio a core makes features of in a second."""
+    """Return how many seconds of audio a core makes features of in a second."""
     wave_N, seconds = torch.randn(int(SECONDS * RATE)), []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -69,26 +71,29 @@ def times_real_time(extract: Callable[[torch.Tensor], torch.Tensor], rounds: int
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure, print and record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer batches and rounds")
-    quick = parser.parse_args().quick
-    print(f"{machine()}, matrix rate {matrix_rate() / 1e9:.0f} GFLOP/s")
+    record.add_option(parser)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        batch = loading(corpus(Path(folder), BATCH * (5 if quick else 20) + 2))
+        batch = loading(corpus(Path(folder), BATCH * (5 if args.quick else 20) + 2))
+    rows: list[list[Value]] = [[f"loading a batch of {BATCH}", f"{1000 * batch:.0f} ms"]]
+    record.progress(f"{rows[0]}")
     names = ["transformer_large", "lrt_r50", "lrt_r50, vgg_low_rank"]
-    steps, _ = measure(names, BATCH, 3 if quick else 7)
-    print("\n| what | measured | aim |\n|---|---|---|")
-    print(f"| loading a batch of {BATCH} | {1000 * batch:.0f} ms | |")
-    for name, s in steps.items():
-        print(f"| the same, of a step of {name} | {batch / s:.1%} | ≤ 10 % |")
+    steps, _ = measure(names, BATCH, 3 if args.quick else 7)
+    rows += [[f"the same, of a step of {name}", f"{batch / s:.1%}"] for name, s in steps.items()]
     torch.set_num_threads(1)
     config = load_config(RECIPE)
     for kind in (config.features, LogMelConfig(kind="log_mel")):
-        speed = times_real_time(kind.build(), 20 if quick else 200)
-        print(f"| {kind.kind} of a wave, one core | {speed:.0f} × real time | |")
+        speed = times_real_time(kind.build(), 20 if args.quick else 200)
+        rows.append([f"{kind.kind} of a waveform, one core", f"{speed:,.0f} × real time"])
+    note = "The aim is at most 10 % of a step."
+    columns = {"what": "", "measured": ""}
+    result = Result(title="Loading beside a step", note=note, columns=columns, rows=rows)
+    record.publish(args, "data", [result])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What long audio costs: seconds of work a second of audio, and memory, by length.
+"""Measure what long audio costs: time per second of audio, and memory, by length.
 
-    python benchmarks/long_audio.py BUNDLE CUTS [--seconds 10 60 600 3600]
+    python -m benchmarks.long_audio BUNDLE CUTS [--seconds 10 60 600 3600] [--record]
 
 Each file is the recordings of CUTS (test.jsonl.gz) in turn, with pauses of 0.3 to 1 s between, as
 FLAC. Each length is a process of its own, so that the peak of memory is its own. Loading the
 bundle is not timed; its memory and the interpreter's are in the peak. The last columns are the
-characters in which the file's text differs from the recordings' own texts, as they are recognised
-one by one; those in which it differs from the texts of the pieces that it was cut to, each
-recognised by itself; and how often the times of segments and tokens go back.
+characters in which the file's text differs from the recordings' own texts, as they are recognized
+one by one; those in which it differs from the texts of the chunks that it was cut to, each
+recognized by itself; and how often the times of segments and tokens go back.
 """
 
 import argparse
@@ -31,10 +31,12 @@ from asr.data import load_cuts, read_wave
 from asr.metrics import character_errors
 from asr.recognizer import Recognizer
 from asr.silence import split_at_silence
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 
 def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> list[int]:
-    """Recordings in turn, whole, then silence up to the length; which they are."""
+    """Write recordings in turn, whole, then silence up to the length; return which they are."""
     rng, used = np.random.default_rng(0), []
     with sf.SoundFile(path, "w", rate, 1) as file:
         left = seconds * rate
@@ -49,16 +51,16 @@ def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> li
     return used
 
 
-def pieces_alone(model: Recognizer, recording: Path) -> str:
-    """What the pieces that a recording is cut to are heard as, one by one."""
+def chunks_alone(model: Recognizer, recording: Path) -> str:
+    """Return the text of the chunks that a recording is cut to, each recognized by itself."""
     longest = model.config.search.piece_seconds or 20.0
     blocks = Recording(recording, model.sample_rate)
-    pieces = split_at_silence(blocks, model.sample_rate, longest)
-    return "".join(model.texts([torch.from_numpy(piece)])[0][0] for piece in pieces)
+    chunks = split_at_silence(blocks, model.sample_rate, longest)
+    return "".join(model.texts([torch.from_numpy(chunk)])[0][0] for chunk in chunks)
 
 
 def measure(bundle: Path, recording: Path) -> None:
-    """Print seconds of work, the peak of memory in MiB, the text, and the times in their order."""
+    """Print seconds, the peak of memory in MiB, the text, and the times in their order."""
     model = asr.load(bundle, "cpu")
     start = time.perf_counter()
     found = model.transcribe(recording)
@@ -71,6 +73,25 @@ def measure(bundle: Path, recording: Path) -> None:
     print(json.dumps((seconds, peak, found.text, times)))
 
 
+def compare(
+    args: argparse.Namespace, model: Recognizer, waves: list[Tensor], own: list[str], seconds: int
+) -> list[Value]:
+    """Return the row of a length, measured in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.flac"
+        used = write_speech(path, seconds, waves, model.sample_rate)
+        command = [sys.executable, "-m", "benchmarks.long_audio", str(args.bundle), str(path)]
+        done = subprocess.run(
+            [*command, "--measure"], check=True, stdout=subprocess.PIPE, text=True
+        )
+        work, peak, text, times = json.loads(done.stdout)
+        counts = character_errors("".join(own[i] for i in used), text)
+        chunks = character_errors(chunks_alone(model, path), text)
+    back = sum(b < a for a, b in itertools.pairwise(times))
+    other = f"{counts.errors} of {counts.reference_length:,}"
+    return [seconds, work / seconds, peak, other, chunks.errors, back]
+
+
 def main() -> None:
     """Measure each length in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -78,6 +99,7 @@ def main() -> None:
     parser.add_argument("cuts", type=Path)
     parser.add_argument("--seconds", type=int, nargs="+", default=[10, 60, 600, 3600])
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    record.add_option(parser)
     args = parser.parse_args()
     if args.measure:
         measure(args.bundle, args.cuts)
@@ -85,25 +107,17 @@ def main() -> None:
     model = asr.load(args.bundle, "cpu")
     waves = [read_wave(cut, model.sample_rate) for cut in load_cuts(args.cuts)]
     own = [text for text, _ in model.texts(waves)]
-    print(
-        "| audio s | work / audio | peak MiB | other than recordings | other than pieces "
-        "| times go back |\n|---|---|---|---|---|---|"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        for seconds in args.seconds:
-            path = Path(folder) / "a.flac"
-            used = write_speech(path, seconds, waves, model.sample_rate)
-            command = [sys.executable, __file__, str(args.bundle), str(path), "--measure"]
-            line = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            work, peak, text, times = json.loads(line)
-            counts = character_errors("".join(own[i] for i in used), text)
-            pieces = character_errors(pieces_alone(model, path), text)
-            back = sum(b < a for a, b in itertools.pairwise(times))
-            print(
-                f"| {seconds} | {work / seconds:.4f} | {peak:.0f} | "
-                f"{counts.errors} of {counts.reference_length} | {pieces.errors} | {back} |",
-                flush=True,
-            )
+    rows = []
+    for seconds in args.seconds:
+        rows.append(compare(args, model, waves, own, seconds))
+        record.progress(f"{rows[-1]}")
+    columns = {
+        "audio (s)": "d", "time / audio": ".4f", "peak (MiB)": ".0f",
+        "characters other than the recordings'": "", "other than the chunks'": "d",
+        "times that go back": "d",
+    }  # fmt: skip
+    title = f"Cost and text by length: {args.bundle.name}"
+    record.publish(args, "long-audio", [Result(title=title, columns=columns, rows=rows)])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How much noise is taken for speech, and what not taking it costs.
+"""Count the noises that get a text, and the utterances that get none.
 
-    python benchmarks/noise.py BUNDLE [CUTS [--most 200]]
+    python -m benchmarks.noise BUNDLE CUTS [--most 200] [--record]
 
-Seventeen kinds of noise at six lengths of 0.5 to 16 s: which get a text. With CUTS (dev.jsonl.gz),
-how many of them, evenly chosen, get none.
+Seventeen kinds of noise at six lengths of 0.5 to 16 s: which get a text. Of CUTS
+(dev.jsonl.gz), evenly chosen: how many get none.
 """
 
 import argparse
@@ -16,12 +16,15 @@ import soundfile as sf
 
 import asr
 from asr.data import load_cuts, read_wave, text_of
+from asr.recognizer import Recognizer
+from benchmarks import record
+from benchmarks.record import Result
 
 _SECONDS = (0.5, 1, 2, 4, 8, 16)
 
 
 def noises(seconds: float, rate: int, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """A wave (samples,) of each kind."""
+    """Yield a waveform (samples,) of each kind."""
     n, rng = int(seconds * rate), np.random.default_rng(seed)
     t, white = np.arange(n) / rate, rng.normal(size=n)
     for db in (-80, -60, -40, -20, -6):
@@ -45,30 +48,39 @@ def noises(seconds: float, rate: int, seed: int) -> Iterator[tuple[str, np.ndarr
     yield "bursts", 0.1 * white * (np.floor(4 * t + rng.random()) % 2)
 
 
-def main() -> None:
-    """Print both counts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("cuts", type=Path, nargs="?")
-    parser.add_argument("--most", type=int, default=200)
-    args = parser.parse_args()
-    model = asr.load(args.bundle, "cpu")
-    rate, heard, n = model.sample_rate, 0, 0
+def count_texts(model: Recognizer) -> tuple[int, int]:
+    """Return how many noises get a text, and of how many; tell which."""
+    texts, n = 0, 0
     for seed, seconds in enumerate(_SECONDS):
-        for name, wave in noises(seconds, rate, seed):
+        for name, wave in noises(seconds, model.sample_rate, seed):
             file = io.BytesIO()
-            sf.write(file, wave, rate, subtype="FLOAT", format="WAV")
+            sf.write(file, wave, model.sample_rate, subtype="FLOAT", format="WAV")
             file.seek(0)
             text, n = model.transcribe(file).text, n + 1
-            if text:
-                heard += 1
-                print(f"{name}, {seconds:g} s: {text}")
-    print(f"{heard} of {n} noises get a text")
-    if args.cuts:
-        cuts = sorted((c for c in load_cuts(args.cuts) if text_of(c)), key=lambda c: c.id)
-        cuts = cuts[:: -(-len(cuts) // args.most)]
-        texts = [text for text, _ in model.texts([read_wave(cut, rate) for cut in cuts])]
-        print(f"{texts.count('')} of {len(cuts)} utterances get none")
+            texts += bool(text)
+            record.progress(f"{name}, {seconds:g} s: {text or 'no text'}")
+    return texts, n
+
+
+def main() -> None:
+    """Count, print and record both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("cuts", type=Path)
+    parser.add_argument("--most", type=int, default=200)
+    record.add_option(parser)
+    args = parser.parse_args()
+    model = asr.load(args.bundle, "cpu")
+    texts, n = count_texts(model)
+    cuts = sorted((c for c in load_cuts(args.cuts) if text_of(c)), key=lambda c: c.id)
+    cuts = cuts[:: -(-len(cuts) // args.most)]
+    spoken = [text for text, _ in model.texts([read_wave(cut, model.sample_rate) for cut in cuts])]
+    result = Result(
+        title=f"Noise that gets a text: {args.bundle.name}",
+        columns={"model": "", "noises with a text": "", "utterances without a text": ""},
+        rows=[[f"{args.bundle}", f"{texts} of {n}", f"{spoken.count('')} of {len(cuts)}"]],
+    )
+    record.publish(args, "noise", [result])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same networks as anyone would write them with torch.nn: what the product is measured against.
+"""Build the same networks as anyone would write them with torch.nn, to compare with.
 
 VGG of `nn.Conv2d` in the default layout, `nn.Transformer`'s layers, `nn.Dropout`. With a rank,
 every linear map of them but embedding and output is a pair of `nn.Linear`.
@@ -14,7 +14,7 @@ D_MODEL, D_INNER, HEADS, DROPOUT = 512, 2048, 8, 0.1
 
 
 def linear(d_in: int, d_out: int, rank: int | None) -> nn.Module:
-    """A dense map, or a pair of thin ones."""
+    """Return a dense map, or a pair of maps of low rank."""
     if rank is None:
         return nn.Linear(d_in, d_out)
     return nn.Sequential(nn.Linear(d_in, rank, bias=False), nn.Linear(rank, d_out))

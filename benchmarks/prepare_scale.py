@@ -1,9 +1,9 @@
-"""How long, and in how much memory, `asr prepare aishell1` goes through a corpus of headers.
+"""Measure time and memory of `asr prepare aishell1` on a large corpus of tiny recordings.
 
-    python benchmarks/prepare_scale.py            # 120,000 utterances: under 2 minutes and 2 GB
+    python -m benchmarks.prepare_scale [--record]     # 120,000 utterances: 2 minutes, 2 GB at most
 
 The corpus is AiShell-1's in shape: a speaker has one silent recording of 0.2 s under as many names
-(hard links) as utterances, and every utterance has its line. Prints one line of JSON.
+(hard links) as utterances, and every utterance has its line.
 """
 
 import argparse
@@ -17,6 +17,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import soundfile as sf
+
+from benchmarks import record
+from benchmarks.record import Result
 
 SPEAKERS = 400
 
@@ -46,17 +49,25 @@ def main() -> None:
     """Measure the command in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--utterances", type=int, default=120_000)
-    wanted = parser.parse_args().utterances
+    record.add_option(parser)
+    args = parser.parse_args()
     with TemporaryDirectory() as folder:
-        tree = make_corpus(Path(folder), wanted)
+        tree = make_corpus(Path(folder), args.utterances)
         command = [sys.executable, "-c", "from asr.cli import main; main()", "prepare", "aishell1"]
+        record.progress(f"{args.utterances} utterances are laid out")
         start = time.perf_counter()
         subprocess.run([*command, tree, Path(folder) / "out"], check=True, capture_output=True)
         seconds = time.perf_counter() - start
         report = json.loads((Path(folder) / "out" / "report.json").read_text("utf-8"))
     kept = sum(split["utterances"] for split in report["splits"].values())
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
-    print(json.dumps({"utterances": kept, "seconds": round(seconds, 1), "peak_gb": round(peak, 2)}))
+    result = Result(
+        title="Preparing a large corpus",
+        note="The aim is 2 minutes and 2 GB.",
+        columns={"utterances": ",d", "seconds": ".1f", "peak (GB)": ".2f"},
+        rows=[[kept, seconds, peak]],
+    )
+    record.publish(args, "data", [result])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""A job over a folder of recordings, killed half-way, then begun again: what is done twice?
+"""Kill a job over a folder of recordings half-way, start it again, and count what is done twice.
 
-    python benchmarks/resume.py BUNDLE FOLDER [--jobs 1]
+    python -m benchmarks.resume BUNDLE FOLDER [--jobs 1] [--record]
 
 `asr transcribe BUNDLE FOLDER --out OUT` is killed (kill -9, with all its processes) as soon as half
-of the transcripts are there; the same command then goes on. A transcript is written by renaming, so
-one that was written again would be another file (inode).
+of the transcripts are there; the same command then continues. A transcript is written by renaming,
+so one that was written again would be another file (inode).
 """
 
 import argparse
@@ -17,20 +17,23 @@ import time
 from pathlib import Path
 
 from asr.transcription import SUFFIXES
+from benchmarks import record
+from benchmarks.record import Result
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Each transcript's inode and time of writing."""
+    """Return each transcript's inode and time of writing."""
     found = {p.relative_to(folder).as_posix(): p.stat() for p in folder.rglob("*.txt")}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
 
 
 def main() -> None:
-    """Kill once, go on, and do it all undisturbed for comparison."""
+    """Kill once, continue, and do everything undisturbed for comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
+    record.add_option(parser)
     args = parser.parse_args()
     total = sum(p.suffix.lower() in SUFFIXES for p in args.folder.rglob("*"))
     command = [sys.executable, "-m", "asr.cli", "transcribe", str(args.bundle), str(args.folder)]
@@ -41,18 +44,20 @@ def main() -> None:
         while len(files(out)) < total / 2 and job.poll() is None:
             time.sleep(0.02)
         os.killpg(job.pid, signal.SIGKILL)
-        print(f"ended by {job.wait()}: ", end="")
-        before = files(out)
-        print(f"{len(before)} of {total} recordings have a transcript", flush=True)
+        code, before = job.wait(), files(out)
+        record.progress(f"ended by {code}: {len(before)} of {total} recordings have a transcript")
         subprocess.run([*command, str(out)], check=True)
         subprocess.run([*command, str(whole)], check=True)
         after = files(out)
         again = sum(after[name] != stat for name, stat in before.items())
         unlike = sum((out / n).read_bytes() != (whole / n).read_bytes() for n in files(whole))
-        print(
-            f"after going on {len(after)} of {total}; written twice: {again}; "
-            f"other than undisturbed: {unlike}"
-        )
+    headings = ["recordings", "written before the kill", "at the end", "twice", "different"]
+    result = Result(
+        title="A job that is killed and started again",
+        columns=dict.fromkeys(headings, "d"),
+        rows=[[total, len(before), len(after), again, unlike]],
+    )
+    record.publish(args, "long-audio", [result])
 
 
 if __name__ == "__main__":

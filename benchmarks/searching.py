@@ -1,10 +1,10 @@
-"""What each way of searching, and a language model, gives: CER on dev and, once each, on test.
+"""Measure what each decoding method and a language model give: CER on dev and, once, on test.
 
-    python benchmarks/searching.py BUNDLE DATA WORK [--most 300] [--lm-epochs 10]
+    python -m benchmarks.searching BUNDLE DATA WORK [--most 300] [--lm-epochs 10] [--record]
 
 In WORK: a Transformer language model (`asr train-lm`) and a character trigram (Witten-Bell, as an
 ARPA file), both of the train transcripts alone. Weights are found on at most `--most` utterances
-of dev as by `asr tune`; test is heard once with each row's. BUNDLE is only read; run it where the
+of dev as by `asr tune`; test is decoded once with each row's. BUNDLE is only read; run it where the
 bundle's own paths of data hold.
 """
 
@@ -24,12 +24,14 @@ from asr.score import SearchConfig
 from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 from asr.train.lm import train_lm
 from asr.tune import tune
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 _ORDER = 3
 
 
 def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
-    """A character n-gram, interpolated with the shorter ones as Witten and Bell do (1991).
+    """Write a character n-gram, interpolated with the shorter ones (Witten and Bell 1991).
 
     P(w | h) = (c(h w) + t(h) · P(w | h')) / (c(h) + t(h)), t(h) how many tokens have followed h.
     """
@@ -49,11 +51,11 @@ def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
             p[(*h, w)] = (counts[h][w] + kinds * shorter) / (total + kinds)
     p[(SOS,)] = 1e-99
     lines: dict[int, list[str]] = defaultdict(list)
-    for gram, chance in p.items():
+    for gram, probability in p.items():
         words = " ".join(names.get(t, pieces[t]) for t in gram)
         after = counts.get(gram)
         backoff = log10(len(after) / (sum(after.values()) + len(after))) if after else 0.0
-        lines[len(gram)].append(f"{log10(chance):.6f}\t{words}\t{backoff:.6f}")
+        lines[len(gram)].append(f"{log10(probability):.6f}\t{words}\t{backoff:.6f}")
     head = "".join(f"ngram {n}={len(lines[n])}\n" for n in sorted(lines))
     body = "".join(f"\n\\{n}-grams:\n" + "\n".join(lines[n]) + "\n" for n in sorted(lines))
     path.write_text(f"\\data\\\n{head}{body}\n\\end\\\n", "utf-8")
@@ -62,7 +64,7 @@ def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
 def searches(
     recognizer: Recognizer, data: Path, most: int, lms: dict[str, Path]
 ) -> dict[str, SearchConfig]:
-    """The rows of the table; what is tuned is tuned here, on dev."""
+    """Return the rows of the table; what is tuned is tuned here, on dev."""
     own = recognizer.config.search
     rows = {
         "decoder alone": own.model_copy(update={"ctc_weight": 0.0}),
@@ -82,38 +84,54 @@ def searches(
     return rows | found
 
 
+def language_models(args: argparse.Namespace, recognizer: Recognizer) -> dict[str, Path]:
+    """Train both language models in WORK, unless they are there."""
+    lm = args.work / "lm"
+    if not (lm / "model.safetensors").is_file():
+        train_lm(
+            Bundle.load(args.bundle), [], lm, args.lm_epochs, False, torch.device("cpu"),
+            lambda epoch, loss, dev: record.progress(
+                f"language model: {epoch}, {loss:.3f}, dev {dev:.3f}"
+            ),
+        )  # fmt: skip
+    train = [text_of(cut) for cut in load_cuts(args.data / "train.jsonl.gz")]
+    write_arpa(args.work / "trigram.arpa", train, recognizer.tokenizer)
+    return {"Transformer": lm, "trigram": args.work / "trigram.arpa"}
+
+
+def row(recognizer: Recognizer, data: Path, name: str, search: SearchConfig) -> list[Value]:
+    """Decode dev and test once."""
+    dev, test = (
+        evaluate(recognizer, load_cuts(data / f"{part}.jsonl.gz"), search)
+        for part in ("dev", "test")
+    )
+    weights = f"{search.ctc_weight:g} / {search.lm_weight:g} / {search.gamma:g}"
+    errors = f"{test.substitutions} / {test.insertions} / {test.deletions}"
+    return [name, weights, 100 * dev.cer, 100 * test.cer, errors, test.rtf]
+
+
 def main() -> None:
-    """Train the language models, tune, and print the table."""
+    """Train the language models, tune, print and record the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("data", type=Path, help="The folder of train, dev and test.jsonl.gz.")
     parser.add_argument("work", type=Path)
     parser.add_argument("--most", type=int, default=300)
     parser.add_argument("--lm-epochs", type=int, default=10)
+    record.add_option(parser)
     args = parser.parse_args()
-    recognizer, lm = asr.load(args.bundle, "cpu"), args.work / "lm"
-    if not (lm / "model.safetensors").is_file():
-        train_lm(
-            Bundle.load(args.bundle), [], lm, args.lm_epochs, False, torch.device("cpu"),
-            lambda epoch, loss, dev: print(f"language model: {epoch}, {loss:.3f}, dev {dev:.3f}"),
-        )  # fmt: skip
-    train = [text_of(cut) for cut in load_cuts(args.data / "train.jsonl.gz")]
-    write_arpa(args.work / "trigram.arpa", train, recognizer.tokenizer)
-    lms = {"Transformer": lm, "trigram": args.work / "trigram.arpa"}
-    print(
-        "\n| search | λ / μ / γ | dev CER | test CER | S / I / D | RTF |\n|---|---|---|---|---|---|"
-    )
+    recognizer = asr.load(args.bundle, "cpu")
+    lms = language_models(args, recognizer)
+    rows = []
     for name, search in searches(recognizer, args.data, args.most, lms).items():
-        dev, test = (
-            evaluate(recognizer, load_cuts(args.data / f"{part}.jsonl.gz"), search)
-            for part in ("dev", "test")
-        )
-        weights = f"{search.ctc_weight:g} / {search.lm_weight:g} / {search.gamma:g}"
-        errors = f"{test.substitutions} / {test.insertions} / {test.deletions}"
-        print(
-            f"| {name} | {weights} | {dev.cer:.2%} | {test.cer:.2%} | {errors} | {test.rtf:.4f} |",
-            flush=True,
-        )
+        rows.append(row(recognizer, args.data, name, search))
+        record.progress(f"{rows[-1]}")
+    columns = {
+        "decoding": "", "λ / μ / γ": "", "dev CER (%)": ".2f", "test CER (%)": ".2f",
+        "S / I / D": "", "RTF": ".4f",
+    }  # fmt: skip
+    title = f"Methods and language models: {args.bundle.name}"
+    record.publish(args, "search", [Result(title=title, columns=columns, rows=rows)])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Where a sparse product is faster than a dense one: speeds of a SetSparse's two settled forms.
+"""Measure where a sparse product is faster than a dense one.
 
-    OMP_NUM_THREADS=1 python benchmarks/sparse.py
+    OMP_NUM_THREADS=1 python -m benchmarks.sparse [--record]
 
-A cell is the dense product's processor time by the sparse one's (CSR), each the best of rounds that
-take turns: above 1 the sparse product is faster. Rows are steps or hypotheses at once.
+A number is the dense product's processor time by the sparse one's (CSR), each the best of rounds
+that take turns: above 1 the sparse product is faster. Rows are steps or hypotheses at once.
 """
 
+import argparse
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.projection import SparseLinear
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 SIZES = [(192, 192), (768, 192), (512, 512), (2048, 512), (512, 2048)]
 DENSITIES = [0.02, 0.05, 0.1, 0.2]
@@ -22,7 +25,7 @@ ROUNDS = 7
 
 
 def seconds(run: Callable[[], Tensor]) -> float:
-    """One round: the fewest repetitions that take 3 ms."""
+    """Return the seconds of a product, from the fewest repetitions that take 3 ms."""
     repetitions, start = 0, time.process_time()
     while (spent := time.process_time() - start) < 3e-3:
         run()
@@ -31,27 +34,35 @@ def seconds(run: Callable[[], Tensor]) -> float:
 
 
 @torch.inference_mode()
+def ratios(outputs: int, inputs: int, density: float) -> list[float]:
+    """Return the dense product's time by the sparse one's for each number of rows."""
+    dense = nn.Linear(inputs, outputs)
+    dense.weight *= torch.rand(outputs, inputs) < density
+    sparse = SparseLinear(dense.weight, dense.bias)
+    found = []
+    for rows in ROWS:
+        x = torch.randn(rows, inputs)
+        dense(x), sparse(x)
+        turns = [[seconds(partial(linear, x)) for linear in (dense, sparse)] for _ in range(ROUNDS)]
+        found.append(min(turn[0] for turn in turns) / min(turn[1] for turn in turns))
+    return found
+
+
 def main() -> None:
-    """Print the table."""
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    record.add_option(parser)
+    args = parser.parse_args()
     torch.manual_seed(0)
-    print("| outputs x inputs | density |", " | ".join(f"{rows} rows" for rows in ROWS), "|")
-    print("|" + "---|" * (2 + len(ROWS)))
+    table: list[list[Value]] = []
     for outputs, inputs in SIZES:
         for density in DENSITIES:
-            dense = nn.Linear(inputs, outputs)
-            dense.weight *= torch.rand(outputs, inputs) < density
-            sparse = SparseLinear(dense.weight, dense.bias)
-            cells = []
-            for rows in ROWS:
-                x = torch.randn(rows, inputs)
-                dense(x), sparse(x)
-                turns = [
-                    [seconds(partial(linear, x)) for linear in (dense, sparse)]
-                    for _ in range(ROUNDS)
-                ]
-                best = [min(turn[i] for turn in turns) for i in range(2)]
-                cells.append(f"{best[0] / best[1]:.2f}")
-            print(f"| {outputs} x {inputs} | {density:g} |", " | ".join(cells), "|", flush=True)
+            table.append([f"{outputs} × {inputs}", density, *ratios(outputs, inputs, density)])
+            record.progress(f"{table[-1]}")
+    columns = {"outputs × inputs": "", "density": "g", **{f"{rows} rows": ".2f" for rows in ROWS}}
+    note = "Times as fast as the dense product."
+    result = Result(title="Speed of CSR products", note=note, columns=columns, rows=table)
+    record.publish(args, "sparse-products", [result])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How far the times of tokens are from when they were said: demo sentences, concatenated.
+"""Measure the error of the times of tokens on demo sentences, concatenated.
 
-    python benchmarks/timestamps.py BUNDLE [--seconds 120]
+    python -m benchmarks.timestamps BUNDLE [--seconds 120] [--record]
 
 Sentences and voices of the demo's test split are spoken anew by espeak-ng, which says at which
 sample each character begins (for a word of its dictionary, the word's first), and joined with
 pauses of 0.3 to 1 s. Printed are the mean, the signed mean and the largest of the errors of the
-beginnings of the characters that were recognised, found by aligning the texts, and of the ends of
+beginnings of the characters that were recognized, found by aligning the texts, and of the ends of
 recordings, each of which is its last token's end.
 """
 
@@ -21,12 +21,14 @@ from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
 import asr
 from data_prep import demo
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 _WORD = 1
 
 
 class _Event(ctypes.Structure):
-    """espeak_EVENT, to the sample at which it happens; the array ends with a kind of 0."""
+    """Lay out espeak_EVENT up to its sample; the array ends with a kind of 0."""
 
     _fields_ = (
         ("kind", ctypes.c_int), ("unique", ctypes.c_uint), ("place", ctypes.c_int),
@@ -36,7 +38,7 @@ class _Event(ctypes.Structure):
 
 
 def speak(line: demo.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
-    """The wave at 16 kHz, trimmed; (character, second) of each word; the second of its end."""
+    """Return the trimmed waveform, (character, second) of each word, and the second of its end."""
     library, rate = demo._espeak()
     parts: list[np.ndarray] = []
     words: list[tuple[int, int]] = []
@@ -69,44 +71,60 @@ def speak(line: demo.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
     return resample_poly(wave[begin:end], demo.SAMPLE_RATE, rate), times, (end - begin) / rate
 
 
+Times = dict[int, float]
+
+
+def dialogue(seconds: int) -> tuple[np.ndarray, str, Times, Times]:
+    """Speak sentences; return the waveform, the text, and when characters begin and recordings end."""
+    rng, rate = np.random.default_rng(0), demo.SAMPLE_RATE
+    waves: list[np.ndarray] = []
+    begins: Times = {}
+    ends: Times = {}
+    text, at = "", 0.0
+    for line in demo.script({"test": 400}, 1)["test"]:
+        wave, words, end = speak(line)
+        wave = np.pad(wave * 0.5 / np.abs(wave).max(), (0, int(rng.uniform(0.3, 1.0) * rate)))
+        begins |= {len(text) + index: at + second for index, second in words}
+        text += line.text
+        ends[len(text) - 1] = at + end
+        waves.append(wave)
+        at += len(wave) / rate
+        if at > seconds:
+            break
+    return np.concatenate(waves), text, begins, ends
+
+
 def main() -> None:
     """Speak, join, transcribe, compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--seconds", type=int, default=120)
+    record.add_option(parser)
     args = parser.parse_args()
-    rng, rate = np.random.default_rng(0), demo.SAMPLE_RATE
-    waves: list[np.ndarray] = []
-    begins: dict[int, float] = {}
-    ends: dict[int, float] = {}
-    text, at = "", 0.0
-    for line in demo.script({"test": 400}, 1)["test"]:
-        wave, words, end = speak(line)
-        wave = np.pad(wave * 0.5 / np.abs(wave).max(), (0, int(rng.uniform(0.3, 1.0) * rate)))
-        begins |= {len(text) + place: at + second for place, second in words}
-        text += line.text
-        ends[len(text) - 1] = at + end
-        waves.append(wave)
-        at += len(wave) / rate
-        if at > args.seconds:
-            break
+    wave, text, begins, ends = dialogue(args.seconds)
+    record.progress(f"{len(wave) / demo.SAMPLE_RATE:.0f} s, {len(text)} characters are spoken")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.wav"
-        sf.write(path, np.concatenate(waves), rate)
+        sf.write(path, wave, demo.SAMPLE_RATE)
         found = asr.load(args.bundle, "cpu").transcribe(path)
     tokens = [token for segment in found.segments for token in segment.tokens or ()]
     blocks = SequenceMatcher(None, text, "".join(t.text for t in tokens), autojunk=False)
     pairs = [(a + i, tokens[b + i]) for a, b, n in blocks.get_matching_blocks() for i in range(n)]
-    print(f"{at:.0f} s, {len(text)} characters, {len(pairs)} of them recognised")
+    rows: list[list[Value]] = []
     for name, truth, times in (
-        ("beginnings", begins, {i: token.start for i, token in pairs}),
+        ("beginnings of characters", begins, {i: token.start for i, token in pairs}),
         ("ends of recordings", ends, {i: token.end for i, token in pairs}),
     ):
-        errors = np.array([times[i] - truth[i] for i in times if i in truth])
-        print(
-            f"{name}: {len(errors)}, mean error {1000 * np.abs(errors).mean():.0f} ms, "
-            f"signed {1000 * errors.mean():+.0f} ms, largest {1000 * np.abs(errors).max():.0f} ms"
-        )
+        errors = 1000 * np.array([times[i] - truth[i] for i in times if i in truth])
+        mean, signed, largest = np.abs(errors).mean(), errors.mean(), np.abs(errors).max()
+        rows.append([name, len(errors), float(mean), float(signed), float(largest)])
+    columns = {
+        "times": "", "number": "d", "mean error (ms)": ".0f", "signed (ms)": "+.0f",
+        "largest (ms)": ".0f",
+    }  # fmt: skip
+    note = f"{len(pairs)} of {len(text)} characters are recognized."
+    title = "Times of the demo's tokens"
+    record.publish(args, "timestamps", [Result(title=title, note=note, columns=columns, rows=rows)])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""What a training step costs, as ratios of steps measured in turn, in one run.
+"""Measure what a training step costs, as ratios of steps measured in turn, in one run.
 
-    python benchmarks/training.py [--quick]
+    python -m benchmarks.training [--quick] [--record]
 
 A step is forward, loss, backward, clipping and Adam, of utterances of 4.5 s with 15 tokens, at the
-papers' sizes. Each variant is a process of its own, so that what one asks of its allocator is
-nobody else's; the processes take turns, and the matrix rate is measured between them.
+papers' sizes. Each variant is a process of its own, so that they do not
+share an allocator; the processes take turns, and the matrix rate is measured between them.
 """
 
 import argparse
-import platform
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from plain import PlainModel
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
@@ -25,6 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asr.config import load_config
 from asr.train.memory import keep_buffers
+from benchmarks import record
+from benchmarks.plain import PlainModel
+from benchmarks.record import Result, Value
 
 RECIPE = Path(__file__).parent.parent / "recipes/aishell1/lrt_r50.yaml"
 FRAMES, STEPS, TOKENS, FREQS, VOCAB = 450, 112, 15, 161, 4364
@@ -46,19 +47,19 @@ MATRIX = 2048
 
 
 class Steps(nn.Module):
-    """Stands where the front end stood: a leaf with as many steps as that makes of the frames."""
+    """Replace the front end by a leaf with as many steps as it makes of the frames."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.x_1SD = nn.Parameter(torch.randn(1, STEPS, d_model))
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Nothing is computed of the frames."""
+        """Return the leaf for each utterance."""
         return self.x_1SD.expand(len(feats_BTF), -1, -1), lengths_B // 4
 
 
 def build(name: str) -> nn.Module:
-    """A variant's network."""
+    """Return a variant's network."""
     torch.manual_seed(0)
     if name in PLAIN:
         return PlainModel(FREQS, VOCAB, PLAIN[name])
@@ -70,7 +71,7 @@ def build(name: str) -> nn.Module:
 
 
 def training_step(name: str, batch: int) -> Callable[[], float]:
-    """A function that takes one step, and returns its seconds."""
+    """Return a function that takes one step and returns its seconds."""
     if name not in PLAIN:
         keep_buffers()
     model = build(name).train()
@@ -95,7 +96,7 @@ def training_step(name: str, batch: int) -> Callable[[], float]:
 
 
 def operations(name: str, batch: int) -> float:
-    """Operations of a step as they are usually counted: three times those of the forward pass."""
+    """Count the operations of a step, three times those of the forward pass as is usual."""
     counter, model = FlopCounterMode(display=False), build(name).train()
     tokens_BU = torch.randint(4, VOCAB, (1, TOKENS))
     with counter:
@@ -104,14 +105,14 @@ def operations(name: str, batch: int) -> float:
 
 
 def serve(name: str, batch: int) -> None:
-    """A measured process: a step for every line that comes in."""
+    """Take a step for every line that comes in; this is a measured process."""
     step = training_step(name, batch)
     for _ in sys.stdin:
         print(step(), flush=True)
 
 
 def matrix_rate() -> float:
-    """Operations per second of a float32 matrix product."""
+    """Return the operations per second of a float32 matrix product."""
     a, b = torch.randn(2, MATRIX, MATRIX)
     start = time.perf_counter()
     a @ b
@@ -119,11 +120,12 @@ def matrix_rate() -> float:
 
 
 def measure(names: list[str], batch: int, rounds: int) -> tuple[dict[str, float], float]:
-    """Median seconds of a step of each, taken in turn, and the median matrix rate between them."""
+    """Return median seconds of a step of each, taken in turn, and the median matrix rate."""
     threads = str(torch.get_num_threads())
     running = {}
     for name in names:
-        command = [sys.executable, __file__, "--serve", name, "--batch", str(batch)]
+        module = [sys.executable, "-m", "benchmarks.training"]
+        command = [*module, "--serve", name, "--batch", str(batch)]
         running[name] = subprocess.Popen(
             [*command, "--threads", threads], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True, bufsize=1,
@@ -147,37 +149,54 @@ def measure(names: list[str], batch: int, rounds: int) -> tuple[dict[str, float]
     return {name: median(values[2:]) for name, values in seconds.items()}, median(rates)
 
 
-def machine() -> str:
-    """Whose figures these are."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines() if sys.platform == "linux" else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    cpu = names[0] if names else platform.processor()
-    return f"{cpu}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32"
-
-
-def report(batch: int, rounds: int) -> None:
-    """Print the table of a batch size, and its ratios beside what is aimed at."""
+def steps(batch: int, rounds: int) -> tuple[list[list[Value]], dict[str, float], dict[str, float]]:
+    """Return the table of a batch size, seconds by variant, and shares of the matrix rate."""
     seconds: dict[str, float] = {}
-    of_rate: dict[str, float] = {}
-    print(f"\n## Batches of {batch}\n\n| step | s | utterances/s | GFLOP/s | of matrix rate |")
-    print("|---|---|---|---|---|")
+    shares: dict[str, float] = {}
+    rows: list[list[Value]] = []
     for group in GROUPS:
         found, rate = measure(group, batch, rounds)
         seconds |= found
         for name, s in found.items():
             speed = operations(name, batch) / s
-            of_rate[name] = speed / rate
-            row = (name, f"{s:.2f}", f"{batch / s:.1f}", f"{speed / 1e9:.0f} of {rate / 1e9:.0f}")
-            print("|", " | ".join(row), f"| {of_rate[name]:.0%} |", flush=True)
+            shares[name] = speed / rate
+            gflops = f"{speed / 1e9:.0f} of {rate / 1e9:.0f}"
+            rows.append([name, s, batch / s, gflops, shares[name]])
+            record.progress(f"batch of {batch}: {rows[-1]}")
+    return rows, seconds, shares
+
+
+def ratios(seconds: dict[str, float], shares: dict[str, float]) -> dict[tuple[str, str], float]:
+    """Return the ratios that have aims, by name and aim."""
     dense, low = "transformer_large", "lrt_r50"
-    print("\n| ratio | measured | aim |\n|---|---|---|")
+    found: dict[tuple[str, str], float] = {}
     for name in (dense, low):
-        print(f"| {name}: of the matrix rate | {of_rate[name]:.2f} | ≥ 0.60 |")
-        print(f"| {name}: times plain | {seconds['plain ' + name] / seconds[name]:.2f} | ≥ 2 |")
+        found[f"{name}: of the matrix rate", "≥ 0.60"] = shares[name]
+        found[f"{name}: times plain", "≥ 2"] = seconds["plain " + name] / seconds[name]
     body = [seconds[f"{name}, no front end"] for name in (low, dense)]
-    print(f"| no front end: lrt_r50 / dense | {body[0] / body[1]:.2f} | ≤ 0.55 |")
-    factorised = seconds["lrt_r50, vgg_low_rank"] / seconds[low]
-    print(f"| vgg_low_rank (r = {VGG_RANK}) / vgg | {factorised:.2f} | ≤ 0.45 |", flush=True)
+    found["no front end: lrt_r50 / dense", "≤ 0.55"] = body[0] / body[1]
+    vgg = seconds["lrt_r50, vgg_low_rank"] / seconds[low]
+    found[f"vgg_low_rank (r = {VGG_RANK}) / vgg, whole step", "≤ 0.45"] = vgg
+    return found
+
+
+def report(batches: tuple[int, ...], rounds: int) -> list[Result]:
+    """Measure the batch sizes; return their tables and the ratios beside what is aimed at."""
+    results = []
+    found: dict[int, dict[tuple[str, str], float]] = {}
+    columns = {
+        "step": "", "s": ".2f", "utterances/s": ".1f", "GFLOP/s": "", "of matrix rate": ".0%",
+    }  # fmt: skip
+    for batch in batches:
+        rows, seconds, shares = steps(batch, rounds)
+        results.append(Result(title=f"Batches of {batch}", columns=columns, rows=rows))
+        found[batch] = ratios(seconds, shares)
+    keys = next(iter(found.values()))
+    headings = {"ratio": "", **{f"batch of {batch}": ".2f" for batch in found}, "aim": ""}
+    lines: list[list[Value]] = [
+        [key[0], *(found[batch][key] for batch in found), key[1]] for key in keys
+    ]
+    return [*results, Result(title="Ratios", columns=headings, rows=lines)]
 
 
 def main() -> None:
@@ -189,15 +208,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of torch; all cores where not given")
     parser.add_argument("--serve", choices=[*OURS, *BODIES, *PLAIN], help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    if arguments.serve:
-        serve(arguments.serve, arguments.batch)
+    record.add_option(parser)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.serve:
+        serve(args.serve, args.batch)
         return
-    print(machine())
-    for batch in (12,) if arguments.quick else (12, 32):
-        report(batch, 3 if arguments.quick else 7)
+    batches = (12,) if args.quick else (12, 32)
+    record.publish(args, "training-steps", report(batches, 3 if args.quick else 7))
 
 
 if __name__ == "__main__":

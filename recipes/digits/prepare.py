@@ -1,10 +1,10 @@
-"""Strings of spoken digits from single recordings: train on three speakers, test on a fourth.
+"""Join recordings of single digits to strings: train on three speakers, test on a fourth.
 
-    python docs/digits/prepare.py DIGITS_DIR data/digits [--test-speaker lucas]
+    python recipes/digits/prepare.py DIGITS_DIR data/digits [--test-speaker lucas]
 
 DIGITS_DIR is free-spoken-digit-dataset's recordings: FLAC files and `digits.tsv` (id, speaker,
 word, seconds). An utterance is 1 to 7 digits of one speaker with 0 to 0.2 s between them; dev takes
-recordings of the training speakers that train has not. Its text is the digits: "7204".
+recordings of the training speakers that are not in train. Its text is the digits: "7204".
 """
 
 import argparse
@@ -22,7 +22,7 @@ SIZES = {"train": 4000, "dev": 300, "test": 400}
 
 
 def recordings(folder: Path, test_speaker: str) -> dict[str, dict[str, list[tuple[str, Path]]]]:
-    """Digit and path of each recording, by split and speaker; every tenth take is for dev."""
+    """Return digit and path of each recording by split and speaker; every tenth take is for dev."""
     found: dict[str, dict[str, list[tuple[str, Path]]]] = {split: {} for split in SIZES}
     with (folder / "digits.tsv").open(encoding="utf-8") as table:
         for row in csv.DictReader(table, delimiter="\t"):
@@ -36,7 +36,7 @@ def recordings(folder: Path, test_speaker: str) -> dict[str, dict[str, list[tupl
 
 
 def utterance(rng: np.random.Generator, takes: list[tuple[str, Path]]) -> tuple[str, np.ndarray]:
-    """A random string and its sound."""
+    """Return a random string and its waveform."""
     text, pieces = "", [silence(rng, 0.05, 0.2)]
     for i in rng.integers(len(takes), size=rng.integers(1, 8)):
         digit, path = takes[i]
@@ -46,7 +46,7 @@ def utterance(rng: np.random.Generator, takes: list[tuple[str, Path]]) -> tuple[
 
 
 def silence(rng: np.random.Generator, least: float, most: float) -> np.ndarray:
-    """So many seconds of nothing."""
+    """Return silence of a random length."""
     return np.zeros(int(rng.uniform(least, most) * RATE), np.float32)
 
 

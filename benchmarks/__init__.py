@@ -1,0 +1,1 @@
+"""Measure what the product costs and how well it recognizes; a script answers one question."""
