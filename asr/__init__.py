@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asr.recognizer import Recognizer
+    from asr.transcription.recognizer import Recognizer
 
 __all__ = ["load"]
 
@@ -22,6 +22,6 @@ def load(bundle: str | Path, device: str = "auto", int8: bool = False) -> "Recog
     Raises asr.errors.BundleError that names the file that is missing or damaged.
     """
     from asr.bundle import Bundle
-    from asr.recognizer import Recognizer
+    from asr.transcription.recognizer import Recognizer
 
     return Recognizer(Bundle.load(Path(bundle)), device, int8)

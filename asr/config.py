@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from asr.audio.augmentation import AugmentConfig
+from asr.audio.features import FeaturesConfig, SpectrogramConfig
+from asr.decoding.options import SearchConfig
 from asr.errors import ConfigError
-from asr.features import AugmentConfig, FeaturesConfig, SpectrogramConfig
 from asr.model.transformer import ModelConfig
-from asr.node import Node
-from asr.score import SearchConfig
+from asr.schema import Node
 from asr.tokenizer import TokenizerConfig
 
 FORMAT = 1

@@ -14,7 +14,7 @@ import sentencepiece as spm
 from pydantic import Field
 
 from asr.errors import BundleError, DataError
-from asr.node import Node
+from asr.schema import Node
 
 PAD, SOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = (PAD, SOS, EOS, UNK)

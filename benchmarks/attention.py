@@ -32,7 +32,7 @@ from asr.model.dropout import dropout
 from asr.model.layers import MultiHeadAttention
 from asr.model.projection import DenseConfig
 from asr.model.transformer import EncoderConfig, ModelConfig
-from asr.train.memory import keep_buffers
+from asr.runtime.memory import keep_buffers
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 MOST = 4096  # longer, matrices of T × T need more memory than we take

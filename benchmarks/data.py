@@ -19,11 +19,13 @@ import soundfile
 import torch
 from training import RECIPE, TOKENS, machine, matrix_rate, measure
 
+from asr.audio.features import LogMelConfig
 from asr.config import Config, load_config
-from asr.data import EpochSteps, SpeechDataset, load_cuts, loader, plan_epoch, text_of
-from asr.features import LogMelConfig
+from asr.data.dataset import SpeechDataset
+from asr.data.manifest import load_cuts, text_of
+from asr.data.sampling import EpochSteps, loader, plan_epoch
 from asr.tokenizer import Tokenizer
-from data_prep.manifest import Utterance, write_corpus
+from data_prep.corpus_writer import Utterance, write_corpus
 
 SECONDS, RATE, BATCH = 4.5, 16000, 12
 LETTERS = [chr(0x4E00 + i) for i in range(200)]

@@ -43,14 +43,14 @@ Run = Callable[[int], object]
 
 def ours(name: str, whole: bool) -> Run:
     """Our decoder, or our whole recogniser from the wave, for a batch of so many utterances."""
-    from asr.features import SpectrogramConfig
-    from asr.model.inference import FastDecoder
+    from asr.audio.features import SpectrogramConfig
+    from asr.decoding.beam_search import BeamSearch
+    from asr.decoding.options import SearchConfig
+    from asr.decoding.scorers import Models
+    from asr.model.inference.decoder import FastDecoder
+    from asr.model.inference.frontend import TiledFrontend
     from asr.model.projection import DenseConfig, LowRankConfig
-    from asr.model.tiling import TiledFrontend
     from asr.model.transformer import ModelConfig
-    from asr.score import SearchConfig
-    from asr.scorers import Models
-    from asr.search import BeamSearch
     from asr.tokenizer import EOS
 
     torch.manual_seed(0)
@@ -82,8 +82,8 @@ def ours(name: str, whole: bool) -> Run:
 
 def frontend() -> Run:
     """Spectrograms to the encoder's steps."""
+    from asr.model.inference.frontend import TiledFrontend
     from asr.model.projection import LowRankConfig
-    from asr.model.tiling import TiledFrontend
     from asr.model.transformer import ModelConfig
 
     torch.manual_seed(0)

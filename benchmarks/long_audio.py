@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 import asr
-from asr.audio import Recording
-from asr.data import load_cuts, read_wave
-from asr.metrics import character_errors
-from asr.recognizer import Recognizer
-from asr.silence import split_at_silence
+from asr.audio.recording import Recording
+from asr.audio.segmentation import split_at_silence
+from asr.data.manifest import load_cuts, read_wave
+from asr.evaluation.cer import character_errors
+from asr.transcription.recognizer import Recognizer
 
 
 def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 import soundfile as sf
 
 import asr
-from asr.data import load_cuts, read_wave, text_of
+from asr.data.manifest import load_cuts, read_wave, text_of
 
 _SECONDS = (0.5, 1, 2, 4, 8, 16)
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from asr.transcription import SUFFIXES
+from asr.transcription.jobs import SUFFIXES
 
 
 def files(folder: Path) -> dict[str, tuple[int, int]]:

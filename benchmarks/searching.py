@@ -17,13 +17,13 @@ import torch
 
 import asr
 from asr.bundle import Bundle
-from asr.data import load_cuts, text_of
-from asr.evaluate import evaluate
-from asr.recognizer import Recognizer
-from asr.score import SearchConfig
+from asr.data.manifest import load_cuts, text_of
+from asr.decoding.options import SearchConfig
+from asr.evaluation.evaluate import evaluate
+from asr.evaluation.tune import tune
 from asr.tokenizer import EOS, SOS, UNK, Tokenizer
-from asr.train.lm import train_lm
-from asr.tune import tune
+from asr.train.language_model import train_lm
+from asr.transcription.recognizer import Recognizer
 
 _ORDER = 3
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from asr.model.projection import SparseLinear
+from asr.model.inference.sparse import SparseLinear
 
 SIZES = [(192, 192), (768, 192), (512, 512), (2048, 512), (512, 2048)]
 DENSITIES = [0.02, 0.05, 0.1, 0.2]

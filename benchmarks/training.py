@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
 from asr.config import load_config
-from asr.train.memory import keep_buffers
+from asr.runtime.memory import keep_buffers
 
 RECIPE = Path(__file__).parent.parent / "recipes/aishell1/lrt_r50.yaml"
 FRAMES, STEPS, TOKENS, FREQS, VOCAB = 450, 112, 15, 161, 4364

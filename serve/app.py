@@ -9,14 +9,14 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.formparsers import MultiPartParser
 
-from serve import live, operations, page, transcriptions
-from serve.access import Keys, Record
+from serve.engine.client import Worker
 from serve.errors import install_handlers
-from serve.limits import Admission, BodyLimit, Load
 from serve.logs import configure_logging
 from serve.metrics import Metrics
+from serve.middleware.access import Keys, Record
+from serve.middleware.limits import Admission, BodyLimit, Load
+from serve.routes import live, operations, page, transcriptions
 from serve.settings import Settings
-from serve.worker import Worker
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

@@ -10,9 +10,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve.app import create_app
-from serve.limits import Load
+from serve.engine.client import Worker
+from serve.middleware.limits import Load
 from serve.settings import Settings
-from serve.worker import Worker
 
 logger = logging.getLogger("serve")
 

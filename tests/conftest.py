@@ -11,7 +11,7 @@ import pytest
 import soundfile as sf
 import yaml
 
-from data_prep.manifest import Utterance, write_corpus
+from data_prep.corpus_writer import Utterance, write_corpus
 
 from serving import Service, library, running, service, tiny_bundle  # noqa: F401  # isort: skip  # fixtures
 

@@ -25,11 +25,11 @@ import uvicorn
 import asr
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.recognizer import Recognizer
 from asr.tokenizer import Tokenizer
+from asr.transcription.recognizer import Recognizer
 from serve.app import create_app
+from serve.engine.client import Worker
 from serve.settings import Settings
-from serve.worker import Worker
 
 URL = "/v1/audio/transcriptions"
 MAX_BYTES, MAX_SECONDS = 3 * 2**20, 60.0

@@ -12,23 +12,23 @@ FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).
 
 # Top to bottom, the way of the data: a module may import those above it, never those below.
 ORDER = [
-    "asr.errors", "asr.parent", "asr.node", "asr.silence", "asr.audio", "asr.features",
-    "asr.tokenizer", "asr.metrics", "asr.model.projection", "asr.model.dropout",
+    "asr.errors", "asr.runtime.processes", "asr.schema", "asr.audio.segmentation", "asr.audio.recording", "asr.audio.features",
+    "asr.tokenizer", "asr.evaluation.cer", "asr.model.projection", "asr.model.dropout",
     "asr.model.attention.full",
     "asr.model.attention.linear", "asr.model.attention.linformer", "asr.model.attention.lsh",
     "asr.model.attention.nystrom", "asr.model.attention.s4d", "asr.model.attention.sliding_window",
-    "asr.model.attention", "asr.model.frontend", "asr.model.tiling", "asr.model.layers",
-    "asr.model.factors", "asr.model.transformer", "asr.model.classifier", "asr.model.products",
-    "asr.model.inference", "asr.ctc", "asr.align", "asr.score", "asr.scorers", "asr.repetition",
-    "asr.topk", "asr.search", "asr.config", "asr.bundle", "asr.ngram", "asr.lm", "asr.decoding",
-    "asr.stored", "asr.shar", "asr.pauses", "asr.data", "asr.transcript", "asr.recognizer",
-    "asr.formats",
-    "asr.transcription", "asr.client", "asr.evaluate", "asr.tune", "asr.export", "asr.cost",
-    "asr.card", "asr.compress", "asr.markdown", "asr.report",
-    "asr.train.lm", "asr.train.processes", "asr.train.corpus", "asr.train.task",
-    "asr.train.checkpoints", "asr.train.progress", "asr.train.cost", "asr.train.memory",
-    "asr.train.fit", "asr.train.run", "asr.study.cells", "asr.study.measure", "asr.study.run",
-    "asr.study.findings", "asr.study.bert", "asr.study.report", "asr.study.figures",
+    "asr.model.attention", "asr.model.frontend", "asr.model.inference.frontend", "asr.model.layers",
+    "asr.model.factorization", "asr.model.transformer", "experiments.classifier", "asr.model.inference.linear",
+    "asr.model.inference.decoder", "asr.decoding.ctc_prefix", "asr.decoding.ctc_alignment", "asr.decoding.hypothesis", "asr.decoding.scorers", "asr.decoding.repetition",
+    "asr.decoding.topk", "asr.decoding.beam_search", "asr.config", "asr.bundle", "asr.lm.ngram", "asr.lm.transformer", "asr.decoding.decode",
+    "asr.data.feature_store", "asr.data.shar", "asr.data.pauses", "asr.data.dataset", "asr.transcription.transcript", "asr.transcription.recognizer",
+    "asr.transcription.writers",
+    "asr.transcription.batch", "asr.transcription.remote", "asr.evaluation.evaluate", "asr.evaluation.tune", "asr.export.export", "asr.reporting.cost",
+    "asr.reporting.model_card", "asr.compression.compress", "asr.reporting.markdown", "asr.reporting.comparison",
+    "asr.train.language_model", "asr.train.distributed", "asr.train.datamodule", "asr.train.module",
+    "asr.train.checkpoints", "asr.train.progress", "asr.train.energy", "asr.runtime.memory",
+    "asr.train.trainer", "asr.train.run", "asr.efficiency.grid", "asr.efficiency.measure", "asr.efficiency.run",
+    "asr.efficiency.claims", "asr.efficiency.bert_cost", "asr.efficiency.tables", "asr.efficiency.plots",
 ]  # fmt: skip
 
 

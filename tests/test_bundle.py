@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asr.bundle import Bundle, write_atomically
+from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import AsrError, BundleError
+from asr.runtime.files import write_atomically
 from asr.tokenizer import Tokenizer
 
 from conftest import tones_recipe  # isort: skip

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from asr.model.projection import ProjectionConfig
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 
 def keep_mask(lengths_B: Tensor, size: int) -> Tensor:

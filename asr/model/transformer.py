@@ -23,7 +23,7 @@ from asr.model.attention import (
     share_between_layers,
 )
 from asr.model.dropout import Dropout
-from asr.model.factors import make_thin
+from asr.model.factorization import make_thin
 from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
 from asr.model.layers import (
     Convolution,
@@ -37,7 +37,7 @@ from asr.model.layers import (
     StateSpace,
 )
 from asr.model.projection import LowRankConfig, ProjectionConfig
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 

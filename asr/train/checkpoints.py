@@ -11,11 +11,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import save
 
-from asr.bundle import Bundle, read_tensors, write_atomically
+from asr.bundle import Bundle, read_tensors
 from asr.config import Config
 from asr.errors import ConfigError, DataError
-from asr.train.corpus import Corpus
-from asr.train.task import RecognizerTask
+from asr.runtime.files import write_atomically
+from asr.train.datamodule import Corpus
+from asr.train.module import RecognizerTask
 
 LAST = "last.ckpt"
 HISTORY = ("epoch", "train_loss", "val_loss", "val_cer", "seconds")

@@ -13,22 +13,24 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, load_weights, write_atomically
-from asr.card import count_parameters, model_card
+from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, load_weights
 from asr.config import Config, dump_config, load_config
-from asr.cost import Cost, write_cost
-from asr.data import text_of
+from asr.data.manifest import text_of
 from asr.errors import AsrError, ConfigError
-from asr.node import Node
-from asr.recognizer import choose_device
+from asr.model.size import count_parameters
+from asr.reporting.cost import Cost, write_cost
+from asr.reporting.model_card import model_card
+from asr.runtime.devices import choose_device
+from asr.runtime.files import write_atomically
+from asr.runtime.memory import keep_buffers
+from asr.schema import Node
 from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import LAST, Checkpoints, average_into
-from asr.train.corpus import Corpus
-from asr.train.cost import CostMeter
-from asr.train.fit import check_precision, fit
-from asr.train.memory import keep_buffers
-from asr.train.processes import connected, first, rank, world_size
-from asr.train.task import RecognizerTask
+from asr.train.datamodule import Corpus
+from asr.train.distributed import connected, first, rank, world_size
+from asr.train.energy import CostMeter
+from asr.train.module import RecognizerTask
+from asr.train.trainer import check_precision, fit
 
 log = logging.getLogger(__name__)
 

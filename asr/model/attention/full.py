@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from asr.model.dropout import dropout
-from asr.node import Node
+from asr.schema import Node
 
 # What a kernel remembers of the past while decoding; every tensor has the rows first.
 Cache = tuple[Tensor, ...]

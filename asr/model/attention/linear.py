@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import elu, pad
 
 from asr.model.attention.full import Cache, Kernel
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 _CHUNK = 64  # positions; sums over earlier chunks are held once, scores within one at a time
 _NOTHING = 1e-20  # its inverse, a gradient, is still finite

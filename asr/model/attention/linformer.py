@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from asr.errors import DataError
 from asr.model.attention.full import Kernel, attend
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 
 def _without_padding(x_BHSK: Tensor, keep_BS: Tensor | None) -> Tensor:

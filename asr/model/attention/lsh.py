@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from asr.model.attention.full import Kernel
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 # Reformer's own: a position sees itself only where there is nothing else.
 _ITSELF, _NEVER = -1e5, -1e9

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from asr.model.attention.full import Kernel
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 _ITERATIONS = 6  # of the pseudo-inverse, as in the paper
 

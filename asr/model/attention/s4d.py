@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.attention.full import Cache
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 
 class S4D(nn.Module):

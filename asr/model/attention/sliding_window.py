@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from asr.model.attention.full import Cache, Kernel, attend
-from asr.node import Node, Size
+from asr.schema import Node, Size
 
 
 class SlidingWindowAttention(Kernel):

@@ -1,0 +1,6 @@
+"""TODO: timestamps."""
+
+
+
+
+_FRAMES_PER_STEP = 4  # of the front end
