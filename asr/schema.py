@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Size = Annotated[int, Field(gt=0, le=1 << 20)]
 
 
-class Node(BaseModel):
+class FrozenModel(BaseModel):
     """A frozen group of configuration values; a key that it does not know is refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -45,8 +45,8 @@ def ours(name: str, whole: bool) -> Run:
     """Our decoder, or our whole recogniser from the wave, for a batch of so many utterances."""
     from asr.audio.features import SpectrogramConfig
     from asr.decoding.beam_search import BeamSearch
-    from asr.decoding.options import SearchConfig
-    from asr.decoding.scorers import Models
+    from asr.decoding.options import DecodingOptions
+    from asr.decoding.scorers import JointScorer
     from asr.model.inference.decoder import FastDecoder
     from asr.model.inference.frontend import TiledFrontend
     from asr.model.projection import DenseConfig, LowRankConfig
@@ -61,7 +61,7 @@ def ours(name: str, whole: bool) -> Run:
         model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
     decoder = FastDecoder(model.decoder, int8=name.endswith("int8"))
     model.frontend = TiledFrontend(model.frontend)
-    search = BeamSearch(SearchConfig(beam_size=BEAM), torch.ones(VOCAB))
+    search = BeamSearch(DecodingOptions(beam_size=BEAM), torch.ones(VOCAB))
     extract = features.build().eval()
 
     def run(batch: int) -> None:
@@ -71,7 +71,7 @@ def ours(name: str, whole: bool) -> Run:
             memory, keep = model.encode(feats, frames)
         else:
             memory, keep = memories[:batch], torch.ones(batch, STEPS, dtype=torch.bool)
-        models = Models(decoder.step, decoder.start(memory, keep), None, None)
+        models = JointScorer(decoder.step, decoder.start(memory, keep), None, None)
         found = search(models, torch.full((batch,), TOKENS))
         assert all(len(nbest[0].tokens) == TOKENS for nbest in found)
 

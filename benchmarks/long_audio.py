@@ -51,7 +51,7 @@ def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> li
 
 def pieces_alone(model: Recognizer, recording: Path) -> str:
     """What the pieces that a recording is cut to are heard as, one by one."""
-    longest = model.config.search.piece_seconds or 20.0
+    longest = model.config.decoding.chunk_seconds or 20.0
     blocks = Recording(recording, model.sample_rate)
     pieces = split_at_silence(blocks, model.sample_rate, longest)
     return "".join(model.texts([torch.from_numpy(piece)])[0][0] for piece in pieces)

@@ -18,7 +18,7 @@ import torch
 import asr
 from asr.bundle import Bundle
 from asr.data.manifest import load_cuts, text_of
-from asr.decoding.options import SearchConfig
+from asr.decoding.options import DecodingOptions
 from asr.evaluation.evaluate import evaluate
 from asr.evaluation.tune import tune
 from asr.tokenizer import EOS, SOS, UNK, Tokenizer
@@ -49,11 +49,11 @@ def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
             p[(*h, w)] = (counts[h][w] + kinds * shorter) / (total + kinds)
     p[(SOS,)] = 1e-99
     lines: dict[int, list[str]] = defaultdict(list)
-    for gram, chance in p.items():
+    for gram, probability in p.items():
         words = " ".join(names.get(t, pieces[t]) for t in gram)
         after = counts.get(gram)
         backoff = log10(len(after) / (sum(after.values()) + len(after))) if after else 0.0
-        lines[len(gram)].append(f"{log10(chance):.6f}\t{words}\t{backoff:.6f}")
+        lines[len(gram)].append(f"{log10(probability):.6f}\t{words}\t{backoff:.6f}")
     head = "".join(f"ngram {n}={len(lines[n])}\n" for n in sorted(lines))
     body = "".join(f"\n\\{n}-grams:\n" + "\n".join(lines[n]) + "\n" for n in sorted(lines))
     path.write_text(f"\\data\\\n{head}{body}\n\\end\\\n", "utf-8")
@@ -61,9 +61,9 @@ def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
 
 def searches(
     recognizer: Recognizer, data: Path, most: int, lms: dict[str, Path]
-) -> dict[str, SearchConfig]:
+) -> dict[str, DecodingOptions]:
     """The rows of the table; what is tuned is tuned here, on dev."""
-    own = recognizer.config.search
+    own = recognizer.config.decoding
     rows = {
         "decoder alone": own.model_copy(update={"ctc_weight": 0.0}),
         "CTC, greedy": own.model_copy(update={"method": "ctc_greedy"}),
@@ -72,13 +72,13 @@ def searches(
         "joint, the recipe's weights": own,
     }
     dev = load_cuts(data / "dev.jsonl.gz")
-    found = {"joint, tuned": tune(recognizer, dev, own, most)[0].search}
+    found = {"joint, tuned": tune(recognizer, dev, own, most)[0].decoding}
     for name, lm in lms.items():
         # From the weights without a model, so that the model alone explains what changes.
         start = found["joint, tuned"].model_copy(update={"lm": lm})
-        found[f"joint and {name}, tuned"] = tune(recognizer, dev, start, most)[0].search
+        found[f"joint and {name}, tuned"] = tune(recognizer, dev, start, most)[0].decoding
         start = rows["CTC, beam"].model_copy(update={"lm": lm})
-        found[f"CTC, beam and {name}, tuned"] = tune(recognizer, dev, start, most)[0].search
+        found[f"CTC, beam and {name}, tuned"] = tune(recognizer, dev, start, most)[0].decoding
     return rows | found
 
 

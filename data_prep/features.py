@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.audio.features import FeaturesConfig
-from asr.data.feature_store import attach, describe, frames_in, write_pack
+from asr.data.feature_store import attach_features, feature_key, frames_in, write_pack
 from asr.data.manifest import read_wave
 from asr.errors import AsrError, AudioError
 from asr.runtime.files import write_atomically
@@ -65,7 +65,7 @@ def _work(manifest: Path, folder: Path, config: FeaturesConfig) -> list[_Job]:
 
 
 def _digest(lines: Sequence[str], config: FeaturesConfig) -> str:
-    digest = hashlib.sha256(describe(config).encode())
+    digest = hashlib.sha256(feature_key(config).encode())
     for line in lines:
         file = Path(json.loads(line)["recording"]["sources"][0]["source"]).stat()
         digest.update(f"{line}{file.st_size} {file.st_mtime_ns}\n".encode())
@@ -117,7 +117,7 @@ def _rewrite(manifest: Path, work: Sequence[_Job], config: FeaturesConfig) -> No
                 for line in lines:
                     cut = MonoCut.from_dict(json.loads(line))
                     if cut.id in frames:
-                        attach(cut, path, frames[cut.id], config)
+                        attach_features(cut, path, frames[cut.id], config)
                     file.write(json.dumps(cut.to_dict(), ensure_ascii=False) + "\n")
 
     write_atomically(manifest, write)

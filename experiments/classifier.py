@@ -13,10 +13,10 @@ from torch.nn.functional import pad
 
 from asr.errors import DataError
 from asr.model.transformer import Encoder, ModelConfig
-from asr.schema import Node, Size
+from asr.schema import FrozenModel, Size
 
 
-class ClassifierConfig(Node):
+class ClassifierConfig(FrozenModel):
     """Its shape: of `model` the sizes, the projections, the order of norms and the encoder.
 
     With a `vocab_size` the places hold tokens, without one numbers.
@@ -57,18 +57,18 @@ class SequenceClassifier(nn.Module):
         longest = config.model.encoder.longest
         self.longest = None if longest is None else longest - 1
 
-    def forward(self, x_BS: Tensor, keep_BS: Tensor) -> Tensor:
-        """Logits (B, C) of the classes; places where `keep_BS` is False are nobody's business.
+    def forward(self, x_BS: Tensor, mask_BS: Tensor) -> Tensor:
+        """Logits (B, C) of the classes; places where `mask_BS` is False are nobody's business.
 
         Raises DataError for sequences that are longer than `longest`.
         """
-        return self.classes(self._encode(x_BS, keep_BS)[:, 0])
+        return self.classes(self._encode(x_BS, mask_BS)[:, 0])
 
-    def reconstruct(self, x_BS: Tensor, keep_BS: Tensor, hidden_BS: Tensor) -> Tensor:
+    def reconstruct(self, x_BS: Tensor, mask_BS: Tensor, hidden_BS: Tensor) -> Tensor:
         """Logits (M, V) of the tokens where `hidden_BS`, which the encoder saw as [MASK]."""
-        return self.tokens(self._encode(x_BS, keep_BS, hidden_BS)[:, 1:][hidden_BS])
+        return self.tokens(self._encode(x_BS, mask_BS, hidden_BS)[:, 1:][hidden_BS])
 
-    def _encode(self, x_BS: Tensor, keep_BS: Tensor, hidden_BS: Tensor | None = None) -> Tensor:
+    def _encode(self, x_BS: Tensor, mask_BS: Tensor, hidden_BS: Tensor | None = None) -> Tensor:
         """(B, 1 + S, D), [CLS] in front."""
         if self.longest is not None and x_BS.shape[1] > self.longest:
             raise DataError(
@@ -79,13 +79,13 @@ class SequenceClassifier(nn.Module):
         if hidden_BS is not None:
             x_BSD = torch.where(hidden_BS[..., None], self.special[1], x_BSD)
         first_B1D = self.special[0].expand(len(x_BS), 1, -1)
-        return self.encoder(torch.cat((first_B1D, x_BSD), 1), pad(keep_BS, (1, 0), value=True))
+        return self.encoder(torch.cat((first_B1D, x_BSD), 1), pad(mask_BS, (1, 0), value=True))
 
 
-def hide(keep_BS: Tensor, share: float) -> Tensor:
+def sample_mask(mask_BS: Tensor, share: float) -> Tensor:
     """(B, S), True for a `share` of the real places, drawn by torch's default generator.
 
     Each sequence has one at least, so that none trains nothing.
     """
-    draws_BS = torch.rand(keep_BS.shape, device=keep_BS.device).masked_fill(~keep_BS, 2.0)
-    return (draws_BS < share) | (keep_BS & (draws_BS == draws_BS.amin(1, keepdim=True)))
+    draws_BS = torch.rand(mask_BS.shape, device=mask_BS.device).masked_fill(~mask_BS, 2.0)
+    return (draws_BS < share) | (mask_BS & (draws_BS == draws_BS.amin(1, keepdim=True)))

@@ -11,8 +11,7 @@ from asr.config import Config
 from asr.errors import AsrError, BundleError
 from asr.runtime.files import write_atomically
 from asr.tokenizer import Tokenizer
-
-from conftest import tones_recipe  # isort: skip
+from tests.helpers import tones_recipe
 
 
 @pytest.fixture

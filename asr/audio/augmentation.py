@@ -1,19 +1,18 @@
 """TODO: augmentation."""
 
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from asr.schema import Node
+from asr.schema import FrozenModel
 
 
-class PausesConfig(Node):
+class PausesConfig(FrozenModel):
     """What surrounds training utterances, as shares of them.
 
     `padded` get pauses before and after, each up to `most_seconds`; `joined` are followed by others
     after pauses, up to `joined_seconds` together; `noise` give their place to noise of no text.
-    Before `from_epoch` (the first being 1) all are as they are: where words are is learnt sooner
+    Before `from_epoch` (the first being 1) all are as they are: where words are is learned sooner
     from words alone.
     """
 
@@ -25,7 +24,7 @@ class PausesConfig(Node):
     from_epoch: int = Field(default=2, ge=1)
 
 
-class AugmentConfig(Node):
+class AugmentConfig(FrozenModel):
     """What chance does to training utterances: masks (SpecAugment, Park 2019), and `pauses`.
 
     A mask is over a band of up to `freq_width` bins, or a stretch of up to `time_ratio` of its
@@ -42,7 +41,7 @@ class AugmentConfig(Node):
 def spec_augment(
     feats_BTF: Tensor, lengths_B: Tensor, config: AugmentConfig, generator: torch.Generator
 ) -> Tensor:
-    """Set random bands and stretches of each utterance to 0, the mean of normalised features.
+    """Set random bands and stretches of each utterance to 0, the mean of normalized features.
 
     (batch, time, freq) and lengths in frames -> (batch, time, freq), a new tensor. Each utterance
     draws its own masks, time masks within its own length; the draw follows from the generator.

@@ -1,5 +1,4 @@
-"""Waves to features: log power spectrograms or log-mel, normalised, and their augmentation."""
-
+"""Waves to features: log power spectrograms or log-mel, normalized, and their augmentation."""
 
 import warnings
 from collections.abc import Iterable
@@ -11,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from asr.errors import DataError
-from asr.schema import Node
+from asr.schema import FrozenModel
 
 # Features reach from an utterance's loudest bin to 80 dB below it.
 _DYNAMIC_RANGE = 1e-8
@@ -25,7 +24,7 @@ _TINY_POWER = 1e-20
 _FLAT = 1e-3
 
 
-class _Framing(Node):
+class _Framing(FrozenModel):
     """How a wave is cut into frames; the base of every kind of features."""
 
     kind: str
@@ -87,7 +86,7 @@ class FeatureExtractor(nn.Module):
         return self.normalized(self.log_power(wave_N))
 
     def normalized(self, feats_TF: Tensor) -> Tensor:
-        """Log power of one utterance (time, freq), as computed or as stored, normalised."""
+        """Log power of one utterance (time, freq), as computed or as stored, normalized."""
         if self.config.normalize == "corpus":
             return (feats_TF - self.mean_F) / self.std_F
         std, mean = torch.std_mean(feats_TF, correction=0)
@@ -96,7 +95,7 @@ class FeatureExtractor(nn.Module):
     def log_power(self, wave_N: Tensor) -> Tensor:
         """Natural logarithm of power over the utterance's largest, cut off at 80 dB below it.
 
-        (samples,) -> (time, freq), not normalised.
+        (samples,) -> (time, freq), not normalized.
         """
         power_TF = self.power(wave_N)
         peak = power_TF.max()

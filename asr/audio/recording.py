@@ -16,7 +16,6 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 import soxr
-import torch
 
 from asr.errors import AudioError
 
@@ -29,54 +28,34 @@ _UNKNOWN_WAV_LENGTH = 0x7FFFF000
 _UNKNOWN_FRAMES = 2**62
 
 
-@dataclass(frozen=True)
-class Audio:
-    """A decoded recording.
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Mono audio in memory: int16, or floats of at most 1, (samples,), at `sample_rate` Hz."""
 
-    `wave_N` is float32 mono at the rate that was asked for, no sample beyond 1; `seconds` is
-    the length of the source as far as it could be decoded; `warnings` are sentences for the user
-    about what is missing.
-    """
-
-    wave_N: torch.Tensor
-    seconds: float
-    warnings: tuple[str, ...]
+    samples_N: np.ndarray
+    sample_rate: int
 
 
-def load_audio(
-    source: str | Path | BinaryIO,
-    sample_rate: int,
-    *,
-    name: str | None = None,
-    max_seconds: float | None = None,
-) -> Audio:
-    """Read a wav, flac, ogg or mp3 file as mono float32 at `sample_rate` Hz.
-
-    `source` is a path or a seekable binary file, which stays open; `name` stands for it in
-    messages. Decoding stops at `max_seconds`, so that a small file that unpacks to hours costs no
-    more memory than that. What a truncated file still holds is decoded,
-    with a warning.
-
-    Raises AudioError, whose `code` is empty_audio, unsupported_media, non_finite_audio, too_long
-    or unreadable_audio.
-    """
-    recording = Recording(source, sample_rate, name=name, max_seconds=max_seconds)
-    wave = np.concatenate(list(recording))
-    wave /= max(1.0, np.abs(wave).max())
-    return Audio(torch.from_numpy(wave), recording.seconds, recording.warnings)
+Source = str | Path | BinaryIO | Samples
 
 
 class Recording:
     """A recording that is decoded while it is iterated and never held as a whole.
 
-    It gives blocks (samples,), float32 mono at `sample_rate` Hz, their levels as recorded, one
-    sample at least. Meanwhile `seconds` of the source and the `fraction` of its bytes are what was
-    read so far; `warnings` are known at the end. Arguments and errors are those of `load_audio`.
+    `source` is a path, a seekable binary file (wav, flac, ogg or mp3), which stays open, or samples
+    in memory; `name` stands for it in messages. It yields blocks (samples,), float32 mono at
+    `sample_rate` Hz, their levels as recorded, one sample at least. Meanwhile `seconds` of the
+    source and the `fraction` of its bytes are what was read so far; `warnings` are known at the
+    end. A truncated file is decoded as far as it goes, with a warning.
+
+    Iterating raises AudioError, whose `code` is empty_audio, unsupported_media, non_finite_audio,
+    unreadable_audio, or too_long where it is longer than `max_seconds`: before any work where the
+    header says so, else where the limit is reached.
     """
 
     def __init__(
         self,
-        source: str | Path | BinaryIO,
+        source: Source,
         sample_rate: int,
         *,
         name: str | None = None,
@@ -101,30 +80,38 @@ class Recording:
         if not n_samples:  # a sample or two at a high rate can be less than one at a low rate
             yield np.zeros(1, np.float32)
 
-    def check_length(self) -> None:
-        """See that `max_seconds` holds before any work on what is heard.
-
-        A header that promises so is believed, for decoding stops at the limit anyhow; else all is
-        decoded once and thrown away. Raises AudioError.
-        """
-        with _binary(self.source, self.label) as binary, _opened(binary, self.label) as sound:
-            if self.max_seconds is None or sound.frames <= self.max_seconds * sound.samplerate:
-                return
-        for _ in self:
-            pass
-
     def _resampled(self) -> Iterator[np.ndarray]:
+        if isinstance(self.source, Samples):
+            yield from self._resampled_samples(self.source)
+            return
         with _binary(self.source, self.label) as binary, _opened(binary, self.label) as sound:
             start = binary.tell()
             size = binary.seek(0, SEEK_END)
             binary.seek(start)
             decoder = _Decoder(sound, self.label, self.max_seconds)
-            resampler = soxr.ResampleStream(sound.samplerate, self.sample_rate, 1, dtype="float32")
+            resampler = self._resampler(sound.samplerate)
             for block in decoder:
                 self.seconds, self.fraction = decoder.seconds, binary.tell() / size
                 yield resampler.resample_chunk(block)
             yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
             self.warnings = decoder.warnings(self.sample_rate)
+
+    def _resampled_samples(self, source: Samples) -> Iterator[np.ndarray]:
+        resampler, samples_N = self._resampler(source.sample_rate), source.samples_N
+        scale = np.float32(1 / 2**15 if samples_N.dtype == np.int16 else 1)
+        if not len(samples_N):
+            raise _empty(self.label)
+        for start in range(0, len(samples_N), _BLOCK):
+            block = samples_N[start : start + _BLOCK].astype(np.float32) * scale
+            self.seconds = (start + len(block)) / source.sample_rate
+            self.fraction = (start + len(block)) / len(samples_N)
+            if self.max_seconds is not None and self.seconds > self.max_seconds:
+                raise _too_long(self.label, self.max_seconds)
+            yield resampler.resample_chunk(block)
+        yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+
+    def _resampler(self, source_rate: int) -> soxr.ResampleStream:
+        return soxr.ResampleStream(source_rate, self.sample_rate, 1, dtype="float32")
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -145,6 +132,14 @@ class _Decoder:
     def __init__(self, sound: soundfile.SoundFile, label: str, max_seconds: float | None) -> None:
         self.sound, self.label, self.max_seconds = sound, label, max_seconds
         self.n_decoded, self.broken = 0, False
+        if max_seconds is not None and self._announced > max_seconds:
+            raise _too_long(label, max_seconds)
+
+    @property
+    def _announced(self) -> float:
+        """Return the length in seconds that the header gives; 0 for none or an estimate (MP3)."""
+        is_known = self.sound.frames < _UNKNOWN_FRAMES and self.sound.format != "MP3"
+        return self.sound.frames / self.sound.samplerate if is_known else 0.0
 
     @property
     def seconds(self) -> float:
@@ -157,11 +152,7 @@ class _Decoder:
         while len(block := self._read()):
             self.n_decoded += len(block)
             if self.max_seconds is not None and self.seconds > self.max_seconds:
-                raise AudioError(
-                    f"{self.label} is longer than the {self.max_seconds:g} seconds that are "
-                    "allowed: split it into shorter recordings",
-                    "too_long",
-                )
+                raise _too_long(self.label, self.max_seconds)
             with np.errstate(invalid="ignore"):
                 mono = block @ mix
             yield mono
@@ -254,3 +245,11 @@ def _opened(binary: BinaryIO, label: str) -> soundfile.SoundFile:
 
 def _empty(label: str) -> AudioError:
     return AudioError(f"{label} holds no audio at all: record it again", "empty_audio")
+
+
+def _too_long(label: str, max_seconds: float) -> AudioError:
+    return AudioError(
+        f"{label} is longer than the {max_seconds:g} seconds that are allowed: split it into "
+        "shorter recordings",
+        "too_long",
+    )

@@ -10,7 +10,7 @@ from asr.cli.options import Device, app, err
 from asr.errors import ConfigError
 
 if TYPE_CHECKING:
-    from asr.efficiency.grid import Row
+    from asr.efficiency.grid import Measurement
 
 bench_app = typer.Typer(help="Studies of what models cost.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
@@ -67,7 +67,7 @@ def efficiency(
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("measuring", total=len(cells))
 
-        def tell(row: "Row") -> None:
+        def tell(row: "Measurement") -> None:
             said = f"{name(row)}, n = {row.length}, {row.mode}"
             progress.update(task, advance=1, description=said)
 

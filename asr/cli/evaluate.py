@@ -36,7 +36,7 @@ def evaluate(
 
     recognizer = asr.load(bundle, device, int8)
     changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
-    search = recognizer.config.search.changed(changes)
+    search = recognizer.config.decoding.changed(changes)
     chosen = load_cuts(cuts)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("evaluating", total=len(chosen))
@@ -87,7 +87,7 @@ def tune(
 
     recognizer = asr.load(bundle, device)
     changes = {"beam_size": beam, "method": method, "lm": lm}
-    search = recognizer.config.search.model_copy(
+    search = recognizer.config.decoding.model_copy(
         update={name: value for name, value in changes.items() if value is not None}
     )
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
@@ -95,12 +95,12 @@ def tune(
         trials = run(recognizer, load_cuts(cuts), search, most, lambda _: progress.advance(task))
     table = Table("ctc_weight", "lm_weight", "gamma", "CER", title=f"{cuts}: best first")
     for trial in trials:
-        tried = trial.search
+        tried = trial.decoding
         weights = (tried.ctc_weight, tried.lm_weight, tried.gamma)
         table.add_row(*(f"{weight:g}" for weight in weights), f"{trial.cer:.2%}")
     out.print(table)
     if write:
-        write_weights(bundle, trials[0].search)
+        write_weights(bundle, trials[0].decoding)
         out.print(f"written: {bundle / 'config.yaml'}", highlight=False, soft_wrap=True)
 
 

@@ -1,6 +1,5 @@
 """TODO: serve."""
 
-
 from typing import Annotated
 
 import typer

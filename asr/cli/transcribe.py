@@ -1,6 +1,5 @@
 """`asr transcribe`, `asr serve`."""
 
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,9 +1,9 @@
 """A trained network made smaller: its weights as products of two thin ones (thesis 2.3).
 
->>> from asr.compress import factorise
->>> smaller, layers = factorise(any_module, "svd", energy=0.9, modules=["encoder.*"])
+>>> from asr.compress import factorize
+>>> smaller, layers = factorize(any_module, "svd", energy=0.9, modules=["encoder.*"])
 
-Weights are matrices W (O, I), from I inputs to O outputs; a factorisation of rank R is
+Weights are matrices W (O, I), from I inputs to O outputs; a factorization of rank R is
 W ≈ second (O, R) · first (R, I). A convolution in groups has such a matrix for each group G.
 """
 
@@ -23,7 +23,7 @@ from asr.compression.solvers import _METHODS, Method
 from asr.data.manifest import load_cuts
 from asr.errors import ConfigError
 from asr.evaluation.evaluate import Evaluation, evaluate
-from asr.model.factorization import ends, factorable, matrices, thin
+from asr.model.factorization import factorable, factors_of, low_rank_pair, weight_matrices
 from asr.model.size import count_parameters
 from asr.reporting.model_card import model_card
 from asr.reporting.results import write_evaluation
@@ -46,7 +46,7 @@ class Layer:
     after: int
 
 
-def factorise(
+def factorize(
     module: nn.Module,
     method: Method = "svd",
     *,
@@ -69,7 +69,7 @@ def factorise(
     layers = []
     for name, old in _named(holder[0], modules).items():
         if old not in units:
-            weight_GOI = matrices(old)
+            weight_GOI = weight_matrices(old)
             if not weight_GOI.isfinite().all():
                 raise ConfigError(
                     f"{name or 'the module'}: not all of its weights are finite: train it again, "
@@ -78,7 +78,7 @@ def factorise(
             chosen = _rank(weight_GOI, rank, energy)
             if not _saves(old, chosen):
                 continue
-            units[old] = thin(old, chosen).to(weight_GOI).train(old.training)
+            units[old] = low_rank_pair(old, chosen).to(weight_GOI).train(old.training)
             layers.append(_fill(name, old, units[old], chosen, method))
         holder.set_submodule(f"0.{name}" if name else "0", units[old])
     return holder[0], layers
@@ -166,15 +166,15 @@ def compress(
     energy: float | None = None,
     modules: Sequence[str] = ("*",),
 ) -> tuple[Bundle, list[Layer]]:
-    """A bundle with a factorised network, as `factorise` makes it; its configuration says how.
+    """A bundle with a factorised network, as `factorize` makes it; its configuration says how.
 
     Raises ConfigError where no module becomes smaller.
     """
-    network, layers = factorise(bundle.model, method, rank=rank, energy=energy, modules=modules)
+    network, layers = factorize(bundle.model, method, rank=rank, energy=energy, modules=modules)
     if not layers:
         raise ConfigError(
             f"no module whose name is like {' or '.join(modules)} becomes smaller so: "
-            f"{_mend(bundle.model, rank, modules)}"
+            f"{_advice(bundle.model, rank, modules)}"
         )
     ranks = {**bundle.config.model.ranks, **{layer.name: layer.rank for layer in layers}}
     model = bundle.config.model.model_copy(update={"ranks": ranks})
@@ -200,14 +200,16 @@ def _named(network: nn.Module, modules: Sequence[str]) -> dict[str, nn.Module]:
     return {n: m for n, m in found if any(fnmatch(n, pattern) for pattern in modules)}
 
 
-def _mend(network: nn.Module, rank: float | None, modules: Sequence[str]) -> str:
-    ranks = [_rank(matrices(m), rank, None) for m in _named(network, modules).values() if rank]
+def _advice(network: nn.Module, rank: float | None, modules: Sequence[str]) -> str:
+    ranks = [
+        _rank(weight_matrices(m), rank, None) for m in _named(network, modules).values() if rank
+    ]
     change = "raise" if ranks and not any(ranks) else "lower"  # a share of them is less than 1
     return f"{change} the {'rank' if rank else 'energy'}, or choose others"
 
 
 def _saves(module: nn.Module, rank: int) -> bool:
-    groups, outputs, inputs = matrices(module).shape
+    groups, outputs, inputs = weight_matrices(module).shape
     n_bias = 0 if module.bias is None else groups * outputs
     return 0 < groups * rank * (outputs + inputs) < _size(module) - n_bias
 
@@ -224,8 +226,8 @@ def _rank(weight_GOI: Tensor, rank: float | None, energy: float | None) -> int:
 
 def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method) -> Layer:
     """Give a thin unit the factors of what it replaces, and its bias."""
-    weight_GOI = matrices(old).double()
-    first, second = ends(unit)
+    weight_GOI = weight_matrices(old).double()
+    first, second = factors_of(unit)
     if method != "random":
         factors = [_METHODS[method](weight, rank) for weight in weight_GOI]
         for end, parts in zip((first, second), zip(*factors, strict=True), strict=True):
@@ -234,7 +236,7 @@ def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method)
     if old.bias is not None:
         assert isinstance(second.bias, Tensor) and isinstance(old.bias, Tensor)
         second.bias.data.copy_(old.bias)
-    product_GOI = matrices(second).double() @ matrices(first).double()
+    product_GOI = weight_matrices(second).double() @ weight_matrices(first).double()
     error = (weight_GOI - product_GOI).norm() / weight_GOI.norm().clamp(min=1e-300)
     _, n_out, n_in = weight_GOI.shape
     return Layer(name, (n_out, n_in), rank, float(error), _size(old), _size(unit))

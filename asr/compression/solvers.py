@@ -1,6 +1,5 @@
 """TODO: solvers."""
 
-
 import warnings
 from typing import Literal
 

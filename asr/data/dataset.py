@@ -45,7 +45,7 @@ class Batch:
 
 
 @dataclass
-class Step:
+class MicroBatches:
     """One process's part of an optimiser's step: batches whose gradients add up, maybe none.
 
     `unreadable` are the utterances that are missing, for their recordings could not be read.
@@ -54,12 +54,12 @@ class Step:
     batches: list[Batch]
     unreadable: list[str]
 
-    def to(self, device: torch.device) -> "Step":
+    def to(self, device: torch.device) -> "MicroBatches":
         """The same step on a device (Lightning's hook)."""
-        return Step([batch.to(device) for batch in self.batches], self.unreadable)
+        return MicroBatches([batch.to(device) for batch in self.batches], self.unreadable)
 
 
-class SpeechDataset(Dataset[Step]):
+class SpeechDataset(Dataset[MicroBatches]):
     """Reads the recordings of a step's batches."""
 
     def __init__(
@@ -74,9 +74,9 @@ class SpeechDataset(Dataset[Step]):
         # What each worker reads at the moment: when one dies, its owner can tell of what.
         self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 
-    def __getitem__(self, parts: list[list[Cut]]) -> Step:
+    def __getitem__(self, parts: list[list[Cut]]) -> MicroBatches:
         """The batches of the cuts that can be read; others are reported once and skipped."""
-        step = Step([], [])
+        step = MicroBatches([], [])
         for cuts in parts:
             read = []
             for cut in cuts:

@@ -25,7 +25,7 @@ from asr.runtime.files import write_atomically
 STORAGE = "asr_pack"
 
 
-def describe(config: FeaturesConfig) -> str:
+def feature_key(config: FeaturesConfig) -> str:
     """All that decides on log power features, as one line of JSON."""
     return config.model_dump_json(exclude={"normalize"})
 
@@ -43,10 +43,10 @@ def frames_in(path: Path) -> dict[str, int]:
         return {key: int(frames) for key, frames in (pack.metadata() or {}).items()}
 
 
-def attach(cut: MonoCut, pack: Path, n_frames: int, config: FeaturesConfig) -> None:
+def attach_features(cut: MonoCut, pack: Path, n_frames: int, config: FeaturesConfig) -> None:
     """Let a cut know of its features in a pack."""
     cut.features = Features(
-        type=describe(config),
+        type=feature_key(config),
         num_frames=n_frames,
         num_features=config.n_freqs,
         frame_shift=config.hop_ms / 1000,
@@ -82,7 +82,7 @@ def read(cut: Cut) -> Tensor | None:
 
 def check(cuts: Iterable[Cut], config: FeaturesConfig, source: Path) -> None:
     """Refuse, by DataError, cuts whose stored features are not those of a recipe."""
-    wanted = describe(config)
+    wanted = feature_key(config)
     for found in {m.type for cut in cuts if (m := _manifest(cut)) is not None} - {wanted}:
         raise DataError(
             f"{source}: has stored features of {found}, the recipe wants {wanted}: prepare the "

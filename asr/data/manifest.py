@@ -1,8 +1,12 @@
-"""TODO: manifest."""
+"""Manifests of utterances: read, checked and filtered; the waveform of a cut.
+
+Legend: N samples.
+"""
 
 import contextlib
 import gzip
 import json
+import logging
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -16,14 +20,13 @@ from lhotse.serialization import deserialize_item
 from torch import Tensor
 
 from asr.config import DataConfig
-from asr.data.dataset import log
 from asr.data.shar import MEMBER, fetch, load_shar
 from asr.errors import AudioError, DataError
 
+log = logging.getLogger(__name__)
+
 # What a manifest may ask for; whatever else lhotse knows could run a command.
 _SOURCES = {"file", "memory", MEMBER}
-
-
 _TRANSFORMS = {"Speed", "Tempo", "Resample", "Volume", "Narrowband", "Clipping"}
 
 
@@ -115,7 +118,7 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
     return wave_N
 
 
-def trainable(cuts: CutSet, config: DataConfig, source: Path) -> CutSet:
+def filter_cuts(cuts: CutSet, config: DataConfig, source: Path) -> CutSet:
     """The cuts of usable length that have a text. Raises DataError where none is left."""
     kept = cuts.filter(
         lambda c: config.min_seconds <= c.duration <= config.max_seconds and bool(text_of(c))

@@ -1,6 +1,5 @@
 """TODO: noise."""
 
-
 import numpy as np
 import torch
 from torch import Tensor

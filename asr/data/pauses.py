@@ -19,30 +19,30 @@ from asr.data.noise import noise
 _SEED = "noise_seed"
 
 
-def surround(cuts: Iterable[Cut], config: PausesConfig, chance: Random) -> CutSet:
+def augment_with_pauses(cuts: Iterable[Cut], config: PausesConfig, rng: Random) -> CutSet:
     """The cuts of an epoch: some as they are, others with pauses, joined, or noise in their place.
 
     Each cut is in one of them, and all follows from `chance`. Those that are changed go without
     stored features, which are of the utterance alone.
     """
     left, done = list(cuts), []
-    chance.shuffle(left)
+    rng.shuffle(left)
     while left:
-        cut, draw = left.pop(), chance.random()
+        cut, draw = left.pop(), rng.random()
         if draw < config.noise:
-            done.append(_silence(cut.duration, cut, chance))
+            done.append(_silence(cut.duration, cut, rng))
         elif draw < config.noise + config.joined:
-            done.append(_with_pauses([cut, *_more(cut, left, config, chance)], config, chance))
+            done.append(_with_pauses([cut, *_take_following(cut, left, config, rng)], config, rng))
         elif draw < config.noise + config.joined + config.padded:
-            done.append(_with_pauses([cut], config, chance))
+            done.append(_with_pauses([cut], config, rng))
         else:
             done.append(cut)
     return CutSet.from_cuts(done)
 
 
-def _more(cut: Cut, left: list[Cut], config: PausesConfig, chance: Random) -> list[Cut]:
+def _take_following(cut: Cut, left: list[Cut], config: PausesConfig, rng: Random) -> list[Cut]:
     """Take from `left` what follows a cut, up to a random length, the longest pauses included."""
-    room = chance.uniform(0, config.joined_seconds) - cut.duration - 2 * config.most_seconds
+    room = rng.uniform(0, config.joined_seconds) - cut.duration - 2 * config.most_seconds
     taken: list[Cut] = []
     while left and left[-1].duration < room and left[-1].sampling_rate == cut.sampling_rate:
         taken.append(left.pop())
@@ -50,21 +50,21 @@ def _more(cut: Cut, left: list[Cut], config: PausesConfig, chance: Random) -> li
     return taken
 
 
-def _with_pauses(parts: list[Cut], config: PausesConfig, chance: Random) -> Cut:
+def _with_pauses(parts: list[Cut], config: PausesConfig, rng: Random) -> Cut:
     """The parts with a pause before each and after the last."""
     with_pauses: list[Cut] = []
     for part in parts:
-        pause = chance.uniform(0, config.most_seconds)
-        with_pauses += [_silence(pause, part, chance), part.drop_features()]
-    last = _silence(chance.uniform(0, config.most_seconds), parts[0], chance)
+        pause = rng.uniform(0, config.most_seconds)
+        with_pauses += [_silence(pause, part, rng), part.drop_features()]
+    last = _silence(rng.uniform(0, config.most_seconds), parts[0], rng)
     return append_cuts([*with_pauses, last]).with_id(parts[0].id)
 
 
-def _silence(seconds: float, like: Cut, chance: Random) -> PaddingCut:
+def _silence(seconds: float, like: Cut, rng: Random) -> PaddingCut:
     n = max(1, round(seconds * like.sampling_rate))
     return PaddingCut(
         like.id, n / like.sampling_rate, like.sampling_rate, 0.0, num_samples=n,
-        custom={_SEED: chance.getrandbits(32)},
+        custom={_SEED: rng.getrandbits(32)},
     )  # fmt: skip
 
 

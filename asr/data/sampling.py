@@ -10,8 +10,8 @@ from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from torch.utils.data import DataLoader, Sampler
 
 from asr.audio.augmentation import PausesConfig
-from asr.data.dataset import SpeechDataset, Step
-from asr.data.pauses import surround
+from asr.data.dataset import MicroBatches, SpeechDataset
+from asr.data.pauses import augment_with_pauses
 from asr.data.shar import by_shard
 
 # So many shards are read side by side.
@@ -44,13 +44,13 @@ def plan_epoch(
     """
     shards = by_shard(cuts)
     names = sorted(shards)
-    chance = random.Random(f"{seed} {epoch}")
+    rng = random.Random(f"{seed} {epoch}")
     if epoch is not None:
-        chance.shuffle(names)
+        rng.shuffle(names)
     windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
     together = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
     if pauses and epoch is not None and epoch + 1 >= pauses.from_epoch:
-        together = [surround(part, pauses, chance) for part in together]
+        together = [augment_with_pauses(part, pauses, rng) for part in together]
     return [batch for part in together for batch in _plan(part, batch_seconds, seed, epoch)]
 
 
@@ -69,12 +69,12 @@ def _plan(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> l
         return list(sampler)
 
 
-def loader(dataset: SpeechDataset, steps: EpochSteps, num_workers: int) -> DataLoader[Step]:
+def loader(dataset: SpeechDataset, steps: EpochSteps, num_workers: int) -> DataLoader[MicroBatches]:
     """A loader of planned steps."""
     return DataLoader(dataset, batch_size=None, sampler=steps, num_workers=num_workers)
 
 
-def with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
+def perturb_speed(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
     """The cuts once for each speed (3-way speed perturbation: 0.9, 1.0, 1.1).
 
     Stored features are of speed 1 only; those of the others are computed as they are needed.

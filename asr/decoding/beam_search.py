@@ -9,7 +9,7 @@ model: those in use).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -19,13 +19,13 @@ from torch.nn.functional import pad
 
 from asr.decoding.ctc_prefix import CtcPrefixScorer
 from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
-from asr.decoding.options import SearchConfig
+from asr.decoding.options import DecodingOptions
 from asr.decoding.repetition import PERIODS, Repetition
-from asr.decoding.scorers import Models
+from asr.decoding.request import Request
+from asr.decoding.scorers import JointScorer
 from asr.decoding.topk import top_k
 from asr.tokenizer import EOS, SOS, SPECIAL
 
-Gone = Callable[[int], bool]
 # Nothing is waited for that would come this far behind the best for each place in the n best.
 _MARGIN = 1.5
 # Below the least logarithm that float32 has.
@@ -44,11 +44,11 @@ class _Live:
     tokens_BWL: Tensor
     parents_BWL: Tensor
     confidence_BWL: Tensor
-    parts_BWC: Tensor
-    wc_BW: Tensor
+    component_scores_BWC: Tensor
+    num_words_BW: Tensor
     repetition: Repetition
     limits_B: Tensor
-    number_B: Tensor
+    utterance_B: Tensor
     done_B: Tensor
 
 
@@ -60,8 +60,8 @@ class _Ended:
     """
 
     score_BW: Tensor
-    parts_BWC: Tensor
-    wc_BW: Tensor
+    component_scores_BWC: Tensor
+    num_words_BW: Tensor
     length_BW: Tensor
     slot_BW: Tensor
 
@@ -72,7 +72,7 @@ class _Candidates:
 
     tokens_BWK: Tensor
     score_BWK: Tensor
-    parts_BWKC: Tensor
+    component_scores_BWKC: Tensor
     confidence_BWK: Tensor
 
 
@@ -86,19 +86,21 @@ class BeamSearch:
     `word_count_V` is what each token adds to wc(Y).
     """
 
-    config: SearchConfig
+    config: DecodingOptions
     word_count_V: Tensor
 
     @torch.inference_mode()
     def __call__(
-        self, models: Models, limits_B: Tensor, gone: Gone | None = None
+        self,
+        models: JointScorer,
+        limits_B: Tensor,
+        requests: Sequence[Request] | None = None,
     ) -> list[list[Hypothesis]]:
-        """The n best hypotheses of each utterance, best first.
+        """Return the n best hypotheses of each utterance, best first.
 
         `limits_B` is how many tokens each utterance may have at most. An utterance ends when no
-        live hypothesis can join its n best, or when W have ended. `gone` is asked in each step
-        whether an utterance, by its number, is no longer wanted: it leaves with what has ended,
-        or `NO_SPEECH`.
+        live hypothesis can join its n best, or when W have ended. One whose request is cancelled
+        ends within a step, with the hypotheses that have ended, or `NO_SPEECH`.
         """
         weights_C = self._weights(models, limits_B.device)
         W = self.config.beam_size
@@ -108,29 +110,28 @@ class BeamSearch:
         some_ended = False
         for t in range(L):
             candidates = self._candidates(models, live, weights_C, t, t >= least_limit)
-            grown_BW, flat_BW = candidates.score_BWK[..., :-1].flatten(1).topk(W)
-            if (candidates.score_BWK[..., -1] > grown_BW[:, -1:]).any():
-                ended, some_ended = self._end(live, ended, candidates, grown_BW, t), True
+            extended_BW, flat_BW = candidates.score_BWK[..., :-1].flatten(1).topk(W)
+            if (candidates.score_BWK[..., -1] > extended_BW[:, -1:]).any():
+                ended, some_ended = self._end(live, ended, candidates, extended_BW, t), True
             parents_BW = self._grow(live, candidates, flat_BW, t)
-            if some_ended or gone or t >= least_limit:
+            if some_ended or requests or t >= least_limit:
                 done_B = self._done(live, ended, weights_C) | (live.limits_B <= t)
-                if gone:
-                    left = [gone(i) for i in live.number_B.tolist()]
-                    done_B |= torch.tensor(left, device=done_B.device)
+                if requests:
+                    done_B |= _cancelled(live, requests)
                 self._collect(live, ended, done_B & ~live.done_B, models, results)
                 live.done_B = live.done_B | done_B
-                # Those that are done leave in company: each leaving copies all that stays.
+                # Utterances that are done are removed in groups, since a removal copies the rest.
                 if live.done_B.sum() * 4 >= len(live.done_B):
                     rest = (~live.done_B).nonzero().squeeze(1)
                     if not len(rest):
                         break
                     live, ended = _select(live, rest), _select(ended, rest)
                     parents_BW = parents_BW[rest]
-                    models.keep(rest)
+                    models.select(rest)
             models.advance(parents_BW, live.tokens_BWL[..., t])
         return [nbest or [NO_SPEECH] for nbest in results]
 
-    def _weights(self, models: Models, device: torch.device) -> Tensor:
+    def _weights(self, models: JointScorer, device: torch.device) -> Tensor:
         """What the parts in use are multiplied by."""
         decoder, ctc, lm = self.config.weights
         if not models.step:  # the CTC head has its share too
@@ -140,83 +141,89 @@ class BeamSearch:
 
     def _start(self, limits_B: Tensor, L: int, C: int) -> tuple[_Live, _Ended]:
         B, W, device = len(limits_B), self.config.beam_size, limits_B.device
-        parts_BWC = torch.zeros(B, W, C, device=device)
-        parts_BWC[:, 1:] = -math.inf  # one empty hypothesis; the others wait for its children
+        component_scores_BWC = torch.zeros(B, W, C, device=device)
+        component_scores_BWC[
+            :, 1:
+        ] = -math.inf  # one empty hypothesis; the others wait for its children
         history = torch.zeros(B, W, L, dtype=torch.long, device=device)
         nothing_BW = torch.zeros(B, W, device=device)
         live = _Live(
             tokens_BWL=history,
             parents_BWL=history.clone(),
             confidence_BWL=history.float(),
-            parts_BWC=parts_BWC,
-            wc_BW=nothing_BW,
+            component_scores_BWC=component_scores_BWC,
+            num_words_BW=nothing_BW,
             repetition=Repetition.start(B, W, device),
             limits_B=limits_B,
-            number_B=torch.arange(B, device=device),
+            utterance_B=torch.arange(B, device=device),
             done_B=torch.zeros(B, dtype=torch.bool, device=device),
         )
         none_BW = nothing_BW.long()
-        return live, _Ended(nothing_BW - math.inf, parts_BWC, nothing_BW, none_BW, none_BW)
+        return live, _Ended(
+            nothing_BW - math.inf, component_scores_BWC, nothing_BW, none_BW, none_BW
+        )
 
     def _candidates(
-        self, models: Models, live: _Live, weights_C: Tensor, t: int, limited: bool
+        self, models: JointScorer, live: _Live, weights_C: Tensor, t: int, limited: bool
     ) -> _Candidates:
-        """The favoured continuations of each hypothesis, and EOS, with what they are worth."""
-        tokens_BW = live.tokens_BWL[..., t - 1] if t else torch.full_like(live.wc_BW, SOS).long()
+        """Score the preselected continuations of each hypothesis, and EOS."""
+        tokens_BW = (
+            live.tokens_BWL[..., t - 1] if t else torch.full_like(live.num_words_BW, SOS).long()
+        )
         logp_BWV = models.step(tokens_BW, models.state) if models.step else None
-        favoured_BWV = self._favoured(logp_BWV, models.ctc)
+        preselection_BWV = self._preselection_scores(logp_BWV, models.ctc)
         # W of them that may be chosen are enough; others are special, or repeat too often.
-        n = min(favoured_BWV.shape[2], 2 * self.config.beam_size + len(SPECIAL) + PERIODS)
-        tokens_BWK = top_k(favoured_BWV.flatten(0, 1), n).view(*live.wc_BW.shape, n)
-        never_BWK = (tokens_BWK < len(SPECIAL)) | live.repetition.forbids(tokens_BWK)
+        n = min(preselection_BWV.shape[2], 2 * self.config.beam_size + len(SPECIAL) + PERIODS)
+        tokens_BWK = top_k(preselection_BWV.flatten(0, 1), n).view(*live.num_words_BW.shape, n)
+        never_BWK = (tokens_BWK < len(SPECIAL)) | live.repetition.blocked(tokens_BWK)
         if limited:
             never_BWK |= (live.limits_B <= t)[:, None, None]
         tokens_BWK, never_BWK = pad(tokens_BWK, (0, 1), value=EOS), pad(never_BWK, (0, 1))
         parts = []
         if logp_BWV is not None:
-            parts.append(logp_BWV.gather(2, tokens_BWK) + live.parts_BWC[..., 0, None])
+            parts.append(logp_BWV.gather(2, tokens_BWK) + live.component_scores_BWC[..., 0, None])
         if models.ctc:
-            ctc_BWK = models.ctc.score(tokens_BWK).to(live.parts_BWC.dtype)
-            is_dead_BW1 = live.parts_BWC[..., len(parts), None] == -math.inf
+            ctc_BWK = models.ctc.score(tokens_BWK).to(live.component_scores_BWC.dtype)
+            is_dead_BW1 = live.component_scores_BWC[..., len(parts), None] == -math.inf
             parts.append(ctc_BWK.masked_fill((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
         if models.lm:
-            parts.append(models.lm.score(tokens_BWK) + live.parts_BWC[..., -1, None])
-        parts_BWKC = torch.stack(parts, -1).masked_fill(never_BWK[..., None], -math.inf)
-        joint_BWK = parts_BWKC @ weights_C
-        wc_BWK = live.wc_BW[..., None] + self.word_count_V.take(tokens_BWK)
-        score_BWK = joint_BWK.add(wc_BWK.sqrt_(), alpha=self.config.gamma)
-        return _Candidates(tokens_BWK, score_BWK, parts_BWKC, joint_BWK.log_softmax(2))
+            parts.append(models.lm.score(tokens_BWK) + live.component_scores_BWC[..., -1, None])
+        component_scores_BWKC = torch.stack(parts, -1).masked_fill(never_BWK[..., None], -math.inf)
+        joint_BWK = component_scores_BWKC @ weights_C
+        num_words_BWK = live.num_words_BW[..., None] + self.word_count_V.take(tokens_BWK)
+        score_BWK = joint_BWK.add(num_words_BWK.sqrt_(), alpha=self.config.gamma)
+        return _Candidates(tokens_BWK, score_BWK, component_scores_BWKC, joint_BWK.log_softmax(2))
 
-    def _favoured(self, logp_BWV: Tensor | None, ctc: CtcPrefixScorer | None) -> Tensor:
+    def _preselection_scores(self, logp_BWV: Tensor | None, ctc: CtcPrefixScorer | None) -> Tensor:
         """(B, W, V): what orders the candidates: the joint score, nearly.
 
-        The decoder alone would leave out what only CTC hears: a decoder that skips a word is sure
+        The decoder alone would leave out what only CTC finds: a decoder that skips a word is sure
         of the next one.
         """
         if ctc is None:
             assert logp_BWV is not None, "a search has a decoder or a CTC head"
             return logp_BWV
         if logp_BWV is None:
-            return ctc.favoured()
+            return ctc.preselection_scores()
         decoder, share, _ = self.config.weights
-        return decoder * logp_BWV + share * ctc.favoured().clamp(min=_TINY)
+        return decoder * logp_BWV + share * ctc.preselection_scores().clamp(min=_TINY)
 
     def _end(
-        self, live: _Live, ended: _Ended, candidates: _Candidates, grown_BW: Tensor, t: int
+        self, live: _Live, ended: _Ended, candidates: _Candidates, extended_BW: Tensor, t: int
     ) -> _Ended:
         """Merge those that end now with those that had: the W best stay.
 
         An end counts if it is among the W best of all that hypotheses can do now; of those that
-        go on, `grown_BW` are the best scores.
+        go on, `extended_BW` are the best scores.
         """
         W = self.config.beam_size
         eos_BW = candidates.score_BWK[..., -1]
-        better_BWX = torch.cat((grown_BW, eos_BW), 1)[:, None] > eos_BW[..., None]
+        better_BWX = torch.cat((extended_BW, eos_BW), 1)[:, None] > eos_BW[..., None]
         score_BW = eos_BW.masked_fill(better_BWX.sum(2) >= W, -math.inf)
         now = _Ended(
             score_BW,
-            candidates.parts_BWKC[:, :, -1],
-            live.wc_BW,
+            candidates.component_scores_BWKC[:, :, -1],
+            live.num_words_BW,
             torch.full_like(ended.length_BW, t),
             torch.arange(W, device=eos_BW.device).expand_as(eos_BW),
         )
@@ -233,10 +240,14 @@ class BeamSearch:
         parents_BW = flat_BW // (candidates.tokens_BWK.shape[2] - 1)
         flat_BW = flat_BW + parents_BW  # among W · K, with EOS
         tokens_BW = candidates.tokens_BWK.flatten(1).gather(1, flat_BW)
-        index_BWC = flat_BW[..., None].expand(-1, -1, live.parts_BWC.shape[2])
-        live.parts_BWC = candidates.parts_BWKC.flatten(1, 2).gather(1, index_BWC)
-        live.wc_BW = live.wc_BW.gather(1, parents_BW) + self.word_count_V.take(tokens_BW)
-        live.repetition = live.repetition.grown(parents_BW, tokens_BW)
+        index_BWC = flat_BW[..., None].expand(-1, -1, live.component_scores_BWC.shape[2])
+        live.component_scores_BWC = candidates.component_scores_BWKC.flatten(1, 2).gather(
+            1, index_BWC
+        )
+        live.num_words_BW = live.num_words_BW.gather(1, parents_BW) + self.word_count_V.take(
+            tokens_BW
+        )
+        live.repetition = live.repetition.extended(parents_BW, tokens_BW)
         live.tokens_BWL[..., t], live.parents_BWL[..., t] = tokens_BW, parents_BW
         live.confidence_BWL[..., t] = candidates.confidence_BWK.flatten(1).gather(1, flat_BW)
         return parents_BW
@@ -247,22 +258,26 @@ class BeamSearch:
         log P only falls; √wc can grow to the utterance's limit.
         """
         most = self.word_count_V.max() * live.limits_B
-        bound = (live.parts_BWC @ weights_C).amax(1) + self.config.gamma * most.sqrt()
+        bound = (live.component_scores_BWC @ weights_C).amax(1) + self.config.gamma * most.sqrt()
         last = min(self.config.n_best, self.config.beam_size) - 1
         least = torch.maximum(ended.score_BW[:, last], ended.score_BW[:, 0] - _MARGIN * last)
         return (least >= bound) | (ended.score_BW[:, -1] > -math.inf)
 
     def _collect(
-        self, live: _Live, ended: _Ended, done_B: Tensor, models: Models,
+        self,
+        live: _Live,
+        ended: _Ended,
+        done_B: Tensor,
+        models: JointScorer,
         results: list[list[Hypothesis]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The n best of utterances that are done now; EOS was the last token of each."""
         rows = done_B.nonzero().squeeze(1)
         done = _select(ended, rows)
-        length_score_BW = self.config.gamma * done.wc_BW.sqrt()
+        length_score_BW = self.config.gamma * done.num_words_BW.sqrt()
         columns = zip(
-            live.number_B[rows].tolist(), live.limits_B[rows].tolist(), rows.tolist(),
-            done.score_BW.tolist(), done.parts_BWC.tolist(), length_score_BW.tolist(),
+            live.utterance_B[rows].tolist(), live.limits_B[rows].tolist(), rows.tolist(),
+            done.score_BW.tolist(), done.component_scores_BWC.tolist(), length_score_BW.tolist(),
             done.length_BW.tolist(), done.slot_BW.tolist(),
             strict=True,
         )  # fmt: skip
@@ -281,6 +296,14 @@ class BeamSearch:
                 results[number].append(
                     Hypothesis(tokens, score, att, ctc, ended_by, lm, length_score, confidences)
                 )
+
+
+def _cancelled(live: _Live, requests: Sequence[Request]) -> Tensor:
+    """(B,): whose request is cancelled; the others' requests count a step."""
+    mine = [requests[i] for i in live.utterance_B.tolist()]
+    for request in mine:
+        request.n_steps += 1
+    return torch.tensor([r.is_cancelled for r in mine], device=live.done_B.device)
 
 
 def _trace(parents_WL: list[list[int]], slot: int, n: int) -> list[int]:

@@ -1,6 +1,5 @@
 """TODO: ctc_greedy."""
 
-
 import torch
 from torch import Tensor
 from torch.nn.functional import ctc_loss, pad
@@ -8,12 +7,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asr.decoding.ctc_prefix import BLANK
 from asr.decoding.hypothesis import Hypothesis
-from asr.decoding.options import SearchConfig
+from asr.decoding.options import DecodingOptions
 from asr.tokenizer import EOS, SOS, UNK
 
 
 def greedy_texts(
-    logp_BSV: Tensor, steps_B: Tensor, config: SearchConfig, word_count_V: Tensor
+    logp_BSV: Tensor, steps_B: Tensor, config: DecodingOptions, word_count_V: Tensor
 ) -> list[Hypothesis]:
     """The text of each utterance's likeliest path; its log P is that of all paths to the text.
 

@@ -45,7 +45,7 @@ class CtcPrefixScorer:
         prefix_BWK = torch.logsumexp(before + y_BWKS, dim=-1)
         return torch.where(tokens_BWK == EOS, self.total()[..., None], prefix_BWK)
 
-    def favoured(self) -> Tensor:
+    def preselection_scores(self) -> Tensor:
         """(B, W, V): the prefix scores of all tokens, nearly, by one product in float32.
 
         What is tiny beside the best vanishes, and a token that repeats the last counts too much.
@@ -70,11 +70,11 @@ class CtcPrefixScorer:
         self.last_BW = tokens_BW
         self.is_empty = False
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only, a tensor of indices."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                setattr(self, name, value[utterances])
+                setattr(self, name, value[indices])
 
     def _emission(self, tokens_BWK: Tensor) -> Tensor:
         batch = torch.arange(len(tokens_BWK), device=tokens_BWK.device)[:, None, None]

@@ -1,4 +1,4 @@
-"""TODO: options."""
+"""How hypotheses are searched and scored: `decoding.*` of a recipe."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,23 +6,25 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from asr.decoding.hypothesis import Share
 from asr.errors import ConfigError
-from asr.schema import Node
+from asr.schema import FrozenModel
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class SearchConfig(Node):
-    """How a text is looked for.
+class DecodingOptions(FrozenModel):
+    """Options of decoding; the weights are those of Cahyawijaya 2021, eq. 4.1 (α 1, γ 0.1, beam 8).
 
     `method`: `joint` is the beam search over the decoder, with `ctc_weight` λ as the CTC head's
-    share; `ctc_greedy` and `ctc_beam` use the head alone, `rescore` lets the decoder judge the n
-    best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many texts a result lists. `lm` is
-    an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0. Where the CTC
-    head gives all tokens together less than `speech_threshold` in every step, nothing was said;
-    nor where the confidences of the best text (of `rescore`, of the first pass's) have a geometric
-    mean below `confidence_threshold`: noise is spelt with the confidence of a guess.
-    Longer recordings are cut into pieces of at most `piece_seconds`: a longer one than the model
-    was trained on is strange to it, so `asr train` sets it to what 99 of 100 utterances are within.
+    share; `ctc_greedy` and `ctc_beam` use the CTC head alone; with `rescore` the decoder rescores
+    the n best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many hypotheses a result lists.
+    `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0.
+
+    There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
+    every step, nor where the confidences of the best text (with `rescore`, of the first pass's)
+    have a geometric mean below `confidence_threshold`: noise is transcribed with low confidence.
+    Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
+    badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
     """
 
     method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
@@ -35,7 +37,7 @@ class SearchConfig(Node):
     n_best: PositiveInt = 5
     speech_threshold: Share = 0.1
     confidence_threshold: Share = 0.35
-    piece_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
+    chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
 
     @model_validator(mode="after")
     def _lm_is_named(self) -> Self:
@@ -43,8 +45,11 @@ class SearchConfig(Node):
             raise ValueError("lm_weight is set and lm is not: name the language model, or set 0")
         return self
 
-    def changed(self, changes: Mapping[str, Any]) -> "SearchConfig":
-        """The search with other values; None leaves what is. Raises ConfigError if they clash."""
+    def changed(self, changes: Mapping[str, Any]) -> "DecodingOptions":
+        """Return the options with other values; None keeps the present one.
+
+        Raises ConfigError where they contradict each other.
+        """
         values = self.model_dump() | {k: v for k, v in changes.items() if v is not None}
         if changes.get("lm") and not values["lm_weight"]:
             raise ConfigError(
@@ -56,20 +61,20 @@ class SearchConfig(Node):
             raise ConfigError(
                 "--method ctc_greedy has no language model: use ctc_beam, or --lm-weight 0"
             )
-        return SearchConfig(**values)
+        return DecodingOptions(**values)
 
     @property
     def needs_ctc(self) -> bool:
-        """Whether it can only be done with a CTC head."""
+        """Tell whether a CTC head is required."""
         return self.method != "joint" or self.ctc_weight > 0
 
     @property
     def weights(self) -> tuple[float, float, float]:
-        """What the log-probabilities of decoder, CTC head and language model are multiplied by."""
+        """Return the weights of the log-probabilities of decoder, CTC head and language model."""
         share = self.ctc_weight
         return self.alpha * (1 - share), self.alpha * share, self.lm_weight
 
     @property
-    def first_pass(self) -> "SearchConfig":
-        """What finds the texts that `rescore` judges: by CTC alone, all that the beam holds."""
+    def first_pass(self) -> "DecodingOptions":
+        """Return the options of the first pass of `rescore`: by CTC alone, all that the beam holds."""
         return self.model_copy(update={"method": "ctc_beam", "n_best": self.beam_size})

@@ -40,7 +40,7 @@ class Repetition:
         """Of these utterances."""
         return Repetition(self.recent_BWP[utterances], self.runs_BWP[utterances], self.longest_P)
 
-    def forbids(self, tokens_BWK: Tensor) -> Tensor | Literal[False]:
+    def blocked(self, tokens_BWK: Tensor) -> Tensor | Literal[False]:
         """(B, W, K): whether a token starts the phrase at the end once too often; False: none."""
         too_often_BWP = self.runs_BWP >= self.longest_P
         if not too_often_BWP.any():
@@ -48,7 +48,7 @@ class Repetition:
         never_BWP = torch.where(too_often_BWP, self.recent_BWP, PAD)
         return (tokens_BWK[..., None] == never_BWP[:, :, None]).any(-1)
 
-    def grown(self, parents_BW: Tensor, tokens_BW: Tensor) -> "Repetition":
+    def extended(self, parents_BW: Tensor, tokens_BW: Tensor) -> "Repetition":
         """Hypothesis w is now what `parents_BW[b, w]` was, and `tokens_BW[b, w]`."""
         index = parents_BW[..., None].expand_as(self.recent_BWP)
         recent_BWP, runs_BWP = self.recent_BWP.gather(1, index), self.runs_BWP.gather(1, index)

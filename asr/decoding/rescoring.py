@@ -1,6 +1,5 @@
 """TODO: rescoring."""
 
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,20 +9,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.decoding.hypothesis import Hypothesis
-from asr.decoding.options import SearchConfig
+from asr.decoding.options import DecodingOptions
 from asr.tokenizer import EOS, PAD, SOS
 
 
 def rescore(
     step: Callable[[Tensor, Any], Tensor], state: Any, found: list[list[Hypothesis]],
-    config: SearchConfig, device: torch.device,
+    config: DecodingOptions, device: torch.device,
 ) -> list[list[Hypothesis]]:  # fmt: skip
     """Judge the hypotheses of a first pass by the decoder too; the n best of each, best first.
 
     `state` is at its start. A token's confidence is the decoder's and the first pass's, mixed as
     their scores are.
     """
-    logp_BWU = _follow(step, state, found, device)
+    logp_BWU = teacher_forced_log_probs(step, state, found, device)
     att, ctc, lm = config.weights
     results = []
     for nbest, rows in zip(found, logp_BWU.tolist(), strict=True):
@@ -39,7 +38,7 @@ def rescore(
     return results
 
 
-def _follow(
+def teacher_forced_log_probs(
     step: Callable[[Tensor, Any], Tensor], state: Any, found: list[list[Hypothesis]],
     device: torch.device,
 ) -> Tensor:  # fmt: skip

@@ -18,7 +18,7 @@ class State(Protocol):
     def reorder(self, parents_BW: Tensor) -> None:
         """Let hypothesis w continue hypothesis `parents_BW[b, w]`."""
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only."""
 
 
@@ -31,12 +31,12 @@ class LmScorer(Protocol):
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only."""
 
 
 @dataclass
-class Models:
+class JointScorer:
     """What scores continuations; a `step` with its state, a CTC scorer, or both.
 
     `step` takes the last tokens (B, W) and gives log-probabilities (B, W, V).
@@ -60,8 +60,8 @@ class Models:
             if scorer:
                 scorer.advance(parents_BW, tokens_BW)
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only."""
         for model in (self.state, self.ctc, self.lm):
             if model:
-                model.keep(utterances)
+                model.select(indices)

@@ -1,14 +1,14 @@
 """What pre-training BERT-base would cost as an LRT: thesis eq. 3.10 and table 3.2."""
 
 from asr.efficiency.claims import ratios
-from asr.efficiency.grid import BASELINE, Row
-from asr.schema import Node
+from asr.efficiency.grid import BASELINE, Measurement
+from asr.schema import FrozenModel
 
 # Of BERT's pre-training, the share at each length.
 SHARES = {128: 0.9, 512: 0.1}
 
 
-class Price(Node):
+class Price(FrozenModel):
     """Petaflop/s-days, US dollars from and to, kg of CO2."""
 
     petaflop_s_days: float
@@ -24,7 +24,7 @@ class Price(Node):
         )  # fmt: skip
 
 
-class Pricing(Node):
+class Pricing(FrozenModel):
     """A row of table 3.2."""
 
     rank: int
@@ -51,7 +51,7 @@ def efficiency(factors: dict[int, float]) -> float:
     return sum(share * factors[length] for length, share in SHARES.items())
 
 
-def pricing(rows: list[Row]) -> list[Pricing]:
+def pricing(rows: list[Measurement]) -> list[Pricing]:
     """By the speed-up of LRT's training at each rank; of ranks measured at all lengths of SHARES.
 
     Greatest rank first, as the thesis has them.

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from asr.efficiency.grid import BASELINE, MODES, Mode, Row
-from asr.schema import Node
+from asr.efficiency.grid import BASELINE, MODES, Measurement, Mode
+from asr.schema import FrozenModel
 
 Measure = Literal["seconds", "memory_mib", "parameters"]
 
 
-class Claim(Node):
+class Claim(FrozenModel):
     """`over` takes at least `factor` times what `under` takes, of `measure`.
 
     At all lengths and ranks between the given ones, both ends within.
@@ -50,7 +50,7 @@ CLAIMS = (
 )  # fmt: skip
 
 
-class Ratio(Node):
+class Ratio(FrozenModel):
     """How many times as much one model takes as another, at a length and a rank."""
 
     value: float
@@ -58,7 +58,7 @@ class Ratio(Node):
     rank: int | None
 
 
-class Finding(Node):
+class Finding(FrozenModel):
     """A claim as it shows here: the least and the greatest ratio of its cells."""
 
     claim: Claim
@@ -74,7 +74,9 @@ class Finding(Node):
         return self.holding == self.cells
 
 
-def ratios(rows: list[Row], measure: Measure, over: str, under: str, mode: Mode) -> list[Ratio]:
+def ratios(
+    rows: list[Measurement], measure: Measure, over: str, under: str, mode: Mode
+) -> list[Ratio]:
     """At each length and rank that both have; what has no rank stands beside every rank."""
     own = {(r.model, r.length, r.rank): r for r in rows if r.mode == mode}
     places = {(r.length, r.rank) for r in own.values() if r.rank and r.model in (over, under)}
@@ -90,7 +92,7 @@ def ratios(rows: list[Row], measure: Measure, over: str, under: str, mode: Mode)
     return found
 
 
-def findings(rows: list[Row]) -> Iterator[Finding]:
+def findings(rows: list[Measurement]) -> Iterator[Finding]:
     """The claims of which some cell was measured."""
     for claim in CLAIMS:
         for mode in MODES if claim.measure != "parameters" else MODES[:1]:

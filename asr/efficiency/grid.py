@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from asr.model.projection import DenseConfig, LowRankConfig, ProjectionConfig, SetSparseConfig
 from asr.model.transformer import Encoder, EncoderConfig, ModelConfig
-from asr.schema import Node
+from asr.schema import FrozenModel
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 RANKS = (32, 64, 128, 256)
@@ -30,7 +30,7 @@ _FULL = ("transformer", "lrt", "matrix", "set_sparse")
 MODELS = (*_FULL, *_RANKED, "linear", "lsh", "s4d")
 
 
-class Cell(Node):
+class BenchmarkCase(FrozenModel):
     """A model at a length, in a mode, on a device (`cpu` or the name of a GPU)."""
 
     device: str
@@ -59,12 +59,12 @@ class Cell(Node):
         )  # fmt: skip
 
     def count_parameters(self) -> int:
-        """How many numbers are learnt."""
+        """How many numbers are learned."""
         with torch.device("meta"):
             return sum(p.numel() for p in self.build().parameters())
 
 
-class Row(Cell):
+class Measurement(BenchmarkCase):
     """A cell as measured: means of its `runs`.
 
     `seconds` of a forward pass, in training with the backward pass, and their standard deviation;
@@ -80,20 +80,20 @@ class Row(Cell):
     outcome: Literal["measured", "out of memory"]
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> BenchmarkCase:
         """What was measured."""
-        return Cell(**{name: getattr(self, name) for name in Cell.model_fields})
+        return BenchmarkCase(**{name: getattr(self, name) for name in BenchmarkCase.model_fields})
 
 
 def grid(
     models: list[str], lengths: list[int], ranks: list[int], runs: int, device: str
-) -> Iterator[Cell]:
+) -> Iterator[BenchmarkCase]:
     """All cells, short ones first, and of a length the Transformer's training, then the rest."""
     for length in sorted(set(lengths)):
         for mode in MODES:
             for model in dict.fromkeys([BASELINE, *models]):
                 has_rank = model == "lrt" or model in _RANKED
                 for rank in sorted(set(ranks)) if has_rank else [None]:
-                    yield Cell(
+                    yield BenchmarkCase(
                         device=device, mode=mode, model=model, rank=rank, length=length, runs=runs
                     )

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from asr.efficiency.grid import BASELINE, Cell, Row
+from asr.efficiency.grid import BASELINE, BenchmarkCase, Measurement
 from asr.errors import AsrError, is_out_of_memory
-from asr.model.inference.sparse import settle
+from asr.model.inference.sparse import prepare_for_inference
 from asr.model.projection import DenseConfig
 from asr.model.transformer import Encoder, ModelConfig
 from asr.runtime.memory import keep_buffers
@@ -32,7 +32,9 @@ _MIB = 2**20
 _OUT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 
 
-def measure(cell: Cell, device: torch.device, batch: int | None, memory_gib: float | None) -> Row:
+def measure(
+    cell: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None
+) -> Measurement:
     """Time and memory of a cell; without a `batch`, of the largest that fits on the GPU.
 
     On a CPU, one thread; more than `memory_gib` (by default, what is free) is out of memory.
@@ -53,7 +55,7 @@ def measure(cell: Cell, device: torch.device, batch: int | None, memory_gib: flo
     if process.exitcode and process.exitcode not in _OUT_OF_MEMORY:
         raise AsrError(f"{cell}: its process died with {process.exitcode}: see its traceback")
     seconds, deviation, memory = found or (None, None, None)
-    return Row(
+    return Measurement(
         **cell.model_dump(), batch=batch or 1, seconds=seconds, deviation=deviation,
         memory_mib=memory, parameters=cell.count_parameters(),
         outcome="measured" if found else "out of memory",
@@ -71,7 +73,7 @@ def _fresh_processes() -> ForkServerContext:
 
 
 def _work(
-    cell: Cell, device: torch.device, batch: int | None, memory_gib: float | None,
+    cell: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None,
     answer: Connection,
 ) -> None:  # fmt: skip
     """Send the batch and what was found, None where memory was out."""
@@ -93,7 +95,7 @@ def _work(
     answer.send((batch, found))
 
 
-def _measure(cell: Cell, device: torch.device, batch: int) -> tuple[float, float, float]:
+def _measure(cell: BenchmarkCase, device: torch.device, batch: int) -> tuple[float, float, float]:
     """Mean and deviation of seconds, MiB at the peak."""
     torch.manual_seed(0)
     on_cpu = device.type == "cpu"
@@ -107,21 +109,21 @@ def _measure(cell: Cell, device: torch.device, batch: int) -> tuple[float, float
     return statistics.mean(seconds), statistics.pstdev(seconds), memory
 
 
-def _runner(cell: Cell, model: nn.Module, batch: int) -> Callable[[], None]:
+def _runner(cell: BenchmarkCase, model: nn.Module, batch: int) -> Callable[[], None]:
     """A pass over random input, forward, or in training forward and back."""
     is_training = cell.mode == "training"
     model.train(is_training)
     if not is_training:
-        settle(model)  # as a recogniser does
+        prepare_for_inference(model)  # as a recogniser does
     device = next(model.parameters()).device
     d_model = next(m for m in model.modules() if isinstance(m, nn.LayerNorm)).normalized_shape[0]
     x_BSD = torch.randn(batch, cell.length, d_model, device=device)
-    keep_BS = torch.ones(batch, cell.length, dtype=torch.bool, device=device)
+    mask_BS = torch.ones(batch, cell.length, dtype=torch.bool, device=device)
 
     def run() -> None:
         matrix = sdpa_kernel(SDPBackend.MATH) if cell.model == "matrix" else nullcontext()
         with matrix, torch.set_grad_enabled(is_training):
-            y_BSD: Tensor = model(x_BSD, keep_BS)
+            y_BSD: Tensor = model(x_BSD, mask_BS)
             if is_training:
                 y_BSD.sum().backward()
                 model.zero_grad()
@@ -142,7 +144,7 @@ def _seconds(run: Callable[[], None], on_cpu: bool) -> float:
     return time.perf_counter() - start
 
 
-def _largest_batch(cell: Cell) -> int:
+def _largest_batch(cell: BenchmarkCase) -> int:
     """The largest power of two with which the Transformer trains at this length (thesis 3.2)."""
     baseline = cell.model_copy(update={"model": BASELINE, "rank": None, "mode": "training"})
     model, batch = baseline.build().cuda(), 1
@@ -162,7 +164,7 @@ def _largest_batch(cell: Cell) -> int:
 # --- a CPU's memory, as Linux tells it -------------------------------------------------------
 
 
-def _warm_up(cell: Cell) -> None:
+def _warm_up(cell: BenchmarkCase) -> None:
     """Let the libraries take what they keep: it is no part of a model."""
     tiny = ModelConfig(d_model=24, d_inner=48, n_heads=12, projection=DenseConfig())
     _runner(cell.model_copy(update={"length": 16}), Encoder(tiny), 1)()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.efficiency.claims import Measure, Ratio, ratios
-from asr.efficiency.grid import BASELINE, MODES, Mode, Row
+from asr.efficiency.grid import BASELINE, MODES, Measurement, Mode
 from asr.errors import ConfigError
 from asr.runtime.files import write_atomically
 
@@ -27,7 +27,7 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def draw(rows: list[Row], out: Path) -> list[Path]:
+def draw(rows: list[Measurement], out: Path) -> list[Path]:
     """The figures, those that the rows have something for."""
     low = [model for model in ("lrt", "linformer") if any(row.model == model for row in rows)]
     paths = []
@@ -55,7 +55,7 @@ def _save(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def _against_baseline(rows: list[Row], models: list[str], mode: Mode) -> "Figure":
+def _against_baseline(rows: list[Measurement], models: list[str], mode: Mode) -> "Figure":
     """Times as fast (left) and share of memory (right) of the Transformer."""
     figure, panels = _figure(len(models), 2)
     for model, (speed, memory) in zip(models, panels, strict=True):
@@ -66,7 +66,7 @@ def _against_baseline(rows: list[Row], models: list[str], mode: Mode) -> "Figure
     return figure
 
 
-def _against_each_other(rows: list[Row]) -> "Figure":
+def _against_each_other(rows: list[Measurement]) -> "Figure":
     """Log2 of LRT over Linformer: below 0 LRT is better, above it Linformer."""
     figure, panels = _figure(2, 2)
     for measure, line in zip(_TITLES, panels, strict=True):
@@ -93,7 +93,7 @@ def _lines(
         axes.legend(fontsize="small")
 
 
-def _sizes(rows: list[Row], models: list[str]) -> "Figure":
+def _sizes(rows: list[Measurement], models: list[str]) -> "Figure":
     """Parameters by rank, at the greatest length, of which the Linformer's depend."""
     figure, [[axes]] = _figure(1, 1)
     longest = max(row.length for row in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
-from asr.efficiency.grid import BASELINE, Cell, Row
+from asr.efficiency.grid import BASELINE, BenchmarkCase, Measurement
 from asr.efficiency.measure import measure
 from asr.errors import ConfigError, DataError
 from asr.runtime.files import write_atomically
@@ -23,9 +23,9 @@ def device_name(device: torch.device) -> str:
 
 
 def study(
-    cells: list[Cell], device: torch.device, out: Path, memory_gib: float | None,
-    on_row: Callable[[Row], object],
-) -> list[Row]:  # fmt: skip
+    cells: list[BenchmarkCase], device: torch.device, out: Path, memory_gib: float | None,
+    on_row: Callable[[Measurement], object],
+) -> list[Measurement]:  # fmt: skip
     """The rows of all cells: those of `out` as they are, the others measured and added to it.
 
     `on_row` is told each row. Raises DataError where the file in `out` is not a study's,
@@ -50,7 +50,7 @@ def study(
     return [known[cell] for cell in cells]
 
 
-def _batch(cell: Cell, known: dict[Cell, Row]) -> int | None:
+def _batch(cell: BenchmarkCase, known: dict[BenchmarkCase, Measurement]) -> int | None:
     """One sequence on a CPU; on a GPU what fits for the Transformer, whose training comes first."""
     if cell.device == "cpu":
         return 1
@@ -59,7 +59,7 @@ def _batch(cell: Cell, known: dict[Cell, Row]) -> int | None:
     return baseline.batch if baseline else None
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Measurement]:
     """What was measured before. Raises DataError that names the file, or a line that is no row."""
     if not path.is_file():
         return []
@@ -73,7 +73,9 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(lines, 2):
         try:
-            rows.append(Row.model_validate({k: None if v == "" else v for k, v in line.items()}))
+            rows.append(
+                Measurement.model_validate({k: None if v == "" else v for k, v in line.items()})
+            )
         except ValidationError as error:
             raise DataError(
                 f"{path}, line {number}: not a row of a study: mend it, or give another --out"
@@ -81,9 +83,9 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _write(path: Path, rows: list[Row]) -> None:
+def _write(path: Path, rows: list[Measurement]) -> None:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(Row.model_fields), lineterminator="\n")
+    writer = csv.DictWriter(text, list(Measurement.model_fields), lineterminator="\n")
     writer.writeheader()
     writer.writerows(row.model_dump() for row in rows)
     write_atomically(path, lambda temporary: temporary.write_text(text.getvalue(), "utf-8"))

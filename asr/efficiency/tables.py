@@ -7,26 +7,26 @@ from pydantic import TypeAdapter
 
 from asr.efficiency.bert_cost import BERT_BASE, THESIS, Price, Pricing, pricing
 from asr.efficiency.claims import Finding, findings
-from asr.efficiency.grid import MODES, Row
+from asr.efficiency.grid import MODES, Measurement
 from asr.reporting.markdown import table
-from asr.schema import Node
+from asr.schema import FrozenModel
 
 _DASH = "—"
 _UNITS = {"seconds": "ms", "memory_mib": "MiB"}
 
 
-class Study(Node):
+class Study(FrozenModel):
     """All that was found; `bert` is table 3.2 by our factors, `thesis` by the thesis's."""
 
     machine: str
     torch: str
-    rows: list[Row]
+    rows: list[Measurement]
     findings: list[Finding]
     bert: list[Pricing]
     thesis: tuple[Pricing, ...] = THESIS
 
 
-def summarise(rows: list[Row]) -> Study:
+def summarise(rows: list[Measurement]) -> Study:
     """The rows of one device, and what follows from them."""
     return Study(
         machine=f"{rows[0].device}, {platform.platform()}", torch=torch.__version__,
@@ -59,12 +59,12 @@ def _all(numbers: set[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def name(row: Row) -> str:
+def name(row: Measurement) -> str:
     """A model with its rank."""
     return f"{row.model}, r = {row.rank}" if row.rank else row.model
 
 
-def _by_length(rows: list[Row], mode: str, measure: str, title: str) -> str:
+def _by_length(rows: list[Measurement], mode: str, measure: str, title: str) -> str:
     own = [row for row in rows if row.mode == mode]
     lengths = list(dict.fromkeys(row.length for row in own))
     cells = {(name(row), row.length): row for row in own}
@@ -75,7 +75,7 @@ def _by_length(rows: list[Row], mode: str, measure: str, title: str) -> str:
     return table([title, *map(str, lengths)], lines)
 
 
-def _cell(row: Row | None, measure: str) -> str:
+def _cell(row: Measurement | None, measure: str) -> str:
     if row is None:
         return _DASH
     if measure == "parameters":

@@ -48,7 +48,7 @@ class ErrorCounts:
 
 
 def character_errors(reference: str, hypothesis: str) -> ErrorCounts:
-    """The fewest edits between two texts, both normalised first; either may be empty."""
+    """The fewest edits between two texts, both normalized first; either may be empty."""
     result = _aligned(reference, hypothesis)
     return ErrorCounts(
         result.substitutions,
@@ -75,7 +75,7 @@ def score_files(references: Path, hypotheses: Path) -> ErrorCounts:
 
 
 def alignment(reference: str, hypothesis: str) -> str:
-    """Three lines for a terminal: both texts, normalised, and S, D or I under each error.
+    """Three lines for a terminal: both texts, normalized, and S, D or I under each error.
 
     `*` fills gaps, and characters that take two columns (Chinese) line up with those that take one.
     """

@@ -10,10 +10,10 @@ from lhotse.cut import Cut
 from torch import Tensor
 
 from asr.data.manifest import read_wave, text_of
-from asr.decoding.options import SearchConfig
+from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, DataError
 from asr.evaluation.cer import ErrorCounts, alignment, character_errors
-from asr.schema import Node
+from asr.schema import FrozenModel
 from asr.transcription.recognizer import Recognizer
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _GROUP = 64
 
 
-class Judged(Node):
+class UtteranceErrors(FrozenModel):
     """One utterance's errors, with what was said above what was heard."""
 
     id: str
@@ -41,16 +41,16 @@ class Utterance:
     hypothesis: str
     counts: ErrorCounts
 
-    def judged(self) -> Judged:
+    def judged(self) -> UtteranceErrors:
         """The result as it is shown."""
         shown = alignment(self.reference, self.hypothesis)
-        return Judged(
+        return UtteranceErrors(
             id=self.id, errors=self.counts.errors, reference=self.reference,
             hypothesis=self.hypothesis, alignment=shown,
         )  # fmt: skip
 
 
-class Evaluation(Node):
+class Evaluation(FrozenModel):
     """Results over a corpus.
 
     `cer` is (substitutions + insertions + deletions) / reference_length over all characters;
@@ -69,14 +69,14 @@ class Evaluation(Node):
     utterances: int
     skipped: int
     device: str
-    search: SearchConfig
-    worst: tuple[Judged, ...]
+    decoding: DecodingOptions
+    worst: tuple[UtteranceErrors, ...]
 
 
 def evaluate(
     recognizer: Recognizer,
     cuts: CutSet,
-    search: SearchConfig | None = None,
+    options: DecodingOptions | None = None,
     n_worst: int = 10,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> Evaluation:
@@ -85,7 +85,7 @@ def evaluate(
     `on_done` is told how many utterances each group held. Raises DataError where no cut with a
     text can be read.
     """
-    search = (search or recognizer.config.search).model_copy(update={"n_best": 1})
+    options = (options or recognizer.config.decoding).model_copy(update={"n_best": 1})
     todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
     done: list[Utterance] = []
     total, hypothesis_length, audio_seconds = ErrorCounts(), 0, 0.0
@@ -93,7 +93,7 @@ def evaluate(
     for first in range(0, len(todo), _GROUP):
         group = _readable(todo[first : first + _GROUP], recognizer.sample_rate)
         audio_seconds += sum(len(wave) for _, wave in group) / recognizer.sample_rate
-        found = recognizer.texts([wave for _, wave in group], search)
+        found = recognizer.texts([wave for _, wave in group], options)
         for (cut, _), (hypothesis, _) in zip(group, found, strict=True):
             reference = text_of(cut)
             counts = character_errors(reference, hypothesis)
@@ -116,7 +116,7 @@ def evaluate(
         utterances=len(done),
         skipped=len(todo) - len(done),
         device=str(recognizer.device),
-        search=search,
+        decoding=options,
         worst=tuple(u.judged() for u in worst if u.counts.errors),
     )
 

@@ -1,6 +1,6 @@
-"""The search's weights, found on dev: encode once, then search by one weight after the other.
+"""Search of the decoding weights on dev: encode once, then decode with one weight after the other.
 
-Nothing but the cuts that are given is read, and nothing is trained. Legend: B utterances.
+Only the given cuts are read, and nothing is trained.
 """
 
 from collections.abc import Callable, Iterator
@@ -8,20 +8,19 @@ from pathlib import Path
 
 import torch
 from lhotse import CutSet
-from torch.nn.utils.rnn import pad_sequence
 
 from asr.bundle import CONFIG
 from asr.config import dump_config, load_config
 from asr.data.manifest import read_wave, text_of
-from asr.decoding.decode import Encoded, encode, find_texts
-from asr.decoding.options import SearchConfig
+from asr.decoding.decode import Encoded
+from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, DataError
 from asr.evaluation.cer import ErrorCounts, character_errors
 from asr.runtime.files import write_atomically
-from asr.schema import Node
+from asr.schema import FrozenModel
 from asr.transcription.recognizer import Recognizer
 
-# So many utterances of like length are encoded and searched at a time.
+# So many utterances of like length are read at a time.
 _GROUP = 32
 _GRID: dict[str, tuple[float, ...]] = {
     "ctc_weight": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
@@ -31,98 +30,96 @@ _GRID: dict[str, tuple[float, ...]] = {
 _ROUNDS = 2
 
 
-class Trial(Node):
-    """A search that was tried, and the CER of it."""
+class Trial(FrozenModel):
+    """Options that were tried, and their CER."""
 
-    search: SearchConfig
+    decoding: DecodingOptions
     cer: float
 
 
 def tune(
-    recognizer: Recognizer, cuts: CutSet, search: SearchConfig, most: int,
+    recognizer: Recognizer,
+    cuts: CutSet,
+    options: DecodingOptions,
+    most: int,
     on_trial: Callable[[Trial], None] = lambda _: None,
-) -> list[Trial]:  # fmt: skip
-    """Try weights one after the other, from those of `search`; all trials, the best first.
+) -> list[Trial]:
+    """Try weights one after the other, from those of `options`; return all trials, the best first.
 
-    Of a weight that can change nothing (CTC without a head, or a language model without one) only
-    the present value is tried. `most` utterances, evenly chosen, are heard. Of equals the earlier
-    trial is the better. Raises DataError where no cut with a text can be read.
+    Of a weight without effect (CTC without a head, a language model without one) only the present
+    value is tried. At most `most` utterances, evenly chosen, are decoded. Of equal trials the
+    earlier is the better. Raises DataError where no cut with a text can be read.
     """
     batches = list(_encoded(recognizer, cuts, most))
     if not batches:
         raise DataError("no utterance with a transcript could be read: check the manifest")
-    trials: dict[SearchConfig, Trial] = {}
+    trials: dict[DecodingOptions, Trial] = {}
 
-    def judge(tried: SearchConfig) -> None:
+    def evaluate_trial(tried: DecodingOptions) -> None:
         if tried not in trials:
-            trials[tried] = Trial(search=tried, cer=_cer(recognizer, batches, tried))
+            trials[tried] = Trial(decoding=tried, cer=_cer(recognizer, batches, tried))
             on_trial(trials[tried])
 
-    search = search.model_copy(update={"n_best": 1})
-    judge(search)
-    best = search
+    best = options.model_copy(update={"n_best": 1})
+    evaluate_trial(best)
     for _ in range(_ROUNDS):
         before = best
-        for name, values in _useful(recognizer, search).items():
+        for name, values in _grid(recognizer, options).items():
             for value in values:
-                judge(best.model_copy(update={name: value}))
-            best = min(trials.values(), key=lambda trial: trial.cer).search
+                evaluate_trial(best.model_copy(update={name: value}))
+            best = min(trials.values(), key=lambda trial: trial.cer).decoding
         if best == before:
             break
     return sorted(trials.values(), key=lambda trial: trial.cer)
 
 
-def write_weights(bundle: Path, chosen: SearchConfig) -> None:
-    """Put the weights and the language model's path into the bundle's configuration."""
+def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
+    """Write the weights and the language model's path into the bundle's configuration."""
     config = load_config(bundle / CONFIG)
     names = ("method", "beam_size", "lm", *_GRID)
     values = {name: getattr(chosen, name) for name in names}
-    if chosen.lm:  # the next user may stand elsewhere
+    if chosen.lm:  # absolute, for a later user may have another working directory
         values["lm"] = chosen.lm.resolve()
-    search = config.search.model_copy(update=values)
-    text = dump_config(config.model_copy(update={"search": search}))
+    decoding = config.decoding.model_copy(update=values)
+    text = dump_config(config.model_copy(update={"decoding": decoding}))
     write_atomically(bundle / CONFIG, lambda path: path.write_text(text, "utf-8"))
 
 
-def _useful(recognizer: Recognizer, search: SearchConfig) -> dict[str, tuple[float, ...]]:
+def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[float, ...]]:
+    """Return the weights that have an effect, and their values."""
     grid = dict(_GRID)
-    if recognizer.model.ctc_head is None or search.method.startswith("ctc"):
+    if recognizer.model.ctc_head is None or options.method.startswith("ctc"):
         del grid["ctc_weight"]
-    if search.lm is None or search.method == "ctc_greedy":
+    if options.lm is None or options.method == "ctc_greedy":
         del grid["lm_weight"]
-    return {} if search.method == "ctc_greedy" else grid
+    return {} if options.method == "ctc_greedy" else grid
 
 
 def _encoded(
     recognizer: Recognizer, cuts: CutSet, most: int
 ) -> Iterator[tuple[Encoded, list[str]]]:
-    """Batches of encoded utterances, in the computer's memory, with their texts."""
+    """Yield batches of encoded utterances, in the computer's memory, with their texts."""
     todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
     todo = todo[:: max(1, -(-len(todo) // most))]
     for first in range(0, len(todo), _GROUP):
-        feats, texts = [], []
+        waves, texts = [], []
         for cut in todo[first : first + _GROUP]:
             try:
-                found = recognizer.features(read_wave(cut, recognizer.sample_rate))
+                waves.append(read_wave(cut, recognizer.sample_rate))
             except AudioError:
                 continue
-            if recognizer.config.model.frontend.steps(len(found)):
-                feats.append(found)
-                texts.append(text_of(cut))
-        if feats:
-            frames_B = torch.tensor([len(f) for f in feats], device=recognizer.device)
-            feats_BTF = pad_sequence(feats, batch_first=True).to(recognizer.device)
-            encoded = encode(recognizer.model, feats_BTF, frames_B)
-            yield encoded.to(torch.device("cpu")), texts  # log P of all could fill a GPU
+            texts.append(text_of(cut))
+        for indices, encoded in recognizer.encode(waves):
+            # The log P of all utterances could fill a GPU.
+            yield encoded.to(torch.device("cpu")), [texts[i] for i in indices]
 
 
 def _cer(
-    recognizer: Recognizer, batches: list[tuple[Encoded, list[str]]], search: SearchConfig
+    recognizer: Recognizer, batches: list[tuple[Encoded, list[str]]], options: DecodingOptions
 ) -> float:
-    total, beam = ErrorCounts(), recognizer.beam_search(search)
-    lm = recognizer.language_model(search)
+    total = ErrorCounts()
     for encoded, texts in batches:
-        found = find_texts(recognizer.model, encoded.to(recognizer.device), beam, lm)
+        found = recognizer.decode(encoded.to(recognizer.device), options)
         for text, nbest in zip(texts, found, strict=True):
-            total += character_errors(text, recognizer.tokenizer.decode(nbest[0].tokens))
+            total += character_errors(text, nbest[0].text)
     return total.rate

@@ -136,11 +136,11 @@ def _examples(
     encoder, decoder = EncoderGraph(model), DecoderGraph(model.decoder)
     feats = (torch.randn(B, T, n_freqs), torch.full((B,), T))
     with torch.no_grad():
-        _, keep_BS, *rest = encoder(*feats)
+        _, mask_BS, *rest = encoder(*feats)
     memory = rest[-2 * len(model.decoder.layers) :]
     past = [t.new_zeros(B, W, t.shape[1], 3, t.shape[3]) for t in memory]
     tokens = torch.full((B, W), SOS)
-    return {"encoder": (encoder, feats), "decoder": (decoder, (tokens, keep_BS, *memory, *past))}
+    return {"encoder": (encoder, feats), "decoder": (decoder, (tokens, mask_BS, *memory, *past))}
 
 
 def _trace(module: nn.Module, inputs: tuple[Tensor, ...], ports: Ports) -> Any:
@@ -196,21 +196,21 @@ _KINDS = {"onnx": (".onnx", _write_onnx, _read_onnx), "torch": (".pt2", _write_t
 @torch.no_grad()
 def compare(model: SpeechTransformer, n_freqs: int, encoder: Graph, decoder: Graph) -> float:
     """The largest difference between graphs and model in a few steps of several random batches."""
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     differences = []
     for B, W, T in _TRIED:
-        feats_BTF = torch.randn(B, T, n_freqs, generator=chance)
-        lengths_B = torch.randint(4, T + 1, (B,), generator=chance)  # 4 are a step
+        feats_BTF = torch.randn(B, T, n_freqs, generator=rng)
+        lengths_B = torch.randint(4, T + 1, (B,), generator=rng)  # 4 are a step
         lengths_B[0] = T
-        memory_BSD, keep_BS = model.encode(feats_BTF, lengths_B)
-        state = model.decoder.start(memory_BSD, keep_BS)
+        memory_BSD, mask_BS = model.encode(feats_BTF, lengths_B)
+        state = model.decoder.start(memory_BSD, mask_BS)
         found, keep, *rest = encoder(feats_BTF, lengths_B)
-        differences += [_largest(keep.float(), keep_BS.float()), _largest(found, memory_BSD)]
+        differences += [_largest(keep.float(), mask_BS.float()), _largest(found, memory_BSD)]
         if model.ctc_head:
             differences.append(_largest(rest.pop(0), model.ctc_head(memory_BSD).log_softmax(-1)))
         cache = [t.new_zeros(B, W, t.shape[1], 0, t.shape[3]) for t in rest]
         for _ in range(_TRIED_STEPS):
-            tokens_BW = torch.randint(model.decoder.output.out_features, (B, W), generator=chance)
+            tokens_BW = torch.randint(model.decoder.output.out_features, (B, W), generator=rng)
             logp_BWV, *cache = decoder(tokens_BW, keep, *rest, *cache)
             differences.append(_largest(logp_BWV, model.decoder.step(tokens_BW, state)))
     return float(torch.stack(differences).max())  # NaN, if there is one

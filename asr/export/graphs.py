@@ -1,6 +1,5 @@
 """TODO: graphs."""
 
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,11 +35,11 @@ class EncoderGraph(nn.Module):
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, ...]:
         """The outputs of `describe`, in its order."""
-        memory_BSD, keep_BS = self.model.encode(feats_BTF, lengths_B)
+        memory_BSD, mask_BS = self.model.encode(feats_BTF, lengths_B)
         head = self.model.ctc_head
         ctc = (head(memory_BSD).log_softmax(-1),) if head else ()
-        memories = self.model.decoder.start(memory_BSD, keep_BS).memories
-        return memory_BSD, keep_BS, *ctc, *(t for memory in memories for t in memory)
+        memories = self.model.decoder.start(memory_BSD, mask_BS).memories
+        return memory_BSD, mask_BS, *ctc, *(t for memory in memories for t in memory)
 
 
 class DecoderGraph(nn.Module):
@@ -50,11 +49,11 @@ class DecoderGraph(nn.Module):
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, tokens_BW: Tensor, keep_BS: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, tokens_BW: Tensor, mask_BS: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
         """The outputs of `describe`, in its order; how long the cache is tells the position."""
         n = len(held) // 2
         rows = [t.flatten(0, 1) for t in held[n:]]
-        state = DecoderState(_pairs(rows), _pairs(held[:n]), keep_BS, rows[0].shape[2])
+        state = DecoderState(_pairs(rows), _pairs(held[:n]), mask_BS, rows[0].shape[2])
         logp_BWV = self.decoder.step(tokens_BW, state)
         cache = (t.unflatten(0, tokens_BW.shape) for layer in state.caches for t in layer)
         return logp_BWV, *cache

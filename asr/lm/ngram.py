@@ -125,9 +125,9 @@ class NGramScorer:
         """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
         self.states_BW = self.model.look_up(self.states_BW.gather(1, parents_BW), tokens_BW)[1]
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only."""
-        self.states_BW = self.states_BW[utterances]
+        self.states_BW = self.states_BW[indices]
 
 
 def _longest(gram: Gram, states: dict[Gram, int]) -> int:

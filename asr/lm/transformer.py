@@ -21,11 +21,11 @@ from asr.model.dropout import Dropout
 from asr.model.layers import FeedForward, SelfAttention
 from asr.model.transformer import ModelConfig, sinusoids
 from asr.runtime.files import write_atomically
-from asr.schema import Node
+from asr.schema import FrozenModel
 from asr.tokenizer import SOS, Tokenizer
 
 
-class LmConfig(Node):
+class LmConfig(FrozenModel):
     """Its shape: of `model` the sizes, the projections, the order of norms, the decoder's depth."""
 
     language_model: PositiveInt = 1
@@ -151,11 +151,11 @@ class LmState:
         self.logp_BWV = logp.unflatten(0, (B, W))
         self.position += 1
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only."""
         shape = self.logp_BWV.shape[:2]
         self.caches = [
-            tuple(t.unflatten(0, shape)[utterances].flatten(0, 1) for t in cache)
+            tuple(t.unflatten(0, shape)[indices].flatten(0, 1) for t in cache)
             for cache in self.caches
         ]
-        self.logp_BWV = self.logp_BWV[utterances]
+        self.logp_BWV = self.logp_BWV[indices]

@@ -34,14 +34,14 @@ def factorable(network: nn.Module) -> dict[str, nn.Module]:
     return {n: m for n, m in found.items() if all(holders[p] == 1 for p in m.parameters())}
 
 
-def matrices(module: nn.Module) -> Tensor:
+def weight_matrices(module: nn.Module) -> Tensor:
     """The weights (G, O, I) of a factorable module; what is no convolution is one group."""
     assert isinstance(module.weight, Tensor)
     groups = module.groups if isinstance(module, _CONVOLUTIONS) else 1
     return module.weight.detach().flatten(1).unflatten(0, (groups, -1))
 
 
-def thin(module: nn.Module, rank: int) -> nn.Module:
+def low_rank_pair(module: nn.Module, rank: int) -> nn.Module:
     """Two maps of this rank in the shape of a factorable one, with new weights."""
     if isinstance(module, LowRank):
         module = nn.Linear(module.E.in_features, module.D.out_features)
@@ -59,7 +59,7 @@ def thin(module: nn.Module, rank: int) -> nn.Module:
     return nn.Sequential(first, second)
 
 
-def ends(unit: nn.Module) -> tuple[nn.Module, nn.Module]:
+def factors_of(unit: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The two maps of what `thin` made, in the order of the data's way."""
     if isinstance(unit, LowRank):
         return unit.E, unit.D
@@ -67,7 +67,7 @@ def ends(unit: nn.Module) -> tuple[nn.Module, nn.Module]:
     return first, second
 
 
-def make_thin(network: nn.Module, ranks: dict[str, int]) -> None:
+def apply_ranks(network: nn.Module, ranks: dict[str, int]) -> None:
     """Give modules of a network their rank, by name, in the order given; weights are new.
 
     Raises ConfigError where the network has no such module.
@@ -78,4 +78,4 @@ def make_thin(network: nn.Module, ranks: dict[str, int]) -> None:
             raise ConfigError(
                 f"model.ranks: the network has no linear map or convolution {name}: remove it"
             )
-        network.set_submodule(name, thin(module, rank))
+        network.set_submodule(name, low_rank_pair(module, rank))

@@ -1,6 +1,5 @@
 """TODO: flops."""
 
-
 from collections.abc import Callable
 from copy import deepcopy
 

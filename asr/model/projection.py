@@ -11,11 +11,10 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from asr.model.inference.sparse import _SPARSE_DENSITY, _SPARSE_PLACES, SparseLinear
-from asr.schema import Node, Size
+from asr.schema import FrozenModel, Size
 
 
-class DenseConfig(Node):
+class DenseConfig(FrozenModel):
     """The Transformer's own y = xW + b."""
 
     kind: Literal["dense"] = "dense"
@@ -58,7 +57,7 @@ class LowRank(nn.Module):
     bias = property(lambda self: self.D.bias)
 
 
-class LowRankConfig(Node):
+class LowRankConfig(FrozenModel):
     """W ≈ E·D of the given rank."""
 
     kind: Literal["low_rank"] = "low_rank"
@@ -128,22 +127,8 @@ class SetSparse(nn.Module):
         self.values[moved] = 0
         return moved
 
-    def settled(self, may_be_sparse: bool) -> nn.Module:
-        """The same map for evaluation only: a sparse product where that is faster, else a dense.
 
-        Measured by benchmarks/sparse.py on a CPU: the sparse product gains from 2^18 places on
-        of which at most one in twenty holds a weight.
-        """
-        weight = self.product().detach()
-        is_large = may_be_sparse and weight.numel() >= _SPARSE_PLACES
-        if is_large and self.density <= _SPARSE_DENSITY and weight.device.type == "cpu":
-            return SparseLinear(weight, self.bias.detach())
-        dense = nn.utils.skip_init(nn.Linear, self.d_in, self.d_out, device=weight.device)
-        dense.load_state_dict({"weight": weight, "bias": self.bias.detach()})
-        return dense
-
-
-class SetSparseConfig(Node):
+class SetSparseConfig(FrozenModel):
     """An Erdős–Rényi graph that evolves.
 
     `epsilon` sets its size; `zeta` is the share of the weights that is rewired after every epoch

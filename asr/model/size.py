@@ -1,6 +1,5 @@
 """TODO: size."""
 
-
 from torch import nn
 
 from asr.model.transformer import SpeechTransformer

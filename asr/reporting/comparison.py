@@ -15,7 +15,7 @@ from asr.errors import BundleError
 from asr.reporting.cost import Cost, read_cost
 from asr.reporting.published import PAPERS, Figures
 from asr.reporting.results import KeptEvaluation, describe, read_evaluation
-from asr.schema import Node
+from asr.schema import FrozenModel
 
 HISTORY = Path("training") / "history.csv"
 
@@ -23,7 +23,7 @@ HISTORY = Path("training") / "history.csv"
 BASELINE = "transformer_large"
 
 
-class Epoch(Node):
+class Epoch(FrozenModel):
     """A line of training/history.csv."""
 
     epoch: int
@@ -33,7 +33,7 @@ class Epoch(Node):
     seconds: float | None
 
 
-class Run(Node):
+class Run(FrozenModel):
     """What a bundle's files tell of a run."""
 
     corpus: str
@@ -51,7 +51,7 @@ class Run(Node):
         return min(known, key=lambda e: e.val_loss or 0.0, default=None)
 
 
-class Row(Node):
+class ComparedRun(FrozenModel):
     """A run, with its figures relative to the baseline among the runs of its corpus."""
 
     run: Run
@@ -77,7 +77,7 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def compare(runs: list[Run]) -> list[Row]:
+def compare(runs: list[Run]) -> list[ComparedRun]:
     """Rows in the order given, each relative to its corpus's Transformer (large).
 
     Where that is not among the runs, the largest dense model stands for it.
@@ -87,7 +87,7 @@ def compare(runs: list[Run]) -> list[Row]:
         peers = [r for r in runs if r.corpus == run.corpus and r.is_dense]
         base = max(peers, key=lambda r: (r.recipe == BASELINE, r.parameters), default=None)
         rows.append(
-            Row(
+            ComparedRun(
                 run=run,
                 baseline=base.recipe if base else None,
                 measured=_measured(run, base),
@@ -100,7 +100,7 @@ def compare(runs: list[Run]) -> list[Row]:
 def _measured(run: Run, base: Run | None) -> Figures:
     own, other = run.evaluation, base and base.evaluation
     # Errors and speed on other recordings, or of another search, tell nothing of the model.
-    if own and other and (own.cuts, own.search) != (other.cuts, other.search):
+    if own and other and (own.cuts, own.decoding) != (other.cuts, other.decoding):
         other = None
 
     def speedup(device: str) -> float | None:
@@ -135,7 +135,7 @@ def _read_history(path: Path) -> list[Epoch]:
     return epochs
 
 
-def as_json(rows: list[Row]) -> str:
+def as_json(rows: list[ComparedRun]) -> str:
     """All that is known, for programs; shares are shares, not percentages."""
     worst = {"__all__": {"run": {"evaluation": {"worst"}}}}
-    return TypeAdapter(list[Row]).dump_json(rows, indent=2, exclude=worst).decode() + "\n"
+    return TypeAdapter(list[ComparedRun]).dump_json(rows, indent=2, exclude=worst).decode() + "\n"

@@ -1,6 +1,5 @@
 """What a training run costs: time, floating-point operations, energy, CO2."""
 
-
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from pydantic import NonNegativeFloat, ValidationError
 
 from asr.errors import BundleError
 from asr.runtime.files import write_atomically
-from asr.schema import Node
+from asr.schema import FrozenModel
 
 COST = "cost.json"
 
@@ -16,7 +15,7 @@ COST = "cost.json"
 UNKNOWN = "unknown"
 
 
-class Cost(Node):
+class Cost(FrozenModel):
     """What was spent, in all sessions of a run; None is what nobody measured.
 
     `seconds` of wall time from the first batch to the last epoch's validation; `operations` of

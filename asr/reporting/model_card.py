@@ -1,6 +1,5 @@
 """What a bundle says of itself: its size by part, and the model card."""
 
-
 from typing import Any
 
 from asr.config import Config
@@ -21,7 +20,7 @@ def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
 |---|---|
 {rows}
 
-Text is normalised by `asr.tokenizer.normalize_text` (NFKC, upper case, no spaces beside Chinese
+Text is normalized by `asr.tokenizer.normalize_text` (NFKC, upper case, no spaces beside Chinese
 characters) before training and before scoring.
 
 ```python

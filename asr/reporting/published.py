@@ -1,10 +1,9 @@
 """TODO: published."""
 
+from asr.schema import FrozenModel
 
-from asr.schema import Node
 
-
-class Figures(Node):
+class Figures(FrozenModel):
     """A row of thesis tables 4.2 and 4.3: of a run as measured, or as the papers print it.
 
     `delta_cer` is how much less the CER is than the baseline's, absolute; `compression` the share

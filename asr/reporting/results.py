@@ -66,7 +66,7 @@ def read_evaluation(bundle: Path) -> KeptEvaluation | None:
 def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
     """Keep a result in the bundle: evaluation.json, and a section of the card."""
     before = read_evaluation(bundle)
-    alike = before and (before.cuts, before.search) == (str(cuts), result.search)
+    alike = before and (before.cuts, before.decoding) == (str(cuts), result.decoding)
     speed = {**(before.speed if before and alike else {}), result.device.split(":")[0]: result.rtf}
     kept = KeptEvaluation(cuts=str(cuts), speed=speed, **dict(result))
     text = kept.model_dump_json(indent=2) + "\n"

@@ -1,14 +1,12 @@
 """TODO: tables."""
 
-
-
-from asr.reporting.comparison import Row, Run
+from asr.reporting.comparison import ComparedRun, Run
 from asr.reporting.markdown import table
 
 _DASH = "—"
 
 
-def markdown(rows: list[Row]) -> str:
+def markdown(rows: list[ComparedRun]) -> str:
     """The tables of each corpus; a figure of the thesis stands after a slash."""
     parts = []
     for corpus in dict.fromkeys(row.run.corpus for row in rows):
@@ -17,9 +15,9 @@ def markdown(rows: list[Row]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _tests(rows: list[Row]) -> str:
+def _tests(rows: list[ComparedRun]) -> str:
     tests = {
-        f"{e.cuts} ({e.utterances} utterances, beam {e.search.beam_size})"
+        f"{e.cuts} ({e.utterances} utterances, beam {e.decoding.beam_size})"
         for row in rows
         if (e := row.run.evaluation)
     }
@@ -30,7 +28,7 @@ def _tests(rows: list[Row]) -> str:
     )
 
 
-def _beside(row: Row, name: str, form: str, scale: float = 1.0) -> str:
+def _beside(row: ComparedRun, name: str, form: str, scale: float = 1.0) -> str:
     """The run's figure / the papers', each in its form or a dash."""
     figures = [row.measured, *([row.paper] if row.paper else [])]
     return " / ".join(_number(getattr(f, name), form, scale) for f in figures)
@@ -40,7 +38,7 @@ def _number(value: float | None, form: str, scale: float = 1.0) -> str:
     return _DASH if value is None else format(value * scale, form)
 
 
-def _results(rows: list[Row]) -> str:
+def _results(rows: list[ComparedRun]) -> str:
     head = ["model (thesis table 4.2)", "parameters (million)", "CER (%)"]
     return table(head, [
         [r.run.recipe, _beside(r, "parameters_m", ".2f"), _beside(r, "cer", ".2f", 100)]
@@ -48,7 +46,7 @@ def _results(rows: list[Row]) -> str:
     ])  # fmt: skip
 
 
-def _savings(rows: list[Row]) -> str:
+def _savings(rows: list[ComparedRun]) -> str:
     head = [
         "model (thesis table 4.3)", "ΔCER (points)", "compression (%)", "speed-up on GPU (×)",
         "speed-up on CPU (×)", "|X̄| (characters)",
@@ -63,7 +61,7 @@ def _savings(rows: list[Row]) -> str:
     ])  # fmt: skip
 
 
-def _costs(rows: list[Row]) -> str:
+def _costs(rows: list[ComparedRun]) -> str:
     head = [
         "training", "epochs", "train loss, last", "dev loss, lowest", "of epoch", "time (min)",
         "operations (PFLOP)", "energy", "CO2 (kg)",

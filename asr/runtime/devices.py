@@ -1,6 +1,5 @@
 """TODO: devices."""
 
-
 import torch
 
 from asr.errors import ConfigError

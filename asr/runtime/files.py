@@ -1,6 +1,5 @@
 """TODO: files."""
 
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -17,9 +17,9 @@ from asr.audio.augmentation import PausesConfig
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.data import feature_store as stored
-from asr.data.dataset import SpeechDataset, Step
-from asr.data.manifest import load_cuts, read_wave, trainable
-from asr.data.sampling import EpochSteps, loader, plan_epoch, with_speeds
+from asr.data.dataset import MicroBatches, SpeechDataset
+from asr.data.manifest import filter_cuts, load_cuts, read_wave
+from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
 from asr.errors import AudioError
 from asr.train.distributed import rank, world_size
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _FIT_UTTERANCES = 2000
 
 
-class Corpus(L.LightningDataModule):
+class SpeechDataModule(L.LightningDataModule):
     """Train and dev batches of a recipe; a run's state knows how far into an epoch it is.
 
     The batch of a step is planned for all processes and their `training.accumulate` turns
@@ -41,10 +41,10 @@ class Corpus(L.LightningDataModule):
         super().__init__()
         self.config = config
         data = config.data
-        train = trainable(load_cuts(data.train), data, data.train)
-        self.train_cuts: CutSet = with_speeds(train, data.speed_factors)
+        train = filter_cuts(load_cuts(data.train), data, data.train)
+        self.train_cuts: CutSet = perturb_speed(train, data.speed_factors)
         self.short_cuts = self._short_ones()
-        self.dev_cuts: CutSet = trainable(load_cuts(data.dev), data, data.dev)
+        self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev)
         stored.check(train, config.features, data.train)
         stored.check(self.dev_cuts, config.features, data.dev)
         self.dataset: SpeechDataset | None = None
@@ -65,7 +65,7 @@ class Corpus(L.LightningDataModule):
     def _pauses(self) -> PausesConfig | None:
         return self.config.augment.pauses if self.config.augment else None
 
-    def some_waves(self) -> Iterator[Tensor]:
+    def sample_waveforms(self) -> Iterator[Tensor]:
         """A random part of the training recordings, those that can be read."""
         cuts = list(self.train_cuts)
         random.Random(self.config.seed).shuffle(cuts)
@@ -80,7 +80,7 @@ class Corpus(L.LightningDataModule):
         rate, workers = self.config.features.sample_rate, self.config.data.num_workers
         self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers)
 
-    def largest(self, epoch: int | None) -> Step:
+    def largest(self, epoch: int | None) -> MicroBatches:
         """The batch that takes most memory, of all processes, read; of a training epoch or dev.
 
         Where a curriculum is still with short utterances, of its first epoch with all.
@@ -88,16 +88,18 @@ class Corpus(L.LightningDataModule):
         assert self.dataset is not None
         if epoch is not None and self.config.training.curriculum:
             epoch = max(epoch, self.config.training.curriculum.epochs)
-        parts = [part for batch in self.plan(epoch) for part in deal(batch, self.parts) if part]
+        parts = [
+            part for batch in self.plan(epoch) for part in split_batch(batch, self.parts) if part
+        ]
         return self.dataset[[max(parts, key=_padded_seconds)]]
 
-    def train_dataloader(self) -> DataLoader[Step]:
+    def train_dataloader(self) -> DataLoader[MicroBatches]:
         """The epoch's steps, less those that a resumed run had done."""
         assert self.trainer is not None
         done, self.done = self.done, 0
         return self._loader(self.trainer.current_epoch, done)
 
-    def val_dataloader(self) -> DataLoader[Step]:
+    def val_dataloader(self) -> DataLoader[MicroBatches]:
         """All dev cuts."""
         return self._loader(None)
 
@@ -125,7 +127,7 @@ class Corpus(L.LightningDataModule):
         )
 
     @property
-    def usual_seconds(self) -> float:
+    def duration_p99(self) -> float:
         """So long at most are 99 of 100 training utterances, pauses included."""
         plan = self.plan(self.config.training.epochs - 1)
         durations = sorted(cut.duration for batch in plan for cut in batch)
@@ -141,13 +143,15 @@ class Corpus(L.LightningDataModule):
         longest = durations[bisect_left(sums, curriculum.share * sums[-1])]
         return self.train_cuts.filter(lambda cut: cut.duration <= longest).to_eager()
 
-    def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[Step]:
+    def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[MicroBatches]:
         assert self.dataset is not None
-        mine = [deal(batch, self.parts)[rank() :: world_size()] for batch in self.plan(epoch)]
+        mine = [
+            split_batch(batch, self.parts)[rank() :: world_size()] for batch in self.plan(epoch)
+        ]
         return loader(self.dataset, EpochSteps(mine, done), self.config.data.num_workers)
 
 
-def deal(batch: CutSet, n_parts: int) -> list[list[Cut]]:
+def split_batch(batch: CutSet, n_parts: int) -> list[list[Cut]]:
     """The cuts of a batch in parts of like size and length; some are empty where cuts are few."""
     ordered = sorted(batch, key=lambda cut: (-cut.duration, cut.id))
     return [ordered[i::n_parts] for i in range(n_parts)]

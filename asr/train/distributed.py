@@ -35,7 +35,7 @@ def world_size() -> int:
 
 
 @contextmanager
-def connected(device: torch.device) -> Iterator[torch.device]:
+def init_distributed(device: torch.device) -> Iterator[torch.device]:
     """Meet the other processes where torchrun started several; the device is this one's own.
 
     Raises ConfigError where there is no GPU for this process or the others cannot be met.
@@ -64,10 +64,10 @@ def connected(device: torch.device) -> Iterator[torch.device]:
     dist.destroy_process_group()
 
 
-def first(work: Callable[[], T]) -> T:
+def rank_zero_first(work: Callable[[], T]) -> T:
     """Let rank 0 do the work before the others do; where it fails, they end without a word."""
     if rank():
-        if not int(add_up(torch.tensor(0))):
+        if not int(all_reduce_sum(torch.tensor(0))):
             raise SystemExit(1)
         return work()
     done = 0
@@ -75,18 +75,18 @@ def first(work: Callable[[], T]) -> T:
         result = work()
         done = 1
     finally:
-        add_up(torch.tensor(done))
+        all_reduce_sum(torch.tensor(done))
     return result
 
 
-def add_up(values: Tensor) -> Tensor:
+def all_reduce_sum(values: Tensor) -> Tensor:
     """The sum of a tensor over all processes, in its place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
 
 
-def add_up_gradients(parameters: Iterable[nn.Parameter], values: Tensor) -> Tensor:
+def all_reduce_gradients(parameters: Iterable[nn.Parameter], values: Tensor) -> Tensor:
     """Sum the gradients over all processes, and in the same message `values`, which it returns.
 
     A process that had nothing to do takes part with zeros.
@@ -97,7 +97,7 @@ def add_up_gradients(parameters: Iterable[nn.Parameter], values: Tensor) -> Tens
     for p in parameters:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
     parts = [*(p.grad for p in parameters if p.grad is not None), values]
-    total = add_up(torch.cat([part.flatten() for part in parts]))
+    total = all_reduce_sum(torch.cat([part.flatten() for part in parts]))
     *sums, values = total.split([part.numel() for part in parts])
     for part, found in zip(parts, sums, strict=False):
         part.copy_(found.view(part.shape))

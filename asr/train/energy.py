@@ -8,7 +8,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from asr.bundle import Bundle
-from asr.data.dataset import Step
+from asr.data.dataset import MicroBatches
 from asr.model.flops import operations_of_step
 from asr.reporting.cost import Cost
 
@@ -49,7 +49,7 @@ class CostMeter(Callback):
         self.start = time.monotonic()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Step,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: MicroBatches,
         batch_idx: int,
     ) -> None:  # fmt: skip
         """Count the step; all processes have steps alike."""

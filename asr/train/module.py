@@ -19,16 +19,15 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from asr.audio.augmentation import spec_augment
 from asr.bundle import Bundle
-from asr.data.dataset import Batch, Step
-from asr.decoding.beam_search import BeamSearch
+from asr.data.dataset import Batch, MicroBatches
 from asr.decoding.ctc_prefix import BLANK, steps_needed
-from asr.decoding.decode import decode
+from asr.decoding.decode import SpeechDecoder
 from asr.errors import AsrError, DataError
 from asr.evaluation.cer import ErrorCounts, character_errors
 from asr.model.attention import follow_step
 from asr.model.projection import SetSparse
 from asr.tokenizer import PAD
-from asr.train.distributed import add_up, add_up_gradients, rank, world_size
+from asr.train.distributed import all_reduce_gradients, all_reduce_sum, rank, world_size
 from asr.train.schedule import rate
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ MOST_SKIPPED = 10
 
 
 @dataclass
-class Tally:
+class TrainingCounters:
     """What a run remembers beside weights: an epoch's loss so far and what was left out.
 
     All is of all processes together. `too_short` are utterances whose text needs more CTC steps
@@ -65,7 +64,7 @@ class Tally:
         self.loss, self.steps, self.unreadable, self.too_short = 0.0, 0, 0, 0
 
 
-class RecognizerTask(L.LightningModule):
+class SpeechModule(L.LightningModule):
     """A bundle under training; `total_steps` is what a schedule with an end counts to.
 
     A step is that of all batches of all processes as if they were one: each batch's sums are
@@ -79,7 +78,8 @@ class RecognizerTask(L.LightningModule):
         self.tokenizer = bundle.tokenizer
         self.total_steps = total_steps
         self.model = bundle.model
-        self.tally = Tally()
+        self.decoder = SpeechDecoder(bundle.model, bundle.tokenizer)
+        self.counters = TrainingCounters()
         self.errors = ErrorCounts()
         self.dev_sums = torch.zeros(4, dtype=torch.float64)
         self.asked = 0  # the signal that asked this process for the run's end
@@ -87,10 +87,10 @@ class RecognizerTask(L.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Count afresh; an epoch that goes on after a cut counts on."""
-        self.tally.next_epoch()
-        if self.current_epoch > self.tally.rewired:
+        self.counters.next_epoch()
+        if self.current_epoch > self.counters.rewired:
             self._rewire()
-            self.tally.rewired = self.current_epoch
+            self.counters.rewired = self.current_epoch
 
     def _rewire(self) -> None:
         """Let sparse maps evolve between two epochs, the same in all processes."""
@@ -106,16 +106,16 @@ class RecognizerTask(L.LightningModule):
                     if moment in state:  # no step was made yet where all were skipped
                         state[moment][moved] = 0
 
-    def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: MicroBatches, batch_idx: int) -> None:
         """All chance in a step follows from the seed, the step and the process.
 
         So a resumed run draws the same. How many processes share a step changes what is drawn.
         """
-        step = self.global_step + self.tally.skipped
+        step = self.global_step + self.counters.skipped
         torch.manual_seed((self.config.seed * 1_000_003 + step) * world_size() + rank())
         follow_step(self.model.modules(), step)
 
-    def training_step(self, batch: Step, batch_idx: int) -> dict[str, Tensor] | None:
+    def training_step(self, batch: MicroBatches, batch_idx: int) -> dict[str, Tensor] | None:
         """One step of the optimiser, unless its loss or gradient is not finite."""
         adam = self.optimizers()
         assert isinstance(adam, LightningOptimizer)
@@ -126,7 +126,7 @@ class RecognizerTask(L.LightningModule):
         weights = self._weights(counts)
         sums = [self._backward(part, weights) for part in batch.batches]
         total = torch.stack(sums).sum(0) if sums else torch.zeros(2, device=self.device)
-        total = add_up_gradients(self.parameters(), total)
+        total = all_reduce_gradients(self.parameters(), total)
         norm = clip_grad_norm_(self.parameters(), self.config.training.clip_norm)
         loss = (total * weights).sum()
         if not (loss + norm).isfinite():
@@ -136,13 +136,13 @@ class RecognizerTask(L.LightningModule):
         schedule = self.lr_schedulers()
         assert isinstance(schedule, LRScheduler)
         schedule.step()
-        self.tally.skipped_in_a_row = 0
-        self.tally.loss += float(loss)
-        self.tally.steps += 1
+        self.counters.skipped_in_a_row = 0
+        self.counters.loss += float(loss)
+        self.counters.steps += 1
         self._log_step(loss, total, counts, adam.param_groups[0]["lr"])
         return {"loss": loss}
 
-    def try_out(self, train: Step, dev: Step) -> None:
+    def probe_memory(self, train: MicroBatches, dev: MicroBatches) -> None:
         """Use all the memory that the largest batches take, and change nothing."""
         # Adam's two moments, and what the processes exchange, do not exist before a first step.
         held = [torch.zeros_like(p) for p in self.parameters() for _ in range(3)]
@@ -155,7 +155,7 @@ class RecognizerTask(L.LightningModule):
         self.eval()
         with precision.val_step_context(), torch.no_grad():
             for part in dev.batches:
-                self._judge(part.to(self.device))
+                self._validate(part.to(self.device))
         self.train()
         del held
 
@@ -171,7 +171,7 @@ class RecognizerTask(L.LightningModule):
 
     def losses(self, batch: Batch, feats_BTF: Tensor) -> Tensor:
         """(2,): cross-entropy with label smoothing and CTC loss, both summed over the batch."""
-        logits_BUV, ctc_BSV, keep_BS = self.model(
+        logits_BUV, ctc_BSV, mask_BS = self.model(
             feats_BTF, batch.frames_B, batch.tokens_BU[:, :-1]
         )
         attention = cross_entropy(
@@ -186,7 +186,7 @@ class RecognizerTask(L.LightningModule):
         ctc = ctc_loss(
             ctc_BSV.log_softmax(-1).transpose(0, 1),
             batch.tokens_BU[:, 1:],
-            keep_BS.sum(1),
+            mask_BS.sum(1),
             batch.lengths_B - 2,
             blank=BLANK,
             reduction="sum",
@@ -194,14 +194,16 @@ class RecognizerTask(L.LightningModule):
         )
         return torch.stack((attention, ctc))
 
-    def _count(self, step: Step) -> Tensor:
+    def _count(self, step: MicroBatches) -> Tensor:
         """(2,): the decoder's and the CTC labels of all processes' batches; what else is summed."""
         parts = [self._labels(batch) for batch in step.batches]
         mine = torch.tensor([len(step.unreadable), self.asked])
-        total = add_up(torch.cat((torch.stack([torch.zeros(3).long(), *parts]).sum(0), mine)))
+        total = all_reduce_sum(
+            torch.cat((torch.stack([torch.zeros(3).long(), *parts]).sum(0), mine))
+        )
         tokens, labels, too_short, unreadable, asked = total.tolist()
-        self.tally.too_short += too_short
-        self.tally.unreadable += unreadable
+        self.counters.too_short += too_short
+        self.counters.unreadable += unreadable
         self.stopping = bool(asked)
         return torch.tensor([tokens, labels])
 
@@ -221,15 +223,15 @@ class RecognizerTask(L.LightningModule):
         share = self.config.model.ctc_weight
         return (torch.tensor([1 - share, share]) / counts.clamp(min=1)).to(self.device)
 
-    def _skip(self, step: Step, sums: list[Tensor], loss: float, norm: float) -> None:
+    def _skip(self, step: MicroBatches, sums: list[Tensor], loss: float, norm: float) -> None:
         """Leave weights and optimiser as they are; raises AsrError when it goes on and on."""
-        self.tally.skipped += 1
-        self.tally.skipped_in_a_row += 1
+        self.counters.skipped += 1
+        self.counters.skipped_in_a_row += 1
         parts = zip(step.batches, sums, strict=True)
         bad = [part for part, found in parts if math.isfinite(loss) or not found.isfinite().all()]
         ids = ", ".join(name for part in bad for name in part.ids)
         what = f"loss {loss:g}, gradient norm {norm:g} (utterances {ids:.500})"
-        if self.tally.skipped_in_a_row >= MOST_SKIPPED:
+        if self.counters.skipped_in_a_row >= MOST_SKIPPED:
             raise AsrError(
                 f"step {self.global_step}: {what}, {MOST_SKIPPED} steps in a row: lower the "
                 "learning rate; last.ckpt is sound"
@@ -242,7 +244,7 @@ class RecognizerTask(L.LightningModule):
         values: dict[str, Tensor | float] = {
             "loss": loss,
             "rate": lr,
-            "skipped": float(self.tally.skipped),
+            "skipped": float(self.counters.skipped),
         }
         if self.model.ctc_head is not None:
             values |= {"attention": attention, "ctc": ctc}
@@ -254,32 +256,32 @@ class RecognizerTask(L.LightningModule):
         self.errors = ErrorCounts()
         self.dev_sums.zero_()
 
-    def validation_step(self, batch: Step, batch_idx: int) -> None:
+    def validation_step(self, batch: MicroBatches, batch_idx: int) -> None:
         """The loss, and the errors of texts decoded greedily, never with the reference as input."""
         for part in batch.batches:
-            sums = self._judge(part)
+            sums = self._validate(part)
             self.dev_sums += torch.cat((sums.double().cpu(), self._labels(part)[:2].double()))
 
-    def _judge(self, batch: Batch) -> Tensor:
+    def _validate(self, batch: Batch) -> Tensor:
         """Count the errors of a batch; returns the sums (2,) of its losses."""
         sums = self.losses(batch, batch.feats_BTF)
-        counts = torch.tensor(self.tokenizer.word_counts(), dtype=torch.float32, device=self.device)
-        # A young CTC head sees no speech anywhere, and the language model is no part of training.
+        # An untrained CTC head finds no speech, and the language model is not used in training.
         plain = {
             "beam_size": 1, "lm_weight": 0.0, "speech_threshold": 0.0, "confidence_threshold": 0.0,
         }  # fmt: skip
-        greedy = self.config.search.model_copy(update=plain)
+        greedy = self.config.decoding.model_copy(update=plain)
         # As `asr evaluate` does: sums of log-probabilities are no matter for 8 bits.
         with torch.autocast(self.device.type, enabled=False):
-            found = decode(self.model, batch.feats_BTF, batch.frames_B, BeamSearch(greedy, counts))
+            encoded = self.decoder.encode(batch.feats_BTF, batch.frames_B)
+            found = self.decoder.decode(encoded, greedy)
         for text, nbest in zip(batch.texts, found, strict=True):
-            self.errors += character_errors(text, self.tokenizer.decode(nbest[0].tokens))
+            self.errors += character_errors(text, nbest[0].text)
         return sums
 
     def on_validation_epoch_end(self) -> None:
         """The loss and the CER over the dev cuts of all processes."""
         errors = torch.tensor([*asdict(self.errors).values(), self.asked], dtype=torch.float64)
-        total = add_up(torch.cat((self.dev_sums, errors)))
+        total = all_reduce_sum(torch.cat((self.dev_sums, errors)))
         sums, counts, errors = total[:2], total[2:4], total[4:].long()
         if not counts[0]:
             raise DataError(f"{self.config.data.dev}: not one recording could be read")
@@ -289,11 +291,11 @@ class RecognizerTask(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Plain numbers."""
-        checkpoint["tally"] = asdict(self.tally)
+        checkpoint["counters"] = asdict(self.counters)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Count on."""
-        self.tally = Tally(**checkpoint["tally"])
+        self.counters = TrainingCounters(**checkpoint["counters"])
 
     def configure_optimizers(self) -> Any:
         """Adam as the papers have it (thesis 4.2.4), its rate set anew at every step."""

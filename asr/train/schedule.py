@@ -1,6 +1,5 @@
 """TODO: schedule."""
 
-
 from asr.config import LinearSchedule, NoamSchedule, TrainingConfig
 
 

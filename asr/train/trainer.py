@@ -14,12 +14,12 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from asr.config import Config
 from asr.errors import AsrError, ConfigError, is_out_of_memory
-from asr.train.callbacks import Beginning
+from asr.train.callbacks import MemoryProbe
 from asr.train.checkpoints import Checkpoints
-from asr.train.datamodule import Corpus
+from asr.train.datamodule import SpeechDataModule
 from asr.train.distributed import is_lost_peer, world_size
 from asr.train.energy import CostMeter
-from asr.train.module import RecognizerTask
+from asr.train.module import SpeechModule
 from asr.train.progress import EpochLines
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class SummedGradients(DDPStrategy):
 
 def fit(
     config: Config,
-    task: RecognizerTask,
-    corpus: Corpus,
+    task: SpeechModule,
+    corpus: SpeechDataModule,
     checkpoints: Checkpoints,
     cost: CostMeter,
     device: torch.device,
@@ -76,7 +76,7 @@ def check_precision(config: Config, device: torch.device) -> None:
 
 def _trainer(
     config: Config,
-    corpus: Corpus,
+    corpus: SpeechDataModule,
     checkpoints: Checkpoints,
     cost: CostMeter,
     device: torch.device,
@@ -94,7 +94,7 @@ def _trainer(
         **processes,
         precision="bf16-mixed" if on_gpu and training.precision != "float32" else "32-true",
         max_epochs=training.epochs,
-        callbacks=[cost, checkpoints, EpochLines(checkpoints), Beginning(corpus)],
+        callbacks=[cost, checkpoints, EpochLines(checkpoints), MemoryProbe(corpus)],
         logger=TensorBoardLogger(checkpoints.folder, name="", version="curves"),
         enable_checkpointing=False,
         reload_dataloaders_every_n_epochs=1,
@@ -107,7 +107,7 @@ def _trainer(
     )
 
 
-def _explain(error: Exception, config: Config, corpus: Corpus) -> AsrError | None:
+def _explain(error: Exception, config: Config, corpus: SpeechDataModule) -> AsrError | None:
     """The sentence for what a user can mend; None for a bug."""
     text = " ".join(str(error).split())
     if is_lost_peer(error):

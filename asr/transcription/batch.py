@@ -1,4 +1,4 @@
-"""A job over many recordings: which they are, what is done already, which process does what."""
+"""A job over many recordings, spread over processes, that resumes where it was interrupted."""
 
 import multiprocessing
 import signal
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import asr
+from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
 from asr.runtime.processes import end_with_parent
@@ -33,18 +33,18 @@ def transcribe_all(
     jobs: int,
     on_progress: Callable[[float], object],
 ) -> Iterator[tuple[Task, Transcript | AudioError]]:
-    """The tasks in order with their results, by `jobs` processes; those with `out` are written.
+    """Yield the tasks in order with their results, by `jobs` processes; those with `out` are written.
 
-    `changes` are of the bundle's search. `on_progress` is told how many recordings are done. A
-    written file is whole: it was renamed to its place. Raises BundleError and ConfigError before
+    `changes` are of the bundle's decoding options. `on_progress` gets the number of recordings that
+    are done. A file appears whole or not at all. Raises BundleError and ConfigError before
     any work, AsrError where a process dies.
     """
     if jobs == 1 or len(tasks) == 1:
-        recognizer = asr.load(bundle, device, int8)
+        recognizer = Recognizer(Bundle.load(bundle), device, int8)
         yield from _transcribe(recognizer, tasks, changes, on_progress)
         return
     choose_device(device)
-    asr.load(bundle, "cpu")  # what is wrong with it is told once
+    Bundle.load(bundle)  # what is wrong with it is reported once, not by each process
     context = multiprocessing.get_context("spawn")
     numbers = context.Queue()
     for number in range(jobs):
@@ -93,8 +93,8 @@ def _transcribe(
     changes: dict[str, Any],
     on_progress: Callable[[float], object] = lambda _: None,
 ) -> Iterator[_Result]:
-    search = recognizer.config.search.changed(changes)
-    found = recognizer.transcribe_all((task.recording for task in tasks), search, on_progress)
+    options = recognizer.config.decoding.changed(changes)
+    found = recognizer.transcribe_all((task.recording for task in tasks), options, on_progress)
     for task, result in zip(tasks, found, strict=True):
         if task.out and isinstance(result, Transcript):
             write_text(task.out, FORMATS[task.out.suffix[1:]](result))
@@ -115,7 +115,7 @@ def _start(
     number = numbers.get()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         device = f"cuda:{number % torch.cuda.device_count()}"
-    _recognizer = asr.load(bundle, device, int8)
+    _recognizer = Recognizer(Bundle.load(bundle), device, int8)
 
 
 def _transcribe_share(tasks: list[Task], changes: dict[str, Any]) -> list[_Result]:

@@ -1,6 +1,5 @@
 """TODO: jobs."""
 
-
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path

@@ -1,27 +1,14 @@
-"""What was said: texts with their scores and times, and recordings on their way to them."""
-
+"""Transcripts: texts with their scores and times. Nothing of torch, so that clients share them."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """One of the texts that a recording may hold; the rest as in `asr.decoding.hypothesis.Hypothesis`."""
-
-    text: str
-    score: float
-    log_prob: float | None
-    ctc_log_prob: float | None
-    ended: Literal["eos", "length", "no_speech"]
-    lm_log_prob: float | None = None
-    length_score: float = 0.0
-    confidences: tuple[float, ...] = ()
+from asr.decoding.hypothesis import Ended, Hypothesis
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token of a text and when it was said, in seconds from the recording's start."""
+    """A token's text, and when it was said, in seconds from the recording's start."""
 
     text: str
     start: float
@@ -30,37 +17,44 @@ class Token:
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a recording, from `start` to `end` in seconds, its text and its score.
+    """A part of a recording from `start` to `end`, in seconds: the best text, and the n best.
 
-    Together the tokens' texts are the segment's; `tokens` is None where nothing tells their times:
-    the model has no CTC head, or its frames are too few for the text. `confidences` are as in
-    `asr.decoding.hypothesis.Hypothesis`.
+    `text`, `score`, `ended`, `token_ids` and `confidences` are those of the best hypothesis (see
+    `asr.decoding.hypothesis.Hypothesis`). `tokens` have their times, and their texts together are
+    the segment's; it is None where the times are unknown: the model has no CTC head, or too few
+    frames for the text. `nbest` is empty where a recording has several segments.
     """
 
     start: float
     end: float
     text: str
     score: float
-    ended: Literal["eos", "length", "no_speech"]
+    ended: Ended
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
     tokens: tuple[Token, ...] | None
-    confidences: tuple[float, ...] = ()
+    nbest: tuple[Hypothesis, ...] = ()
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was said: the best text and its score, seconds of audio, and the n best.
+    """The text of a recording, its score, its duration in seconds, and its segments.
 
-    A recording longer than `search.piece_seconds` is recognised in `segments` that follow each
-    other without a gap; its score is their sum, and `nbest` is empty.
+    A recording longer than `decoding.chunk_seconds` has several segments, which follow each other
+    without a gap; the score is their sum.
     """
 
     text: str
     score: float
     duration: float
-    nbest: tuple[Candidate, ...]
     warnings: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
 
+    @property
+    def nbest(self) -> tuple[Hypothesis, ...]:
+        """Return the n best hypotheses of a recording of one segment; else nothing."""
+        return self.segments[0].nbest if len(self.segments) == 1 else ()
+
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)

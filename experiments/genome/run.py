@@ -8,7 +8,6 @@
 
 import argparse
 import os
-import sys
 import time
 from hashlib import sha256
 from pathlib import Path
@@ -28,10 +27,8 @@ from torch.nn.functional import one_hot
 from asr.bundle import load_weights
 from asr.errors import ConfigError, DataError
 from asr.runtime.files import write_atomically
-from experiments.classifier import ClassifierConfig, SequenceClassifier
-
-sys.path.append(str(Path(__file__).parents[1]))
 from experiments import runner as experiment
+from experiments.classifier import ClassifierConfig, SequenceClassifier
 from experiments.genome import tokens
 from experiments.genome.diplotype import diplotype
 from experiments.genome.simulation import simulate

@@ -21,11 +21,11 @@ def learn(sequences: list[str], vocab_size: int, seed: int) -> bytes:
     Each of the 66 characters is a sentence too, so that nobody's diplotype is unknown: what
     sentencepiece has not met it does not learn, even where told that it is required.
     """
-    chance, sentences = random.Random(seed), list(CHARACTERS)
+    rng, sentences = random.Random(seed), list(CHARACTERS)
     for sequence in sequences:
         at = 0
         while at < len(sequence):
-            end = at + chance.randint(500, 1000)
+            end = at + rng.randint(500, 1000)
             sentences.append(sequence[at:end])
             at = end
     model = io.BytesIO()

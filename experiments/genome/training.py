@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from experiments import runner as experiment
-from experiments.classifier import SequenceClassifier, hide
+from experiments.classifier import SequenceClassifier, sample_mask
 from experiments.genome.tokens import PAD
 
 _SHARE_HIDDEN = 0.15
@@ -39,12 +39,12 @@ class Task(experiment.Task):
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """The loss of a batch."""
         tokens_BS, labels_B = batch
-        keep_BS = tokens_BS != PAD
+        mask_BS = tokens_BS != PAD
         if self.loss == "class":
-            return cross_entropy(self.model(tokens_BS, keep_BS), labels_B)
-        hidden_BS = hide(keep_BS, _SHARE_HIDDEN)
+            return cross_entropy(self.model(tokens_BS, mask_BS), labels_B)
+        hidden_BS = sample_mask(mask_BS, _SHARE_HIDDEN)
         loss = cross_entropy(
-            self.model.reconstruct(tokens_BS, keep_BS, hidden_BS), tokens_BS[hidden_BS]
+            self.model.reconstruct(tokens_BS, mask_BS, hidden_BS), tokens_BS[hidden_BS]
         )
         self.losses.append(loss.item())
         return loss

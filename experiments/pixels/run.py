@@ -5,7 +5,6 @@ python recipes/pixels/run.py --mnist FOLDER    # MNIST and the thesis's sizes: f
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,11 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from asr.errors import ConfigError
 from asr.model.transformer import ModelConfig
+from experiments import runner as experiment
 from experiments.classifier import ClassifierConfig
 from experiments.pixels import images
-
-sys.path.append(str(Path(__file__).parents[1]))
-from experiments import runner as experiment
 from experiments.runner import err
 
 # d_model, inner size, heads and rank are the thesis's (3.2), or a quarter of them, half the heads.
@@ -62,8 +59,8 @@ class Task(experiment.Task):
     def training_step(self, batch: list[Tensor]) -> Tensor:
         """The loss of a batch."""
         pixels_BS, labels_B = batch
-        keep_BS = torch.ones_like(pixels_BS, dtype=torch.bool)
-        return cross_entropy(self.model(pixels_BS, keep_BS), labels_B)
+        mask_BS = torch.ones_like(pixels_BS, dtype=torch.bool)
+        return cross_entropy(self.model(pixels_BS, mask_BS), labels_B)
 
 
 @torch.inference_mode()
@@ -72,8 +69,8 @@ def accuracy(task: Task, data: TensorDataset, device: torch.device) -> float:
     task.to(device).eval()
     right = 0
     for pixels_BS, labels_B in DataLoader(data, 256):
-        keep_BS = torch.ones_like(pixels_BS, dtype=torch.bool, device=device)
-        right += int((task.model(pixels_BS.to(device), keep_BS).argmax(-1).cpu() == labels_B).sum())
+        mask_BS = torch.ones_like(pixels_BS, dtype=torch.bool, device=device)
+        right += int((task.model(pixels_BS.to(device), mask_BS).argmax(-1).cpu() == labels_B).sum())
     return 100 * right / len(data)
 
 

@@ -12,10 +12,23 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
 
 from asr import errors
 from asr.errors import AsrError
+from serve.engine.messages import (
+    Alive,
+    BatchDone,
+    Cancel,
+    Done,
+    Failed,
+    FromEngine,
+    Partial,
+    Ready,
+    Refused,
+    Start,
+    ToEngine,
+    Transcribe,
+)
 from serve.errors import ApiError
 from serve.metrics import Metrics
 from serve.settings import Settings
@@ -33,14 +46,13 @@ _MEMORY = {
 # What is too large for the memory is so again: no 5xx, which clients repeat.
 _AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413, "out_of_memory": 413}
 
-# ("partial", text), ("done", answer)
-Event = tuple[str, Any]
+Event = Partial | Done
 
 
 class Job:
     """A recording that the decoding process has; whoever holds it must leave it in the end."""
 
-    def __init__(self, worker: "Worker", id: int) -> None:
+    def __init__(self, worker: "EngineClient", id: int) -> None:
         self._worker, self._id = worker, id
         self.events: asyncio.Queue[Event | ApiError] = asyncio.Queue()
 
@@ -56,7 +68,7 @@ class Job:
         self._worker.forget(self._id)
 
 
-class Worker:
+class EngineClient:
     """The decoding process, restarted where it dies or hangs.
 
     Raises BundleError or ConfigError where it cannot load what the settings name.
@@ -73,28 +85,34 @@ class Worker:
 
     # --- jobs -----------------------------------------------------------------------------------
 
-    def submit(self, model: str, audio: bytes, **options: Any) -> Job:
-        """Hand a recording over. Raises ApiError 503 where nobody can take it.
+    def submit(
+        self,
+        model: str,
+        audio: bytes,
+        pcm_rate: int | None = None,
+        partials: bool = False,
+        quick: bool = False,
+    ) -> Job:
+        """Hand a recording over; the options are those of `serve.engine.messages.Transcribe`.
 
-        Options: `words` and `subtitles` ("srt", "vtt") are added to the answer, `partials` asks
-        for the text of a long recording as it grows, `quick` for the likeliest path only.
+        Raises ApiError 503 while no decoding process can take it.
         """
         if not self.ready:
             raise _unavailable("the model is being loaded: try again in a few seconds", 5)
         job = Job(self, next(self._numbers))
         self._jobs[job._id] = job
-        self._send("job", job._id, model, audio, options)
+        self._send(Transcribe(job._id, model, audio, pcm_rate, partials, quick))
         return job
 
     def forget(self, id: int) -> None:
         """Drop a job; nothing where it has ended."""
         if self._jobs.pop(id, None):
-            self._send("leave", id)
+            self._send(Cancel(id))
 
     @property
     def ready(self) -> bool:
         """Whether the process lives and its decoding loop has been heard of lately."""
-        lately = time.monotonic() - self._heard < self._settings.hang_seconds / 2
+        lately = time.monotonic() - self._last_message < self._settings.hang_seconds / 2
         return self._loaded and not self._closing and lately
 
     @property
@@ -102,7 +120,7 @@ class Worker:
         """Of the process."""
         return self._process.pid
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, message: ToEngine) -> None:
         pipe = self._pipe
 
         def send() -> None:
@@ -124,20 +142,25 @@ class Worker:
             )
             self._pipe = Connection(ours.detach())
         settings = self._settings
-        start = settings.model_dump(
-            include={"device", "int8", "max_seconds", "batch_seconds", "batch_wait"}
+        start = Start(
+            settings.models,
+            settings.device,
+            settings.int8,
+            settings.max_seconds,
+            settings.batch_seconds,
+            settings.batch_wait,
         )
         try:
-            self._pipe.send({**start, "models": settings.models})
-            kind, *told = self._pipe.recv()
+            self._pipe.send(start)
+            answer: Ready | Refused = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise AsrError(
                 f"the decoding process ended while it loaded {', '.join(settings.bundles)} "
                 f"(exit code {self._process.wait()}): is there memory enough?"
             ) from error
-        if kind == "refused":
-            raise getattr(errors, told[0])(told[1])
-        self._loaded, self._heard = True, time.monotonic()
+        if isinstance(answer, Refused):
+            raise getattr(errors, answer.error)(answer.message)
+        self._loaded, self._last_message = True, time.monotonic()
 
     async def supervise(self) -> None:
         """Receive, watch and restart, until cancelled."""
@@ -147,7 +170,7 @@ class Worker:
             while not self._died.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._died.wait(), 1.0)
-                if time.monotonic() - self._heard > self._settings.hang_seconds:
+                if time.monotonic() - self._last_message > self._settings.hang_seconds:
                     logger.error("the decoding process made no progress and is killed")
                     self._process.kill()
             self._loaded = False
@@ -182,23 +205,24 @@ class Worker:
 
         threading.Thread(target=listen, name="asr-listen", daemon=True).start()
 
-    def _on_message(self, message: tuple[Any, ...]) -> None:
-        self._heard = time.monotonic()
-        kind, *values = message
-        if kind == "alive":
-            self._metrics.waiting_pieces.set(values[0])
-            self._metrics.waiting_seconds.set(values[1])
-        elif kind == "batch":
-            self._metrics.batch(*values)
-        elif kind == "partial":
-            if job := self._jobs.get(values[0]):
-                job.events.put_nowait((kind, values[1]))
-        elif job := self._jobs.pop(values[0], None):
-            if kind == "done":
-                self._metrics.wait.observe(values[1]["wait_seconds"])
-                job.events.put_nowait((kind, values[1]))
-            else:
-                job.events.put_nowait(_failure(*values[1:]))
+    def _on_message(self, message: FromEngine) -> None:
+        self._last_message = time.monotonic()
+        match message:
+            case Alive():
+                self._metrics.waiting_chunks.set(message.waiting_chunks)
+                self._metrics.waiting_seconds.set(message.waiting_seconds)
+            case BatchDone():
+                self._metrics.batch(message.n_chunks, message.audio_seconds, message.decode_seconds)
+            case Partial():
+                if job := self._jobs.get(message.id):
+                    job.events.put_nowait(message)
+            case Done():
+                if job := self._jobs.pop(message.id, None):
+                    self._metrics.wait.observe(message.wait_seconds)
+                    job.events.put_nowait(message)
+            case Failed():
+                if job := self._jobs.pop(message.id, None):
+                    job.events.put_nowait(_failure(message.code, message.message))
 
     def _fail_all(self, message: str, retry_after: int) -> None:
         for job in self._jobs.values():

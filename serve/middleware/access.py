@@ -20,7 +20,7 @@ logger = logging.getLogger("serve.middleware.access")
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
-class Record:
+class AccessLogMiddleware:
     """ASGI middleware: an id for each request, a log line and figures of its answer.
 
     Others put what they know of it (`audio_seconds`, `error`) into `scope["asr.record"]`.
@@ -66,7 +66,7 @@ class Record:
         logger.info("request", extra={"fields": {**values, **record}})
 
 
-class Keys:
+class ApiKeyMiddleware:
     """ASGI middleware: with keys set, what is below /v1/ is for those who send one of them."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -78,13 +78,13 @@ class Keys:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        scope["asr.transcription.remote"] = (scope.get("client") or ("unknown",))[0]
+        scope["asr.client"] = (scope.get("client") or ("unknown",))[0]
         if self._keys and scope["path"].startswith("/v1/"):
             number = self._number(_authorization(Headers(scope=scope)))
             if number is None:
                 await self._refuse(scope, receive, send)
                 return
-            scope["asr.transcription.remote"] = f"key {number}"
+            scope["asr.client"] = f"key {number}"
         await self.app(scope, receive, send)
 
     def _number(self, authorization: str) -> int | None:

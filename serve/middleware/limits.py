@@ -64,7 +64,7 @@ def busy(message: str, code: str, status: int = 503, retry_after: int = 1) -> Ap
     return ApiError(status, message, code=code, headers={"retry-after": str(retry_after)})
 
 
-class Admission:
+class ConcurrencyLimitMiddleware:
     """ASGI middleware: what is posted has a place until it is answered, or is refused unread."""
 
     def __init__(self, app: ASGIApp, load: Load) -> None:
@@ -75,7 +75,7 @@ class Admission:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        client = scope["asr.transcription.remote"]
+        client = scope["asr.client"]
         if refusal := self.load.refusal(client):
             await reply(refusal, scope)(scope, receive, send)
             return

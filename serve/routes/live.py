@@ -8,12 +8,14 @@ segment's text so far), `final` (a segment that will not change any more), after
 import asyncio
 import json
 import logging
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
-from serve.engine.client import Worker
+from asr.transcription.transcript import Transcript
+from serve.engine.client import EngineClient
+from serve.engine.messages import Done
 from serve.errors import ApiError, ErrorBody, ErrorReply, quoted
 from serve.middleware.limits import Load
 from serve.routes.live_session import Session
@@ -51,8 +53,8 @@ async def live(websocket: WebSocket) -> None:
     await websocket.accept(subprotocol=PROTOCOL if PROTOCOL in offered else None)
     state.n_live += 1
     try:
-        _admit(state.n_live, state.load, websocket.scope["asr.transcription.remote"])
-        with state.load.place(websocket.scope["asr.transcription.remote"]):
+        _admit(state.n_live, state.load, websocket.scope["asr.client"])
+        with state.load.place(websocket.scope["asr.client"]):
             await _converse(websocket, state.settings)
         await websocket.close()
     except Refusal as refusal:
@@ -86,10 +88,10 @@ async def _refuse(websocket: WebSocket, refusal: Refusal) -> None:
 async def _converse(websocket: WebSocket, settings: Settings) -> None:
     """Listen and answer at the same time, until all is answered or either fails."""
     start = await _start(websocket, settings)
-    worker: Worker = websocket.app.state.worker
+    worker: EngineClient = websocket.app.state.worker
 
-    async def transcribe(audio: bytes, quick: bool) -> dict[str, Any]:
-        return await _heard(worker, settings, start.model, audio, quick)
+    async def transcribe(pcm: bytes, quick: bool) -> Transcript:
+        return await _transcribe(worker, settings, start, pcm, quick)
 
     session = Session(start.sample_rate, transcribe)
     tasks = (
@@ -107,15 +109,15 @@ async def _converse(websocket: WebSocket, settings: Settings) -> None:
         logger.info("live session", extra={"fields": {"audio_seconds": session.seconds}})
 
 
-async def _heard(
-    worker: Worker, settings: Settings, model: str, audio: bytes, quick: bool
-) -> dict[str, Any]:
-    """What a piece says, also where the decoding process has to be restarted for it."""
+async def _transcribe(
+    worker: EngineClient, settings: Settings, start: Start, pcm: bytes, quick: bool
+) -> Transcript:
+    """Transcribe a part of a session, again where the decoding process was restarted meanwhile."""
     try:
         async with asyncio.timeout(settings.deadline_seconds):
             while True:
                 try:
-                    return await _once(worker, model, audio, quick)
+                    return await _once(worker, start, pcm, quick)
                 except ApiError as error:
                     if error.status_code != 503:
                         raise Refusal(1011, error.message, error.code or "failed") from error
@@ -125,11 +127,12 @@ async def _heard(
         raise Refusal(1011, message, "deadline") from error
 
 
-async def _once(worker: Worker, model: str, audio: bytes, quick: bool) -> dict[str, Any]:
-    job = worker.submit(model, audio, quick=quick)
+async def _once(worker: EngineClient, start: Start, pcm: bytes, quick: bool) -> Transcript:
+    job = worker.submit(start.model, pcm, start.sample_rate, quick=quick)
     try:
-        _, heard = await job.next()  # without `partials` the first event is the last
-        return heard
+        event = await job.next()
+        assert isinstance(event, Done), "without partials the first event is the last"
+        return event.transcript
     finally:
         job.leave()
 
@@ -172,12 +175,13 @@ async def _message(websocket: WebSocket, settings: Settings) -> str | bytes:
     return message
 
 
-def _parsed(message: str | bytes) -> Any:
+def _parsed(message: str | bytes) -> JsonValue:
     if isinstance(message, bytes):
         reason = 'audio came before {"sample_rate": 16000, "model": "NAME"}: begin with that'
         raise Refusal(1003, reason, "invalid_message")
     try:
-        return json.loads(message)
+        value: JsonValue = json.loads(message)
+        return value
     except (ValueError, RecursionError) as error:
         reason = f"{quoted(message)} is not JSON: send audio as binary messages"
         raise Refusal(1007, reason, "invalid_message") from error
@@ -207,11 +211,11 @@ async def _listen(websocket: WebSocket, session: Session) -> None:
 
 
 async def _take(pcm: bytes, session: Session, load: Load) -> None:
-    """Audio; what ends the session here lets it tell what it heard so far."""
+    """Audio; what ends the session here lets it send what it recognized so far."""
     if len(pcm) % 2:
         reason = f"{len(pcm)} bytes are not whole samples: send 16-bit PCM"
         raise Refusal(1007, reason, "invalid_message")
-    await session.hear(pcm)
+    await session.feed(pcm)
     most = load.settings.max_live_seconds
     if session.seconds > most:
         reason = f"a session holds at most {most:g} seconds: begin another"
@@ -222,5 +226,5 @@ async def _take(pcm: bytes, session: Session, load: Load) -> None:
 
 
 async def _answer(websocket: WebSocket, session: Session) -> None:
-    async for answer in session.answers():
-        await websocket.send_json(answer)
+    async for message in session.messages():
+        await websocket.send_json(message.model_dump(mode="json"))

@@ -7,7 +7,7 @@ from fastapi.responses import FileResponse
 
 from serve.errors import ApiError, quoted
 
-_FOLDER = Path(__file__).with_name("page")
+_FOLDER = Path(__file__).parents[1] / "page"
 _NAMES = frozenset(path.name for path in _FOLDER.iterdir())
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

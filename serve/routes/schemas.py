@@ -6,9 +6,11 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from starlette.datastructures import UploadFile as Part
 
+from asr.decoding.hypothesis import Ended
+from asr.transcription.transcript import Segment
+
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
 Granularity = Literal["word", "segment"]
-Ended = Literal["eos", "length", "no_speech"]
 
 
 class RecordingForm(BaseModel):
@@ -148,39 +150,6 @@ class TextDone(BaseModel):
     logprobs: list[Logprob] | None = None
 
 
-class NativeCandidate(BaseModel):
-    """One of the n best texts; a token's confidence is its probability among its rivals."""
-
-    text: str
-    score: float
-    log_prob: float | None
-    ctc_log_prob: float | None
-    lm_log_prob: float | None
-    length_score: float
-    ended: Ended
-    confidences: list[float]
-
-
-class NativeToken(BaseModel):
-    """A token and when it was said, in seconds."""
-
-    text: str
-    start: float
-    end: float
-
-
-class NativeSegment(BaseModel):
-    """A piece of a recording of at most 20 s; `tokens` is null where their times are not known."""
-
-    start: float
-    end: float
-    text: str
-    score: float
-    ended: Ended
-    confidences: list[float]
-    tokens: list[NativeToken] | None
-
-
 class Timing(BaseModel):
     """Seconds in the queue, of decoding (its share of batches), and of decoding by audio."""
 
@@ -190,10 +159,11 @@ class Timing(BaseModel):
 
 
 class NativeTranscription(BaseModel):
-    """All that is known of what was said.
+    """All that is known of a recording.
 
     `ended` tells why the text is no longer: `eos`, the model was done; `length`, no more fits into
-    the audio; `no_speech`, there was none. A recording of over 20 s has `segments` and no `nbest`.
+    the audio; `no_speech`, there was none. The segment of a short recording has its n best
+    hypotheses; a token's confidence is its probability among its alternatives.
     """
 
     model: str
@@ -201,8 +171,7 @@ class NativeTranscription(BaseModel):
     duration: float
     score: float
     ended: Ended
-    segments: list[NativeSegment]
-    nbest: list[NativeCandidate]
+    segments: list[Segment]
     warnings: list[str]
     timing: Timing
 

@@ -3,15 +3,17 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 
-from serve.engine.client import Event, Job, Worker
+from asr.transcription.writers import FORMATS
+from serve.engine.client import EngineClient, Event, Job
+from serve.engine.messages import Done, Partial
 from serve.errors import ApiError, ErrorReply, body_of, quoted
-from serve.routes import responses as answers
+from serve.routes import responses
 from serve.routes.schemas import (
     NativeTranscription,
     RecordingForm,
@@ -55,14 +57,8 @@ async def transcribe(
     request: Request,
     form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
 ) -> BaseModel | Response:
-    """The text of a recording: JSON, by itself, as subtitles, or as events while it is heard."""
-    job = await _submit(
-        request, form,
-        words="word" in form.timestamp_granularities,
-        subtitles=form.response_format if form.response_format in _SUBTITLES else None,
-        partials=form.stream,
-    )  # fmt: skip
-    events = _follow(request, job)
+    """Return the text: as JSON, by itself, as subtitles, or as events while it is recognized."""
+    events = _events(request, await _submit(request, form, partials=form.stream))
     if form.stream:
         first = await anext(events)  # an error that comes before it has a status of its own
         return StreamingResponse(
@@ -70,13 +66,14 @@ async def transcribe(
             media_type="text/event-stream",
             headers={"cache-control": "no-cache"},
         )
-    heard = await _outcome(events)
+    transcript = (await _outcome(events)).transcript
     if form.response_format == "text":
-        return PlainTextResponse(heard["text"])
+        return PlainTextResponse(transcript.text)
     if form.response_format in _SUBTITLES:
-        return Response(heard["subtitles"], media_type=_SUBTITLES[form.response_format])
-    answer = answers.verbose if form.response_format == "verbose_json" else answers.brief
-    return answer(heard, form)
+        subtitles = FORMATS[form.response_format](transcript)
+        return Response(subtitles, media_type=_SUBTITLES[form.response_format])
+    body = responses.verbose if form.response_format == "verbose_json" else responses.brief
+    return body(transcript, form)
 
 
 @router.post(
@@ -87,12 +84,12 @@ async def transcribe(
 async def transcribe_natively(
     request: Request, form: Annotated[RecordingForm, Form(media_type="multipart/form-data")]
 ) -> NativeTranscription:
-    """The text with its n best rivals, confidences, times, and what it took."""
-    heard = await _outcome(_follow(request, await _submit(request, form)))
-    return answers.native(heard, form.model)
+    """Return the text with its n best hypotheses, confidences, times, and the time it took."""
+    done = await _outcome(_events(request, await _submit(request, form)))
+    return responses.native(done, form.model)
 
 
-async def _submit(request: Request, form: RecordingForm, **options: Any) -> Job:
+async def _submit(request: Request, form: RecordingForm, partials: bool = False) -> Job:
     settings: Settings = request.app.state.settings
     if len((await request.form()).getlist("file")) > 1:
         raise ApiError(400, "file is given twice: send one recording a request", "file")
@@ -104,15 +101,15 @@ async def _submit(request: Request, form: RecordingForm, **options: Any) -> Job:
             param="model",
             code="model_not_found",
         )
-    worker: Worker = request.app.state.worker
-    return worker.submit(form.model, await form.file.read(), **options)
+    worker: EngineClient = request.app.state.worker
+    return worker.submit(form.model, await form.file.read(), partials=partials)
 
 
-async def _follow(request: Request, job: Job) -> AsyncIterator[Event]:
-    """What is heard, to the end.
+async def _events(request: Request, job: Job) -> AsyncIterator[Event]:
+    """Yield a job's events to the last, and leave the job in any case.
 
-    Raises ApiError: 504 where that takes too long, 499 where the client has gone, and what the
-    recording cannot be recognised for. The job is left in any case.
+    Raises ApiError: 504 where that takes too long, 499 where the client has disconnected, and what
+    is wrong with the recording.
     """
     settings: Settings = request.app.state.settings
     deadline = asyncio.get_running_loop().time() + settings.deadline_seconds
@@ -121,24 +118,25 @@ async def _follow(request: Request, job: Job) -> AsyncIterator[Event]:
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
-                    kind, value = await job.next()
+                    event = await job.next()
             except TimeoutError:
                 raise _too_late(settings.deadline_seconds) from None
-            if kind == "done":
-                request.scope["asr.record"]["audio_seconds"] = value["duration"]
-                request.scope["asr.record"]["wait_seconds"] = round(value["wait_seconds"], 4)
-            yield kind, value
-            if kind == "done":
+            if isinstance(event, Done):
+                record = request.scope["asr.record"]
+                record["audio_seconds"] = event.transcript.duration
+                record["wait_seconds"] = round(event.wait_seconds, 4)
+            yield event
+            if isinstance(event, Done):
                 return
     finally:
         watch.cancel()
         job.leave()
 
 
-async def _outcome(events: AsyncIterator[Event]) -> dict[str, Any]:
-    async for kind, value in events:
-        if kind == "done":
-            return value
+async def _outcome(events: AsyncIterator[Event]) -> Done:
+    async for event in events:
+        if isinstance(event, Done):
+            return event
     raise AssertionError("events end with done")
 
 
@@ -149,9 +147,12 @@ async def _as_stream(
     event: Event | None = first
     try:
         while event:
-            kind, value = event
-            model = TextDelta(delta=value) if kind == "partial" else answers.done(value, form)
-            yield f"data: {model.model_dump_json(exclude_none=True)}\n\n"
+            body: BaseModel
+            if isinstance(event, Partial):
+                body = TextDelta(delta=event.delta)
+            else:
+                body = responses.last_event(event.transcript, form)
+            yield f"data: {body.model_dump_json(exclude_none=True)}\n\n"
             event = await anext(events, None)
     except ApiError as error:
         request.scope["asr.record"]["error"] = error.code
@@ -161,10 +162,10 @@ async def _as_stream(
 
 
 async def _watch(request: Request, job: Job) -> None:
-    """Let it be the job's next event that the client has gone."""
+    """Make the disconnection of the client the job's next event."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    job.events.put_nowait(ApiError(499, "the client has gone", code="client_gone"))
+    job.events.put_nowait(ApiError(499, "the client has disconnected", code="client_gone"))
 
 
 def _too_late(seconds: float) -> ApiError:

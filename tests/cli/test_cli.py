@@ -14,8 +14,7 @@ import asr
 from asr.config import Config
 from asr.data.manifest import load_cuts, text_of
 from asr.train.run import train
-
-from conftest import RATE, learning_recipe, run_cli, speak  # isort: skip
+from tests.helpers import RATE, learning_recipe, run_cli, speak
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ def test_ten_minutes_are_cut_at_silences(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_info_needs_no_corpus_but_a_vocabulary(tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     told(run_cli("info", root / "recipes/aishell1/small_real.yaml"), 2, "tokenizer.vocab_size")
     result = run_cli("info", root / "recipes/hkust/lrt_r50.yaml", cwd=tmp_path)
     assert "7.79 M" in result.stdout
@@ -145,7 +144,7 @@ def test_info_needs_no_corpus_but_a_vocabulary(tmp_path: Path) -> None:
 def test_errors_are_one_sentence(
     tmp_path: Path, tones: Path, args: list[str], code: int, words: list[str]
 ) -> None:
-    from conftest import tones_recipe, write_recipe
+    from tests.helpers import tones_recipe, write_recipe
 
     write_recipe(tmp_path / "recipe.yaml", tones_recipe(tones))
     told(run_cli(*args, cwd=tmp_path), code, *words)

@@ -14,18 +14,16 @@ from torch import Tensor, nn
 
 import asr
 from asr.bundle import Bundle
-from asr.compression.compress import compress, compress_bundle, factorise
+from asr.compression.compress import compress, compress_bundle, factorize
 from asr.compression.solvers import Method, nmf, non_negative, semi_nmf, svd
 from asr.config import Config
 from asr.data.manifest import load_cuts
 from asr.errors import BundleError, ConfigError, DataError
-from asr.model.factorization import make_thin
+from asr.model.factorization import apply_ranks
 from asr.model.inference.decoder import FastDecoder, for_inference
 from asr.model.projection import LowRank
 from asr.train.run import train
-
-from conftest import run_cli, tones_recipe  # isort: skip
-from test_model import FREQS, VOCAB, build, padded_batch, tiny  # isort: skip
+from tests.helpers import FREQS, VOCAB, build, padded_batch, run_cli, tiny, tones_recipe
 
 
 def weight(outputs: int, inputs: int, seed: int = 0) -> Tensor:
@@ -49,7 +47,7 @@ def test_truncated_svd_has_the_error_of_eckart_and_young(shape: tuple[int, int],
 
 def test_a_float32_networks_error_is_that_of_eckart_and_young_too() -> None:
     linear = nn.Linear(300, 200)
-    smaller, (layer,) = factorise(linear, "svd", rank=40)
+    smaller, (layer,) = factorize(linear, "svd", rank=40)
     values = np.linalg.svd(linear.weight.detach().double().numpy(), compute_uv=False)
     expected = np.sqrt((values[40:] ** 2).sum() / (values**2).sum())
     assert layer.error == pytest.approx(expected, abs=1e-5)
@@ -122,12 +120,12 @@ def test_two_thin_maps_compute_what_the_product_in_place_of_the_weight_does(
 ) -> None:
     old, shape = MODULES[case]
     x, before = torch.randn(shape), old.weight.detach().clone()
-    smaller, (layer,) = factorise(old, method, rank=4)
+    smaller, (layer,) = factorize(old, method, rank=4)
     assert torch.equal(old.weight, before)
     factors = [p.detach().flatten(1) for n, p in smaller.named_parameters() if "weight" in n]
     product = (factors[1] @ factors[0]).view_as(before)
-    gone = (before - product).norm() / before.norm()
-    assert layer.error == pytest.approx(float(gone), abs=1e-5)
+    is_cancelled = (before - product).norm() / before.norm()
+    assert layer.error == pytest.approx(float(is_cancelled), abs=1e-5)
     wanted = torch.func.functional_call(old, {"weight": product}, x)
     torch.testing.assert_close(smaller(x), wanted, atol=1e-5, rtol=1e-4)
     assert layer.after == sum(p.numel() for p in smaller.parameters()) < layer.before
@@ -138,7 +136,7 @@ def test_a_convolution_in_groups_has_a_rank_for_each_and_loads_again() -> None:
     old = nn.Conv1d(32, 24, 5, stride=2, padding=1, groups=4)
     depthwise = nn.Conv1d(24, 24, 5, groups=24)  # nothing would be saved
     network, x = nn.Sequential(old, depthwise), torch.randn(3, 32, 20)
-    smaller, (layer,) = factorise(network, rank=2)
+    smaller, (layer,) = factorize(network, rank=2)
     groups = old.weight.detach().double().flatten(1).unflatten(0, (4, 6)).numpy()
     values = np.stack([np.linalg.svd(each, compute_uv=False) for each in groups])
     expected = np.sqrt((values[:, 2:] ** 2).sum() / (values**2).sum())
@@ -146,9 +144,9 @@ def test_a_convolution_in_groups_has_a_rank_for_each_and_loads_again() -> None:
     assert (layer.name, layer.shape, layer.rank) == ("0", (6, 40), 2)
     assert layer.after == sum(p.numel() for p in smaller[0].parameters()) < layer.before
     energy = float((values[:, :2] ** 2).sum() / (values**2).sum())
-    assert factorise(network, energy=energy - 1e-6)[1] == [layer]
+    assert factorize(network, energy=energy - 1e-6)[1] == [layer]
     again = deepcopy(network)
-    make_thin(again, {"0": 2})
+    apply_ranks(again, {"0": 2})
     again.load_state_dict(smaller.state_dict())
     assert torch.equal(again(x), smaller(x))
     # Where each group is of this rank, nothing is lost: the two compute what the one did.
@@ -156,7 +154,7 @@ def test_a_convolution_in_groups_has_a_rank_for_each_and_loads_again() -> None:
         smaller[0][0].weight.detach().unflatten(0, (4, 2)).flatten(2)
     )
     old.weight.data = product.view_as(old.weight)
-    exact, (layer,) = factorise(network, rank=2)
+    exact, (layer,) = factorize(network, rank=2)
     assert layer.error < 1e-6
     torch.testing.assert_close(exact(x), network(x), atol=1e-5, rtol=1e-5)
 
@@ -165,12 +163,12 @@ def test_energy_chooses_the_smallest_rank_that_keeps_it() -> None:
     steep = weight(40, 30) @ torch.diag(0.7 ** torch.arange(30.0)).double()
     linear = nn.Linear(30, 40)
     linear.weight.data.copy_(steep)
-    _, (layer,) = factorise(linear, energy=0.9)
+    _, (layer,) = factorize(linear, energy=0.9)
     shares = np.cumsum(np.linalg.svd(linear.weight.detach().double(), compute_uv=False) ** 2)
     shares /= shares[-1]
     assert shares[layer.rank - 1] >= 0.9 > shares[layer.rank - 2]
     assert layer.error**2 == pytest.approx(1 - shares[layer.rank - 1], abs=1e-6)
-    assert factorise(nn.Linear(30, 40), energy=1.0)[1] == []  # nothing would be saved
+    assert factorize(nn.Linear(30, 40), energy=1.0)[1] == []  # nothing would be saved
 
 
 def test_any_network_in_parts_chosen_by_name() -> None:
@@ -183,17 +181,17 @@ def test_any_network_in_parts_chosen_by_name() -> None:
         }
     )
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    smaller, layers = factorise(network, rank=0.25)  # a share of the 32 at which nothing is saved
+    smaller, layers = factorize(network, rank=0.25)  # a share of the 32 at which nothing is saved
     assert {layer.name: layer.rank for layer in layers} == {"a.0": 8, "a.2": 8, "b.2": 8}
     assert smaller["a"][2] is smaller["b"][0] and isinstance(smaller["c"], nn.Conv1d)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
-    assert [layer.name for layer in factorise(network, rank=8, modules=["b.*"])[1]] == [
+    assert [layer.name for layer in factorize(network, rank=8, modules=["b.*"])[1]] == [
         "b.0",
         "b.2",
     ]
-    assert [layer.name for layer in factorise(network, rank=31)[1]] == ["a.0", "a.2"]
-    assert [layer.name for layer in factorise(network["b"][2], rank=8)[1]] == [""]
-    fresh, (layer, *_) = factorise(network, "random", rank=8)
+    assert [layer.name for layer in factorize(network, rank=31)[1]] == ["a.0", "a.2"]
+    assert [layer.name for layer in factorize(network["b"][2], rank=8)[1]] == [""]
+    fresh, (layer, *_) = factorize(network, "random", rank=8)
     assert layer.error > 1 and fresh["a"][0].product().std() > 0
 
 
@@ -201,7 +199,7 @@ def test_a_tied_weight_stays_one() -> None:
     network = nn.ModuleDict({"embed": nn.Embedding(100, 32), "output": nn.Linear(32, 100)})
     network["output"].weight = network["embed"].weight
     network["other"] = nn.Linear(32, 100)
-    smaller, layers = factorise(network, rank=8)
+    smaller, layers = factorize(network, rank=8)
     assert [layer.name for layer in layers] == ["other"]
     assert smaller["output"].weight is smaller["embed"].weight
 
@@ -209,7 +207,7 @@ def test_a_tied_weight_stays_one() -> None:
 def test_torchs_own_transformer_goes_on_in_training_and_evaluation() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
-    smaller, layers = factorise(layer, rank=8)
+    smaller, layers = factorize(layer, rank=8)
     assert {each.name for each in layers} == {"linear1", "linear2"}
     x = torch.randn(2, 5, 32)
     trained = smaller.train()(x)
@@ -230,12 +228,12 @@ def test_torchs_own_transformer_goes_on_in_training_and_evaluation() -> None:
 )
 def test_what_makes_no_sense_is_refused(wrong: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        factorise(nn.Linear(30, 40), **wrong)
+        factorize(nn.Linear(30, 40), **wrong)
 
 
 def test_a_huge_rank_saves_nothing_and_takes_no_memory() -> None:
     network = nn.Sequential(nn.Linear(30, 40), nn.Conv1d(8, 8, 3, groups=2), LowRank(64, 64, 30))
-    assert all(factorise(network, rank=rank)[1] == [] for rank in (10**9, 1e30))
+    assert all(factorize(network, rank=rank)[1] == [] for rank in (10**9, 1e30))
 
 
 @pytest.mark.parametrize("method", get_args(Method))
@@ -243,8 +241,8 @@ def test_a_weight_that_is_not_finite_is_told_by_its_module(method: Method) -> No
     network = nn.ModuleDict({"good": nn.Linear(30, 40), "bad": nn.Linear(30, 40)})
     network["bad"].weight.data[0, 0] = math.nan
     with pytest.raises(ConfigError, match="bad: not all of its weights are finite"):
-        factorise(network, method, rank=3)
-    assert len(factorise(network, method, rank=3, modules=["good"])[1]) == 1
+        factorize(network, method, rank=3)
+    assert len(factorize(network, method, rank=3, modules=["good"])[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -259,7 +257,7 @@ def test_a_weight_that_is_not_finite_is_told_by_its_module(method: Method) -> No
 def test_the_fast_decoder_takes_unlike_ranks(choice: dict, heads: int) -> None:
     config = tiny(ctc=0.5).model_copy(update={"n_heads": heads})
     dense = build(config.model_validate({**config.model_dump(), "projection": {"kind": "dense"}}))
-    model, layers = factorise(dense, **choice)
+    model, layers = factorize(dense, **choice)
     assert layers
     batch, lengths, _ = padded_batch([23, 12], 5.0)
     with torch.inference_mode():
@@ -277,7 +275,7 @@ def test_the_fast_decoder_takes_unlike_ranks(choice: dict, heads: int) -> None:
 def test_a_recipes_ranks_give_the_shape_that_was_compressed() -> None:
     config = tiny(ctc=0.5)
     dense = config.model_validate({**config.model_dump(), "projection": {"kind": "dense"}})
-    network, layers = factorise(build(dense), rank=4)
+    network, layers = factorize(build(dense), rank=4)
     ranks = {layer.name: layer.rank for layer in layers}
     assert any("frontend.block2.conv" in name for name in ranks) and "ctc_head" in ranks
     again = dense.model_validate({**dense.model_dump(), "ranks": ranks}).build(FREQS, VOCAB)
@@ -321,7 +319,7 @@ def test_compress_writes_a_bundle_that_loads_and_hears_what_it_reports(
         result = run_cli("evaluate", folder, tones / "test.jsonl.gz", "--format", "json")
         assert json.loads(result.stdout)["cer"] == report["cer"][i]
     # The network on the disk is that of the call in Python.
-    network, _ = factorise(Bundle.load(dense).model, rank=5, modules=list(names))
+    network, _ = factorize(Bundle.load(dense).model, rank=5, modules=list(names))
     loaded = Bundle.load(out).model.state_dict()
     assert all(torch.equal(loaded[k], v) for k, v in network.state_dict().items())
     assert asr.load(out).config.model.ranks == names

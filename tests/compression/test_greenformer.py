@@ -1,4 +1,4 @@
-"""`factorise` against `greenformer`, the thesis author's own package, on the same network."""
+"""`factorize` against `greenformer`, the thesis author's own package, on the same network."""
 
 import sys
 from types import ModuleType
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asr.compression.compress import factorise
+from asr.compression.compress import factorize
 from asr.compression.solvers import Method
 
 
@@ -25,7 +25,7 @@ def auto_fact(monkeypatch: pytest.MonkeyPatch):
 
 
 def network(*, positive: bool = False) -> nn.Module:
-    """What both factorise: a convolution and two maps, in one part."""
+    """What both factorize: a convolution and two maps, in one part."""
     torch.manual_seed(0)
     part = nn.Sequential(
         nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(),
@@ -54,7 +54,7 @@ def errors(module: nn.Module, approximation: list[np.ndarray]) -> list[float]:
 def test_svd_gives_the_same_maps_of_the_same_size(auto_fact) -> None:
     whole = network()
     theirs = auto_fact(whole, 4, "svd", num_iter=400, deepcopy=True)
-    ours, _ = factorise(whole, "svd", rank=4)
+    ours, _ = factorize(whole, "svd", rank=4)
     for expected, found in zip(products(theirs), products(ours), strict=True):
         # Its SVD is a randomised one.
         assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected)
@@ -66,7 +66,7 @@ def test_svd_gives_the_same_maps_of_the_same_size(auto_fact) -> None:
 def test_a_share_of_the_rank_is_the_same_rank_of_a_linear_map(auto_fact) -> None:
     whole = nn.Sequential(nn.Sequential(nn.Linear(256, 64), nn.Linear(64, 48)))
     theirs = auto_fact(whole, 0.5, "svd", deepcopy=True)
-    ours, _ = factorise(whole, "svd", rank=0.5)
+    ours, _ = factorize(whole, "svd", rank=0.5)
     shapes = [[p.shape for p in module.parameters() if p.ndim > 1] for module in (ours, theirs)]
     assert shapes[0] == shapes[1]
 
@@ -79,14 +79,14 @@ def test_non_negative_factors_are_as_near_as_its_own(
 ) -> None:
     whole = network(positive=positive)
     expected = errors(whole, products(auto_fact(whole, 4, theirs, num_iter=100, deepcopy=True)))
-    found = errors(whole, products(factorise(whole, ours, rank=4)[0]))
+    found = errors(whole, products(factorize(whole, ours, rank=4)[0]))
     assert all(a < 1.01 * b for a, b in zip(found, expected, strict=True)), (found, expected)
 
 
 def test_signed_weights_are_nearer_where_either_sign_has_factors_of_its_own(auto_fact) -> None:
     whole = network()
     there = errors(whole, products(auto_fact(whole, 4, "nmf", num_iter=100, deepcopy=True)))
-    here = errors(whole, products(factorise(whole, "nmf", rank=4)[0]))
+    here = errors(whole, products(factorize(whole, "nmf", rank=4)[0]))
     assert max(here) < 1 and all(a < b for a, b in zip(here, there, strict=True)), (here, there)
 
 
@@ -97,7 +97,7 @@ def test_convolutions_in_groups_are_nearer_with_no_more_weights(auto_fact) -> No
         torch.randn(5, 64, 20),
     )
     theirs = auto_fact(whole, 8, "svd", num_iter=100, deepcopy=True)
-    ours, layers = factorise(whole, "svd", rank=2)  # of each group: 8 channels in between as well
+    ours, layers = factorize(whole, "svd", rank=2)  # of each group: 8 channels in between as well
     there, here = (float((each(x_BCS) - whole(x_BCS)).detach().norm()) for each in (theirs, ours))
     assert len(layers) == 1 and here < there
     assert sum(map(Tensor.numel, ours.parameters())) < sum(map(Tensor.numel, theirs.parameters()))
@@ -106,7 +106,7 @@ def test_convolutions_in_groups_are_nearer_with_no_more_weights(auto_fact) -> No
 def test_random_is_the_same_shape_and_nothing_of_the_weights(auto_fact) -> None:
     whole = network()
     theirs = auto_fact(whole, 4, "random", deepcopy=True)
-    ours, _ = factorise(whole, "random", rank=4)
+    ours, _ = factorize(whole, "random", rank=4)
     assert [p.shape for p in ours.parameters() if p.ndim > 1] == [
         p.shape for p in theirs.parameters() if p.ndim > 1
     ]

@@ -19,15 +19,14 @@ from asr.audio.features import LogMelConfig, SpectrogramConfig
 from asr.config import Config
 from asr.data.dataset import SpeechDataset
 from asr.data.manifest import load_cuts, read_wave, text_of
-from asr.data.sampling import with_speeds
+from asr.data.sampling import perturb_speed
 from asr.errors import AsrError, DataError
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from asr.train.run import Corpus
 from data_prep import spectrograms
 from data_prep.corpus_writer import Utterance, write_corpus
 from data_prep.features import store
-
-from conftest import RATE, run_cli, tones_recipe, write_recipe  # isort: skip
+from tests.helpers import RATE, run_cli, tones_recipe, write_recipe
 
 CONFIG = SpectrogramConfig(sample_rate=RATE)
 
@@ -81,13 +80,13 @@ def test_copies_at_another_speed_and_parts_are_computed(tmp_path: Path) -> None:
     out = prepare(tmp_path, 8)
     plain = load_cuts(out / "train.jsonl.gz")
     factors = (0.9, 1.0, 1.1)
-    expected = read(with_speeds(plain, factors), CONFIG)
+    expected = read(perturb_speed(plain, factors), CONFIG)
     part = read(
         CutSet.from_cuts(cut.truncate(duration=0.2, preserve_id=True) for cut in plain), CONFIG
     )
     store(out, ["train"], CONFIG, jobs=1)
     stored = load_cuts(out / "train.jsonl.gz")
-    assert len(expected) == 24 and same(read(with_speeds(stored, factors), CONFIG), expected)
+    assert len(expected) == 24 and same(read(perturb_speed(stored, factors), CONFIG), expected)
     assert all(cut.has_features for cut in stored)  # perturbing left the cuts themselves alone
     shorter = CutSet.from_cuts(cut.truncate(duration=0.2, preserve_id=True) for cut in stored)
     assert same(read(shorter, CONFIG), part)

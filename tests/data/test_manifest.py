@@ -59,8 +59,8 @@ def test_a_manifest_runs_no_command(tones: Path, tmp_path: Path, change: dict, m
     cut = load_manifest(tones / "dev.jsonl.gz")[0]
     wav, stain = cut.recording.sources[0].source, tmp_path / "stain"
     text = json.dumps(cut.to_dict()["recording"] | change)
-    spelt = text.replace("{stain}", str(stain)).replace("{wav}", str(wav))
-    cut.recording = Recording.from_dict(json.loads(spelt))
+    token_texts = text.replace("{stain}", str(stain)).replace("{wav}", str(wav))
+    cut.recording = Recording.from_dict(json.loads(token_texts))
     with contextlib.suppress(AudioLoadingError):
         cut.load_audio()  # what lhotse does with it
     assert stain.exists()

@@ -13,12 +13,11 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.data.noise import noise
-from asr.data.pauses import surround, with_noise
+from asr.data.pauses import augment_with_pauses, with_noise
 from asr.data.sampling import plan_epoch
-from asr.train.datamodule import Corpus
+from asr.train.datamodule import SpeechDataModule
 from asr.train.run import train
-
-from conftest import RATE, tones_recipe  # isort: skip
+from tests.helpers import RATE, tones_recipe
 
 PAUSES = PausesConfig(
     padded=0.4, joined=0.3, noise=0.1, most_seconds=0.5, joined_seconds=4, from_epoch=1
@@ -32,7 +31,7 @@ def cuts(tones: Path) -> CutSet:
 
 def test_every_utterance_is_heard_or_gives_its_place_to_noise(cuts: CutSet) -> None:
     texts = {cut.id: text_of(cut) for cut in cuts}
-    found = list(surround(cuts, PAUSES, Random(1)))
+    found = list(augment_with_pauses(cuts, PAUSES, Random(1)))
     parts = [s.recording_id for cut in found for s in cut.supervisions]
     silent = [cut.id for cut in found if not cut.supervisions]
     assert sorted([*parts, *silent]) == sorted(texts)
@@ -47,7 +46,7 @@ def test_every_utterance_is_heard_or_gives_its_place_to_noise(cuts: CutSet) -> N
 def test_a_cut_has_its_utterances_in_its_wave_and_quiet_noise_between(cuts: CutSet) -> None:
     own = {cut.recording_id: read_wave(cut, RATE) for cut in cuts}
     gaps = 0
-    for cut in surround(cuts, PAUSES, Random(2)):
+    for cut in augment_with_pauses(cuts, PAUSES, Random(2)):
         wave = with_noise(read_wave(cut, RATE), RATE, cut)
         assert len(wave) == round(cut.duration * RATE) and wave.isfinite().all()
         if cut.id.startswith("train") and not hasattr(cut, "tracks"):
@@ -67,7 +66,7 @@ def test_a_cut_has_its_utterances_in_its_wave_and_quiet_noise_between(cuts: CutS
 
 def test_what_is_not_changed_sounds_as_it_is(cuts: CutSet) -> None:
     none = PausesConfig(padded=0, joined=0, noise=0)
-    for cut in surround(cuts.subset(first=5), none, Random(1)):
+    for cut in augment_with_pauses(cuts.subset(first=5), none, Random(1)):
         wave = read_wave(cut, RATE)
         assert torch.equal(with_noise(wave, RATE, cut), wave)
 
@@ -82,7 +81,7 @@ def test_noise_alone_can_be_read_at_any_rate_once_lhotse_has_planned_it(cuts: Cu
 
 
 def waves_of(config: Config, epoch: int) -> list[torch.Tensor]:
-    corpus = Corpus(config)
+    corpus = SpeechDataModule(config)
     return [
         with_noise(read_wave(cut, RATE), RATE, cut)
         for batch in corpus.plan(epoch)[:6] for cut in batch
@@ -101,7 +100,7 @@ def test_the_first_epochs_are_as_they_are_and_the_run_knows_how_long_the_others_
 ) -> None:
     pauses = {**PAUSES.model_dump(), "noise": 0, "joined": 0, "from_epoch": 3}
     values = tones_recipe(tones, augment={"pauses": pauses}, training={"epochs": 5})
-    corpus = Corpus(Config.model_validate(values))
+    corpus = SpeechDataModule(Config.model_validate(values))
     plans = [corpus.plan(epoch) for epoch in range(5)]
     seconds = [sum(cut.duration for batch in plan for cut in batch) for plan in plans]
     assert seconds[0] == pytest.approx(seconds[1])
@@ -112,13 +111,13 @@ def test_the_first_epochs_are_as_they_are_and_the_run_knows_how_long_the_others_
 def test_dev_is_never_changed(tones: Path) -> None:
     config = Config.model_validate(tones_recipe(tones, augment={"pauses": PAUSES.model_dump()}))
     dev = {cut.id: cut.duration for cut in load_cuts(tones / "dev.jsonl.gz")}
-    planned = [cut for batch in Corpus(config).plan(None) for cut in batch]
+    planned = [cut for batch in SpeechDataModule(config).plan(None) for cut in batch]
     assert {cut.id: cut.duration for cut in planned} == dev
 
 
 def test_cuts_of_shards_are_read_within_their_pauses(cuts: CutSet, tmp_path: Path) -> None:
     cuts.subset(first=20).to_shar(tmp_path, fields={"recording": "flac"}, shard_size=10)
-    for cut in surround(load_cuts(tmp_path), PAUSES, Random(1)):
+    for cut in augment_with_pauses(load_cuts(tmp_path), PAUSES, Random(1)):
         assert bool(read_wave(cut, RATE).abs().max()) == bool(cut.supervisions)
 
 
@@ -146,7 +145,7 @@ def test_texts_that_are_empty_can_be_learnt_and_the_bundle_knows_its_lengths(
     bundle = Bundle.load(folder)
     assert all(p.isfinite().all() for p in bundle.model.parameters())
     assert "| steps skipped as not finite | 0 |" in (folder / "README.md").read_text("utf-8")
-    durations = [cut.duration for batch in Corpus(config).plan(0) for cut in batch]
-    found = bundle.config.search.piece_seconds
+    durations = [cut.duration for batch in SpeechDataModule(config).plan(0) for cut in batch]
+    found = bundle.config.decoding.chunk_seconds
     assert found is not None and found > 1
     assert sum(d > found + 0.05 for d in durations) <= 0.01 * len(durations)

@@ -16,6 +16,7 @@ import soundfile as sf
 from asr.errors import AsrError, DataError
 from data_prep import aishell1, demo
 from data_prep.corpus_writer import Utterance, write_corpus
+from tests.helpers import TEXTS, make_tree, tone
 
 SMALL = {"train": 12, "dev": 4, "test": 5}
 
@@ -48,13 +49,6 @@ def left_out(out: Path) -> set[tuple[str, str, str]]:
 
 def wavs(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in out.glob("wav/*/*/*.wav")}
-
-
-def tone(path: Path, seconds: float = 0.2, pitch: float = 300.0) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    time_N = np.arange(round(seconds * 16000)) / 16000
-    sf.write(path, 0.3 * np.sin(2 * np.pi * pitch * time_N), 16000, subtype="PCM_16")
-    return path
 
 
 # --- the demo -------------------------------------------------------------------------------
@@ -155,8 +149,8 @@ def test_demo_seed_changes_the_sentences():
     [(1, "一"), (10, "十"), (12, "十二"), (20, "二十"), (59, "五十九"), (100, "一百"),
      (105, "一百零五"), (110, "一百一十"), (119, "一百一十九"), (999, "九百九十九")],
 )  # fmt: skip
-def test_numbers_are_spelt_as_said(number, spelt):
-    assert demo._hanzi(number) == spelt
+def test_numbers_are_spelt_as_said(number, token_texts):
+    assert demo._hanzi(number) == token_texts
 
 
 # --- bad recordings -------------------------------------------------------------------------
@@ -240,24 +234,6 @@ def test_a_corpus_of_bad_recordings_only_replaces_nothing(tmp_path):
 
 
 # --- AISHELL-1 ------------------------------------------------------------------------------
-
-TEXTS = {
-    "BAC009S0002W0001": "train", "BAC009S0002W0002": "train", "BAC009S0003W0001": "train",
-    "BAC009S0724W0001": "dev", "BAC009S0764W0001": "test",
-}  # fmt: skip
-
-
-def make_tree(root: Path) -> Path:
-    tree = root / "data_aishell"
-    for i, (key, split) in enumerate(TEXTS.items()):
-        tone(tree / "wav" / split / key[6:11] / f"{key}.wav", 0.2 + 0.01 * i)
-    tone(tree / "wav/dev/S0724/BAC009S0724W0009.wav")
-    lines = [f"{key} 今天 第 {'一二三四五'[i]} 句 ａｂ" for i, key in enumerate(TEXTS)]
-    lines.append("BAC009S9999W0001 没有 录音")
-    content = "\ufeff" + "\r\n".join(lines) + "\r\n"
-    (tree / "transcript").mkdir()
-    (tree / aishell1.TRANSCRIPT).write_bytes(content.encode())
-    return tree
 
 
 def pack(tree: Path, archive: Path) -> Path:

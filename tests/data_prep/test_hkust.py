@@ -11,8 +11,7 @@ import soundfile as sf
 from asr.data.manifest import load_cuts, read_wave
 from asr.errors import AudioError, DataError
 from data_prep import hkust, manifest
-
-from conftest import run_cli  # isort: skip
+from tests.helpers import run_cli
 
 RATE = 8000
 CALLS = {
@@ -132,9 +131,9 @@ def test_what_cannot_be_used_is_counted_with_its_place(tmp_path: Path) -> None:
                          sides=speech()[:, :1])  # fmt: skip
     cut, _ = write_call(root, "dev", "20040508_1_A1_B2", ["1 2 A: 一 B: 二"])
     cut.write_bytes(cut.read_bytes()[:60_000])
-    _, gone = write_call(root, "train", "20040510_1_A1_B2", ["1 2 A: 好"])
-    gone.unlink()
-    again = gone.parent / "copy" / f"{CALLS['train'][0]}.txt"
+    _, is_cancelled = write_call(root, "train", "20040510_1_A1_B2", ["1 2 A: 好"])
+    is_cancelled.unlink()
+    again = is_cancelled.parent / "copy" / f"{CALLS['train'][0]}.txt"
     again.parent.mkdir()
     again.write_bytes(b"1 2 A: a")
     (root / "LDC2005T32" / "loop").symlink_to(root)

@@ -12,87 +12,17 @@ from torch import Tensor
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
 from asr.decoding.hypothesis import Hypothesis
-from asr.decoding.options import SearchConfig
-from asr.decoding.scorers import Models
-from asr.tokenizer import EOS, SOS
-
-V = 7  # PAD, SOS, EOS, UNK and three letters
-LETTERS = (4, 5, 6)
-WORD_COUNTS = torch.tensor([0.0, 0, 0, 0, 1, 1, 1])
-
-
-class Table:
-    """A language that knows the whole history: random log-probabilities for each prefix."""
-
-    def __init__(self, seeds: list[int], sharpness: float = 1.0) -> None:
-        self.seeds, self.sharpness = seeds, sharpness
-
-    def logp(self, seed: int, prefix: tuple[int, ...]) -> Tensor:
-        generator = torch.Generator().manual_seed(hash((seed, prefix)) % 2**31)
-        return (torch.randn(V, generator=generator) * self.sharpness).log_softmax(-1)
-
-
-class TableState:
-    def __init__(self, table: Table, width: int) -> None:
-        self.seeds = list(table.seeds)
-        self.prefixes: list[list[tuple[int, ...]]] = [[()] * width for _ in self.seeds]
-
-    def reorder(self, parents_BW: Tensor) -> None:
-        self.prefixes = [
-            [row[p] for p in parents]
-            for row, parents in zip(self.prefixes, parents_BW.tolist(), strict=True)
-        ]
-
-    def keep(self, utterances: Tensor) -> None:
-        self.prefixes = [self.prefixes[i] for i in utterances.tolist()]
-        self.seeds = [self.seeds[i] for i in utterances.tolist()]
-
-
-def step_of(table: Table):
-    def step(tokens_BW: Tensor, state: TableState) -> Tensor:
-        for row, tokens in zip(state.prefixes, tokens_BW.tolist(), strict=True):
-            row[:] = [p if t == SOS else (*p, t) for p, t in zip(row, tokens, strict=True)]
-        return torch.stack(
-            [
-                torch.stack([table.logp(seed, p) for p in row])
-                for seed, row in zip(state.seeds, state.prefixes, strict=True)
-            ]
-        )
-
-    return step
-
-
-def search(table: Table, limits: list[int], config: SearchConfig, ctc=None):
-    state = TableState(table, config.beam_size)
-    models = Models(step_of(table), state, ctc)
-    return BeamSearch(config, WORD_COUNTS)(models, torch.tensor(limits))
-
-
-def attention_logp(table: Table, seed: int, tokens: tuple[int, ...]) -> float:
-    whole = (*tokens, EOS)
-    return sum(float(table.logp(seed, whole[:i])[t]) for i, t in enumerate(whole))
-
-
-def all_texts(limit: int):
-    for n in range(limit + 1):
-        yield from itertools.product(LETTERS, repeat=n)
-
-
-def ctc_logp(logp_SV: Tensor, tokens: tuple[int, ...]) -> float:
-    """The log-probability of a text: the sum over all paths that collapse to it."""
-    total = 0.0
-    for path in itertools.product(range(V), repeat=len(logp_SV)):
-        collapsed = [k for k, _ in itertools.groupby(path)]
-        if tuple(t for t in collapsed if t != BLANK) == tokens:
-            total += math.exp(sum(float(logp_SV[s, t]) for s, t in enumerate(path)))
-    return math.log(total) if total else -math.inf
+from asr.decoding.options import DecodingOptions
+from asr.decoding.scorers import JointScorer
+from asr.tokenizer import EOS
+from tests.helpers import LETTERS, Table, V, all_texts, attention_logp, ctc_logp, search
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("gamma", [0.0, 0.1, 2.0])
 def test_a_beam_that_holds_everything_equals_brute_force(seed: int, gamma: float) -> None:
     table, limit = Table([seed]), 4
-    config = SearchConfig(beam_size=121, alpha=0.7, gamma=gamma, n_best=5)
+    config = DecodingOptions(beam_size=121, alpha=0.7, gamma=gamma, n_best=5)
     scored = sorted(
         (
             (0.7 * attention_logp(table, seed, text) + gamma * math.sqrt(len(text)), text)
@@ -117,7 +47,7 @@ def test_joint_search_equals_brute_force(seed: int) -> None:
     table = Table([seed])
     torch.manual_seed(seed)
     logp_SV = (torch.randn(4, V) * 2).log_softmax(-1)
-    config = SearchConfig(beam_size=40, gamma=0.1, ctc_weight=share, n_best=40)
+    config = DecodingOptions(beam_size=40, gamma=0.1, ctc_weight=share, n_best=40)
     ctc = CtcPrefixScorer(logp_SV[None], torch.tensor([4]), 40)
     found = search(table, [limit], config, ctc)[0]
     expected = {
@@ -142,8 +72,8 @@ def test_what_only_ctc_hears_is_a_candidate(seed: int) -> None:
     logp_SV = (torch.randn(2, n, generator=generator) * 0.1).index_fill(1, torch.tensor(heard), 20)
     logp_SV = logp_SV.log_softmax(-1)
     ctc = CtcPrefixScorer(logp_SV[None], torch.tensor([2]), 2)
-    models = Models(lambda tokens, _: decoder_V.expand(*tokens.shape, n), None, ctc)
-    config = SearchConfig(beam_size=2, ctc_weight=share)
+    models = JointScorer(lambda tokens, _: decoder_V.expand(*tokens.shape, n), None, ctc)
+    config = DecodingOptions(beam_size=2, ctc_weight=share)
     (found,) = BeamSearch(config, torch.zeros(n))(models, torch.tensor([2]))
     both_ways = 2 * math.exp(logp_SV[0, heard] + logp_SV[0, BLANK])  # the other frame is blank
     twice = math.exp(2 * logp_SV[0, heard])
@@ -180,7 +110,7 @@ def test_a_beam_of_one_is_greedy() -> None:
             if best == EOS:
                 break
             prefix = (*prefix, best)
-        config = SearchConfig(beam_size=1, gamma=0.0)
+        config = DecodingOptions(beam_size=1, gamma=0.0)
         assert search(table, [6], config)[0][0].tokens == prefix
 
 
@@ -188,7 +118,7 @@ def test_a_beam_of_one_is_greedy() -> None:
 @settings(max_examples=40, deadline=None)
 def test_a_result_does_not_depend_on_its_batch_mates(seeds, beam, data) -> None:
     limits = [data.draw(st.integers(0, 7)) for _ in seeds]
-    config = SearchConfig(beam_size=beam, gamma=0.1)
+    config = DecodingOptions(beam_size=beam, gamma=0.1)
     together = search(Table(seeds), limits, config)
     for seed, limit, found in zip(seeds, limits, together, strict=True):
         alone = search(Table([seed]), [limit], config)[0]
@@ -199,7 +129,7 @@ def test_a_result_does_not_depend_on_its_batch_mates(seeds, beam, data) -> None:
 def test_a_wider_beam_never_finds_a_worse_text_here() -> None:
     table = Table(list(range(20)), sharpness=0.3)
     scores = [
-        [nbest[0].score for nbest in search(table, [5] * 20, SearchConfig(beam_size=b))]
+        [nbest[0].score for nbest in search(table, [5] * 20, DecodingOptions(beam_size=b))]
         for b in (1, 3, 9, 200)
     ]
     assert sum(scores[0]) < sum(scores[1]) < sum(scores[3])
@@ -221,7 +151,7 @@ class Stutter(Table):
 
 @pytest.mark.parametrize("phrase", [(4,), (4, 5), (4, 5, 6), (4, 4, 5, 6, 5)])
 def test_repetition_ends(phrase: tuple[int, ...]) -> None:
-    (found,) = search(Stutter(phrase), [200], SearchConfig(beam_size=4))
+    (found,) = search(Stutter(phrase), [200], DecodingOptions(beam_size=4))
     text, n = found[0].tokens, len(phrase)
     runs = max(8, 4 * n)
     for i in range(len(text) - runs):
@@ -229,7 +159,7 @@ def test_repetition_ends(phrase: tuple[int, ...]) -> None:
 
 
 def test_texts_are_never_longer_than_the_audio_allows() -> None:
-    (found,) = search(Stutter((4, 5, 6)), [5], SearchConfig(beam_size=2))
+    (found,) = search(Stutter((4, 5, 6)), [5], DecodingOptions(beam_size=2))
     assert isinstance(found[0], Hypothesis)
     assert found[0].tokens == (4, 5, 6, 4, 5)
     assert found[0].ended == "length"

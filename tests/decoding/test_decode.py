@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
-from asr.decoding.decode import decode, is_constant
+from asr.decoding.decode import is_constant
 from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
-from asr.decoding.options import SearchConfig
+from asr.decoding.options import DecodingOptions
 from asr.decoding.rescoring import rescore
-from asr.decoding.scorers import Models
+from asr.decoding.scorers import JointScorer
 from asr.errors import ConfigError
 from asr.lm.ngram import NGram
 from asr.model.inference.decoder import for_inference
-from asr.model.transformer import ModelConfig
 from asr.tokenizer import EOS
-
-from test_search import (  # isort: skip
+from tests.helpers import (
     LETTERS,
+    METHODS,
     WORD_COUNTS,
     Table,
     TableState,
@@ -32,8 +31,11 @@ from test_search import (  # isort: skip
     all_texts,
     attention_logp,
     ctc_logp,
+    same,
     search,
     step_of,
+    texts_of,
+    tiny_model,
 )
 
 
@@ -42,16 +44,16 @@ def head(seed: int, steps: int = 4) -> torch.Tensor:
     return (torch.randn(steps, V, generator=generator) * 2).log_softmax(-1)
 
 
-def ctc_beam(logp_SV: torch.Tensor, config: SearchConfig) -> list[Hypothesis]:
+def ctc_beam(logp_SV: torch.Tensor, config: DecodingOptions) -> list[Hypothesis]:
     steps = torch.tensor([len(logp_SV)])
-    models = Models(None, None, CtcPrefixScorer(logp_SV[None], steps, config.beam_size))
+    models = JointScorer(None, None, CtcPrefixScorer(logp_SV[None], steps, config.beam_size))
     return BeamSearch(config, WORD_COUNTS)(models, steps)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_ctc_prefix_beam_equals_brute_force_over_all_paths(seed: int) -> None:
     logp_SV = head(seed)
-    config = SearchConfig(method="ctc_beam", beam_size=121, gamma=0.3, n_best=9)
+    config = DecodingOptions(method="ctc_beam", beam_size=121, gamma=0.3, n_best=9)
     expected = {t: ctc_logp(logp_SV, t) for t in all_texts(4)}
     scores = {t: p + 0.3 * math.sqrt(len(t)) for t, p in expected.items()}
     found = ctc_beam(logp_SV, config)
@@ -67,7 +69,7 @@ def test_the_ctc_prefix_beam_equals_brute_force_over_all_paths(seed: int) -> Non
 def test_greedy_ctc_is_the_likeliest_path_collapsed(seed: int) -> None:
     logp_BSV = torch.stack((head(seed, 5), head(seed + 100, 5)))
     steps = torch.tensor([5, 3])  # of the second, the last two frames say nothing
-    found = greedy_texts(logp_BSV, steps, SearchConfig(gamma=0.1), WORD_COUNTS)
+    found = greedy_texts(logp_BSV, steps, DecodingOptions(gamma=0.1), WORD_COUNTS)
     for h, logp_SV, n in zip(found, logp_BSV, steps.tolist(), strict=True):
         text, peaks, last = [], [], BLANK
         for frame in logp_SV[:n]:
@@ -87,12 +89,12 @@ def test_greedy_ctc_is_the_likeliest_path_collapsed(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
     logp_SV, table, share = head(seed), Table([seed]), 0.3
-    config = SearchConfig(method="rescore", beam_size=6, ctc_weight=share, n_best=3)
+    config = DecodingOptions(method="rescore", beam_size=6, ctc_weight=share, n_best=3)
     first = ctc_beam(logp_SV, config.first_pass)
     assert len(first) == 6
 
     class WithMask(TableState):
-        keep_BS = torch.ones(1, 4)
+        mask_BS = torch.ones(1, 4)
 
     (found,) = rescore(step_of(table), WithMask(table, 6), [first], config, torch.device("cpu"))
     expected = {
@@ -112,7 +114,7 @@ def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_parts_add_up_and_confidences_are_the_tokens_own_probabilities(seed: int) -> None:
     table = Table([seed])
-    for h in search(table, [4], SearchConfig(beam_size=20, gamma=0.5))[0]:
+    for h in search(table, [4], DecodingOptions(beam_size=20, gamma=0.5))[0]:
         assert h.score == pytest.approx(h.log_prob + h.length_score, abs=1e-4)
         assert h.length_score == pytest.approx(0.5 * math.sqrt(len(h.tokens)), abs=1e-5)
         assert (h.ctc_log_prob, h.lm_log_prob) == (None, None)
@@ -121,38 +123,7 @@ def test_parts_add_up_and_confidences_are_the_tokens_own_probabilities(seed: int
             assert confidence == pytest.approx(float(p[token] / p[[EOS, *LETTERS]].sum()), abs=1e-4)
 
 
-def tiny_model(ctc_weight: float = 0.5, seed: int = 0):
-    """Random weights, sharp enough that no two texts tie."""
-    torch.manual_seed(seed)
-    config = ModelConfig(
-        d_model=16, d_inner=32, n_heads=2, projection={"kind": "low_rank", "rank": 4},
-        frontend={"kind": "vgg", "channels": [2, 2]}, encoder={"n_layers": 1},
-        decoder={"n_layers": 1}, ctc_weight=ctc_weight,
-    )  # fmt: skip
-    model = config.build(8, V).eval()
-    torch.nn.init.normal_(model.decoder.output.weight, std=1.0)
-    if model.ctc_head:
-        torch.nn.init.normal_(model.ctc_head.weight, std=1.0)
-    return model
-
-
 BIGRAMS = {(t,): (-1.0, -0.2) for t in range(V)} | {(4, 5): (-0.2, 0.0), (6, EOS): (-0.3, 0.0)}
-METHODS = ("joint", "ctc_greedy", "ctc_beam", "rescore")
-
-
-def texts_of(model, feats, config, padding: int = 0, lm=None):
-    frames = torch.tensor([len(f) for f in feats])
-    feats_BTF = torch.randn(len(feats), int(frames.max()) + padding, 8) * 9  # padding is noise
-    for row, f in zip(feats_BTF, feats, strict=True):
-        row[: len(f)] = f
-    return decode(model, feats_BTF, frames, BeamSearch(config, WORD_COUNTS), lm)
-
-
-def same(one: list[Hypothesis], other: list[Hypothesis]) -> None:
-    assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
-    for h, g in zip(one, other, strict=True):
-        assert (h.tokens, h.ended) == (g.tokens, g.ended)
-        assert h.confidences == pytest.approx(g.confidences, abs=1e-4)
 
 
 @contextmanager
@@ -178,7 +149,7 @@ def test_texts_and_scores_depend_on_nothing_but_the_utterance(
     fast.decoder = for_inference(fast.decoder)
     generator = torch.Generator().manual_seed(seed)
     feats = [torch.randn(n, 8, generator=generator) for n in frames]
-    config = SearchConfig(
+    config = DecodingOptions(
         method=method, beam_size=beam, ctc_weight=share, n_best=3,
         confidence_threshold=0.4 * (seed % 2),
     )  # fmt: skip
@@ -197,24 +168,24 @@ def test_texts_and_scores_depend_on_nothing_but_the_utterance(
 def test_what_needs_a_ctc_head_is_refused_without_one(change) -> None:
     model = tiny_model(ctc_weight=0.0)
     with pytest.raises(ConfigError, match=r"search\.method .* no CTC head"):
-        texts_of(model, [torch.randn(20, 8)], SearchConfig(**change))
+        texts_of(model, [torch.randn(20, 8)], DecodingOptions(**change))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_where_ctc_hears_no_token_there_is_no_speech(method) -> None:
     model, feats = tiny_model(), [torch.randn(20, 8), torch.randn(12, 8)]
-    assert all(n[0].ended != "no_speech" for n in texts_of(model, feats, SearchConfig()))
+    assert all(n[0].ended != "no_speech" for n in texts_of(model, feats, DecodingOptions()))
     model.ctc_head.bias.data[BLANK] += 30.0
-    found = texts_of(model, feats, SearchConfig(method=method))
+    found = texts_of(model, feats, DecodingOptions(method=method))
     assert [(n[0].tokens, n[0].ended, len(n)) for n in found] == [((), "no_speech", 1)] * 2
-    heard = texts_of(model, feats, SearchConfig(method=method, speech_threshold=0.0))
+    heard = texts_of(model, feats, DecodingOptions(method=method, speech_threshold=0.0))
     assert all(n[0].ended != "no_speech" for n in heard)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_text_of_guesses_is_no_speech(method) -> None:
     model, feats = tiny_model(), [torch.randn(n, 8) for n in (20, 12, 33)]
-    config = SearchConfig(method=method, ctc_weight=0.4, confidence_threshold=0.0)
+    config = DecodingOptions(method=method, ctc_weight=0.4, confidence_threshold=0.0)
     free = texts_of(model, feats, config)
     first = texts_of(model, feats, config.first_pass) if method == "rescore" else free
     means = [torch.tensor(n[0].confidences).log().mean().exp().item() for n in first]

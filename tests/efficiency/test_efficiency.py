@@ -15,27 +15,30 @@ import torch
 from asr.cli.bench import _kinds
 from asr.efficiency.bert_cost import BERT_BASE, THESIS, efficiency, pricing
 from asr.efficiency.claims import findings
-from asr.efficiency.grid import MODELS, Cell, Row, grid
+from asr.efficiency.grid import MODELS, BenchmarkCase, Measurement, grid
 from asr.efficiency.measure import _runner
 from asr.efficiency.run import ROWS, read_rows, study
 from asr.efficiency.tables import markdown, summarise
 from asr.errors import ConfigError, DataError
 from asr.model.projection import SetSparse
-
-from conftest import run_cli  # isort: skip
+from tests.helpers import run_cli
 
 D, INNER, LAYERS = 768, 3072, 2
 CPU = torch.device("cpu")
 
 
-def cell(model: str, rank: int | None = None, length: int = 128, **changes: object) -> Cell:
+def cell(
+    model: str, rank: int | None = None, length: int = 128, **changes: object
+) -> BenchmarkCase:
     values = {"device": "cpu", "mode": "inference", "runs": 1, **changes}
-    return Cell.model_validate({**values, "model": model, "rank": rank, "length": length})
+    return BenchmarkCase.model_validate({**values, "model": model, "rank": rank, "length": length})
 
 
-def row(model: str, rank: int | None, length: int, seconds: float, mode: str = "training") -> Row:
+def row(
+    model: str, rank: int | None, length: int, seconds: float, mode: str = "training"
+) -> Measurement:
     own = cell(model, rank, length, mode=mode)
-    return Row(
+    return Measurement(
         **own.model_dump(), batch=1, seconds=seconds, deviation=0, memory_mib=100 * seconds,
         parameters=own.count_parameters(), outcome="measured",
     )  # fmt: skip

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from asr.errors import DataError
 from asr.evaluation.cer import ErrorCounts, alignment, character_errors, score_files
 from asr.tokenizer import normalize_text
-
-from conftest import run_cli  # isort: skip
+from tests.helpers import run_cli
 
 TEXTS = st.text(alphabet="ab今天好 Ａ", max_size=12)
 

@@ -20,7 +20,7 @@ from experiments.genome import simulation, tokens
 from experiments.genome import vcf as reading
 from experiments.genome.diplotype import CHARACTERS, HAPLOTYPE, TABLE, bases, diplotype
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # Table 5.1 as it is printed, row by row.
 PRINTED = """

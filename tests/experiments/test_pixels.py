@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from asr.errors import ConfigError, DataError
 from experiments.pixels import images
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "pixels"
+RECIPE = Path(__file__).parents[2] / "experiments" / "pixels"
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import run_cli, tones_recipe
-from test_attention_kinds import ENCODER
 
 import asr.export.export
 from asr.bundle import Bundle
@@ -18,6 +16,7 @@ from asr.errors import AsrError, ConfigError
 from asr.export.export import export
 from asr.export.graphs import DecoderGraph, EncoderGraph, describe
 from asr.tokenizer import SOS, Tokenizer
+from tests.helpers import ENCODER, run_cli, tones_recipe
 
 Run = Callable[[str, dict[str, np.ndarray]], dict[str, np.ndarray]]
 STEPS = 12

@@ -8,15 +8,21 @@ import torch
 
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import CtcPrefixScorer
-from asr.decoding.options import SearchConfig
-from asr.decoding.scorers import Models
+from asr.decoding.options import DecodingOptions
+from asr.decoding.scorers import JointScorer
 from asr.errors import BundleError
 from asr.lm.ngram import NGram
 from asr.tokenizer import EOS, Tokenizer, TokenizerConfig
-
-from test_search import (  # isort: skip
-    WORD_COUNTS, Table, TableState, V, all_texts, attention_logp, ctc_logp, step_of,
-)  # fmt: skip
+from tests.helpers import (
+    WORD_COUNTS,
+    Table,
+    TableState,
+    V,
+    all_texts,
+    attention_logp,
+    ctc_logp,
+    step_of,
+)
 
 ARPA = """\\data\\
 ngram 1=6
@@ -111,7 +117,7 @@ def test_hypotheses_and_utterances_do_not_mix(lm: NGram) -> None:
         ]
         scorer.advance(parents, tokens)
         if step == 3:
-            scorer.keep(torch.tensor([2, 0]))
+            scorer.select(torch.tensor([2, 0]))
             texts, totals = [texts[2], texts[0]], totals[[2, 0]]
     end = scorer.score(torch.full((2, 4, 1), EOS))[..., 0]
     for row, text_row in zip(totals + end, texts, strict=True):
@@ -125,12 +131,12 @@ def test_fusion_of_all_three_equals_brute_force(seed: int, has_decoder: bool, lm
     table, share, weight = Table([seed]), 0.4, 0.6
     torch.manual_seed(seed)
     logp_SV = (torch.randn(4, V) * 2).log_softmax(-1)
-    config = SearchConfig(
+    config = DecodingOptions(
         beam_size=121, alpha=0.8, gamma=0.2, ctc_weight=share, lm="lm", lm_weight=weight, n_best=20
     )
     ctc = CtcPrefixScorer(logp_SV[None], torch.tensor([4]), 121)
     decoder = (step_of(table), TableState(table, 121)) if has_decoder else (None, None)
-    models = Models(*decoder, ctc, lm.start(1, 121, torch.device("cpu")))
+    models = JointScorer(*decoder, ctc, lm.start(1, 121, torch.device("cpu")))
     found = BeamSearch(config, WORD_COUNTS)(models, torch.tensor([4]))[0]
     att = 1 - share if has_decoder else 0.0
     expected = {

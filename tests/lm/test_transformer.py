@@ -13,8 +13,8 @@ from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, text_of
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import CtcPrefixScorer
-from asr.decoding.options import SearchConfig
-from asr.decoding.scorers import Models
+from asr.decoding.options import DecodingOptions
+from asr.decoding.scorers import JointScorer
 from asr.errors import BundleError, ConfigError
 from asr.evaluation.evaluate import evaluate
 from asr.evaluation.tune import tune, write_weights
@@ -22,12 +22,21 @@ from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.tokenizer import EOS, SOS, Tokenizer
 from asr.train.language_model import train_lm
 from asr.transcription.recognizer import Recognizer
-
-from conftest import tones_recipe  # isort: skip
-from test_decoding import METHODS, same, texts_of, tiny_model  # isort: skip
-from test_search import (  # isort: skip
-    WORD_COUNTS, Table, TableState, V, all_texts, attention_logp, ctc_logp, step_of,
-)  # fmt: skip
+from tests.helpers import (
+    METHODS,
+    WORD_COUNTS,
+    Table,
+    TableState,
+    V,
+    all_texts,
+    attention_logp,
+    ctc_logp,
+    same,
+    step_of,
+    texts_of,
+    tiny_model,
+    tones_recipe,
+)
 
 CPU = torch.device("cpu")
 
@@ -55,9 +64,9 @@ def test_fusion_of_all_three_equals_brute_force(seed: int) -> None:
     table, lm, weight = Table([seed]), tiny_lm(), 0.7
     torch.manual_seed(seed)
     logp_SV = (torch.randn(3, V) * 2).log_softmax(-1)
-    config = SearchConfig(beam_size=40, ctc_weight=0.4, lm="lm", lm_weight=weight, n_best=20)
+    config = DecodingOptions(beam_size=40, ctc_weight=0.4, lm="lm", lm_weight=weight, n_best=20)
     ctc = CtcPrefixScorer(logp_SV[None], torch.tensor([3]), 40)
-    models = Models(step_of(table), TableState(table, 40), ctc, lm.start(1, 40, CPU))
+    models = JointScorer(step_of(table), TableState(table, 40), ctc, lm.start(1, 40, CPU))
     found = BeamSearch(config, WORD_COUNTS)(models, torch.tensor([3]))[0]
     expected = {
         text: 0.6 * attention_logp(table, seed, text) + 0.4 * ctc_logp(logp_SV, text)
@@ -74,7 +83,7 @@ def test_fusion_of_all_three_equals_brute_force(seed: int) -> None:
 def test_a_fused_text_does_not_depend_on_its_batch_mates(method: str) -> None:
     model, lm = tiny_model(), tiny_lm()
     feats = [torch.randn(n, 8) for n in (31, 9, 22, 40, 12)]
-    config = SearchConfig(
+    config = DecodingOptions(
         method=method, beam_size=3, ctc_weight=0.3, lm="lm", lm_weight=0.5, confidence_threshold=0.0
     )
     together = texts_of(model, feats, config, padding=7, lm=lm)
@@ -151,23 +160,23 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(
 def test_tune_finds_what_evaluate_confirms(fresh: Bundle, tones: Path, tmp_path: Path) -> None:
     fresh.save(tmp_path / "b", "card")
     recognizer, dev = Recognizer(fresh, "cpu"), load_cuts(tones / "dev.jsonl.gz")
-    start = fresh.config.search.model_copy(update={"beam_size": 2})
+    start = fresh.config.decoding.model_copy(update={"beam_size": 2})
     trials = tune(recognizer, dev, start, most=100)
     assert len(trials) > 10
     assert [t.cer for t in trials] == sorted(t.cer for t in trials)
-    assert {t.search.lm_weight for t in trials} == {0.0}, "there is no language model to weigh"
+    assert {t.decoding.lm_weight for t in trials} == {0.0}, "there is no language model to weigh"
     for trial in (trials[0], trials[-1]):
-        assert evaluate(recognizer, dev, trial.search).cer == pytest.approx(trial.cer)
-    write_weights(tmp_path / "b", trials[0].search)
+        assert evaluate(recognizer, dev, trial.decoding).cer == pytest.approx(trial.cer)
+    write_weights(tmp_path / "b", trials[0].decoding)
     after = load_config(tmp_path / "b" / "config.yaml")
-    assert after.search == trials[0].search.model_copy(update={"n_best": start.n_best})
-    assert after.model_copy(update={"search": start}) == fresh.config.model_copy(
-        update={"search": start}
+    assert after.decoding == trials[0].decoding.model_copy(update={"n_best": start.n_best})
+    assert after.model_copy(update={"decoding": start}) == fresh.config.model_copy(
+        update={"decoding": start}
     )
 
 
 def test_a_greedy_path_refuses_a_language_model() -> None:
-    fused = SearchConfig(ctc_weight=0.5, lm="lm", lm_weight=0.5)
+    fused = DecodingOptions(ctc_weight=0.5, lm="lm", lm_weight=0.5)
     with pytest.raises(ConfigError, match="--lm-weight 0"):
         fused.changed({"method": "ctc_greedy"})
     assert fused.changed({"method": "ctc_greedy", "lm_weight": 0.0}).method == "ctc_greedy"

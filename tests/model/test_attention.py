@@ -24,28 +24,27 @@ from asr.model.attention import (
     nystrom,
 )
 from asr.model.attention.linear import CausalProduct, orthogonal_directions
-from asr.model.attention.linformer import turn
+from asr.model.attention.linformer import cyclic_shift
 from asr.model.attention.lsh import LshAttention
 from asr.model.attention.nystrom import pseudo_inverse
-from asr.model.frontend import keep_mask
+from asr.model.frontend import padding_mask
 from asr.model.inference.decoder import for_inference
 from asr.model.transformer import DecoderConfig
-
-from conftest import RATE, run_cli, speak, tones_recipe, write_recipe  # isort: skip
-from test_model import FREQS, VOCAB, build, padded_batch, tiny  # isort: skip
+from tests.helpers import (
+    ENCODER,
+    FREQS,
+    RATE,
+    VOCAB,
+    build,
+    padded_batch,
+    run_cli,
+    speak,
+    tiny,
+    tones_recipe,
+    write_recipe,
+)
 
 B, H, S, K = 2, 2, 11, 4
-ENCODER: dict[str, dict[str, Any]] = {
-    "full": {},
-    "linformer": {"rank": 5, "length": 40},
-    "conv_linformer": {"stride": 3},
-    "linear": {},
-    "performer": {"features": 6},
-    "sliding_window": {"window": 2, "dilation": 2, "global_tokens": 2},
-    "lsh": {"chunk": 3, "buckets": 2, "rounds": 2},
-    "nystrom": {"landmarks": 3},
-    "s4d": {"states": 3},
-}
 CAUSAL = ["full", "linear", "performer", "sliding_window", "s4d"]
 KERNELS = [kind for kind in ENCODER if kind != "s4d"]  # s4d has no queries
 
@@ -192,10 +191,10 @@ def test_conv_linformer_is_equivariant_to_shifts_by_its_stride_and_to_no_others(
 
 
 def test_cycle_shift_turns_the_real_steps_and_leaves_padding() -> None:
-    keep = keep_mask(torch.tensor([5, 3, 4]), 5)
+    keep = padding_mask(torch.tensor([5, 3, 4]), 5)
     expected = [[3, 4, 0, 1, 2], [1, 2, 0, 3, 4], [2, 3, 0, 1, 4]]
-    assert turn(keep, 2).tolist() == expected
-    assert turn(keep, 0).tolist() == [list(range(5))] * 3
+    assert cyclic_shift(keep, 2).tolist() == expected
+    assert cyclic_shift(keep, 0).tolist() == [list(range(5))] * 3
 
 
 def test_cycle_shift_augments_training_alone_and_by_every_shift() -> None:
@@ -567,7 +566,7 @@ def test_s4d_hardly_forgets_where_its_step_is_small() -> None:
 def test_what_stands_in_padding_never_matters_nor_how_much_of_it(kind: str) -> None:
     ours: Kernel = with_random_weights(kernel(kind))
     q, k, v = qkv()
-    keep = keep_mask(torch.tensor([7, 11]), S)
+    keep = padding_mask(torch.tensor([7, 11]), S)
     found = ours(q, k, v, keep)
     alone = ours(*(x[:1, :, :7] for x in (q, k, v)))
     torch.testing.assert_close(found[:1, :, :7], alone)
@@ -583,7 +582,7 @@ def test_what_stands_in_padding_never_matters_nor_how_much_of_it(kind: str) -> N
 @pytest.mark.parametrize("kind", KERNELS)
 def test_gradients_are_right_in_float64(kind: str) -> None:
     ours = kernel(kind)
-    keep = keep_mask(torch.tensor([5, 7]), 7)
+    keep = padding_mask(torch.tensor([5, 7]), 7)
     inputs = [x.requires_grad_() for x in qkv(7, seed=1)]
     parameters = list(ours.parameters())
 
@@ -607,7 +606,7 @@ def test_causal_gradients_are_right_in_float64(kind: str) -> None:
 def test_s4ds_gradients_are_right_in_float64(causal: bool) -> None:
     ours = s4d(causal)
     u = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
-    keep = keep_mask(torch.tensor([4, 6]), 6)
+    keep = padding_mask(torch.tensor([4, 6]), 6)
     parameters = list(ours.parameters())
     assert torch.autograd.gradcheck(lambda u, *_: ours(u, keep), [u, *parameters], fast_mode=True)
 
@@ -670,7 +669,7 @@ def test_cached_steps_are_the_decoder_run_at_once_also_when_reordered(kind: str)
         history = history.gather(1, parents[..., None].expand_as(history))
         if step == 6:
             rest = torch.tensor([0, 2])
-            state.keep(rest)
+            state.select(rest)
             memory, keep, history = memory[rest], keep[rest], history[rest]
 
 

@@ -5,7 +5,7 @@ import torch
 
 from asr.model.attention import FullAttention
 from asr.model.dropout import Dropout, dropout
-from asr.model.frontend import keep_mask
+from asr.model.frontend import padding_mask
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -50,7 +50,7 @@ def test_nothing_is_dropped_outside_training() -> None:
 def test_attention_with_dropout_is_torchs_where_nothing_falls_to_it(causal: bool) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 6, 8).unbind()
-    keep = None if causal else keep_mask(torch.tensor([6, 2]), 6)
+    keep = None if causal else padding_mask(torch.tensor([6, 2]), 6)
     kernel = FullAttention(causal, dropout=1e-9)
     expected = kernel.eval()(q, k, v, keep)
     torch.testing.assert_close(kernel.train()(q, k, v, keep), expected, atol=1e-6, rtol=1e-5)

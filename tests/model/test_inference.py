@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from test_model import FREQS, VOCAB, padded_batch, tiny
 from torch import Tensor, nn
 
 from asr.errors import ConfigError
@@ -10,6 +9,7 @@ from asr.model.inference.decoder import FastDecoder, for_inference
 from asr.model.layers import NormOrder
 from asr.model.projection import DenseConfig, LowRankConfig
 from asr.model.transformer import SpeechTransformer
+from tests.helpers import FREQS, VOCAB, padded_batch, tiny
 
 # Of heads 4 wide: LEDs whose own numbers are the keys (3), of which the products of D × D are
 # multiplied out (9), all of them (16); of heads 2 wide: LEDs with full keys (5).
@@ -59,7 +59,7 @@ def test_fast_steps_equal_the_decoder_run_at_once_reordered_and_with_leavers(
                 torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
             if step == 4:  # an utterance leaves
                 rest = torch.tensor([0, 2])
-                state.keep(rest)
+                state.select(rest)
                 memory, keep, history = memory[rest], keep[rest], history[rest]
             parents = torch.randint(0, W, (len(keep), W), generator=rng)
             state.reorder(parents)

@@ -20,10 +20,9 @@ from asr.model.projection import SetSparse
 from asr.reporting.results import describe
 from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import average_into
-from asr.train.module import RecognizerTask
+from asr.train.module import SpeechModule
 from asr.train.run import train
-
-from conftest import run_cli, tones_recipe, write_recipe  # isort: skip
+from tests.helpers import run_cli, tones_recipe, write_recipe
 
 PROJECTION = {"kind": "set_sparse", "epsilon": 3.0, "zeta": 0.3}
 
@@ -103,12 +102,12 @@ def test_for_evaluation_it_is_sparse_only_where_that_is_faster_and_always_the_sa
     torch.manual_seed(0)
     module = SetSparse(d, d, epsilon, 0.3)
     nn.init.normal_(module.bias)
-    settled = module.settled(may_be_sparse=True)
-    assert type(module.settled(may_be_sparse=False)) is nn.Linear
-    assert type(settled) is kind
+    for_inference_as = module.for_inference_as(may_be_sparse=True)
+    assert type(module.for_inference_as(may_be_sparse=False)) is nn.Linear
+    assert type(for_inference_as) is kind
     x = torch.randn(2, 3, d)
     with torch.inference_mode():
-        torch.testing.assert_close(settled(x), module(x), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(for_inference_as(x), module(x), atol=1e-5, rtol=1e-5)
 
 
 def untrained(folder: Path) -> Path:
@@ -192,9 +191,9 @@ def undisturbed(
     tones: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[tuple[int, list[bool], list[bool]]]]:
     """A whole run, and what each rewiring did: its epoch, moments that are void and that live."""
-    seen, rewire = [], RecognizerTask._rewire
+    seen, rewire = [], SpeechModule._rewire
 
-    def watch(task: RecognizerTask) -> None:
+    def watch(task: SpeechModule) -> None:
         maps = [m for m in task.model.modules() if isinstance(m, SetSparse)]
         before = [m.places.clone() for m in maps]
         rewire(task)
@@ -208,7 +207,7 @@ def undisturbed(
         seen.append((task.current_epoch, void, live))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecognizerTask, "_rewire", watch)
+        patch.setattr(SpeechModule, "_rewire", watch)
         folder = tmp_path_factory.mktemp("u") / "run"
         return train(Config.model_validate(recipe(tones)), folder), seen
 
@@ -230,7 +229,7 @@ def test_kill_9_then_resume_gives_the_graph_and_weights_of_an_undisturbed_run(
 ) -> None:
     path, cut = write_recipe(tmp_path / "recipe.yaml", recipe(tones)), tmp_path / "cut"
     killer = (
-        "import os, signal; from asr.train.module import RecognizerTask as T\n"
+        "import os, signal; from asr.train.module import SpeechModule as T\n"
         f"place = T.{place}\n"
         "def die(task, *args):\n"
         f"    if task.global_step == {step}:\n"

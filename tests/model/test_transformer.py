@@ -9,42 +9,11 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from asr.model.attention import EncoderAttentionConfig, FullAttentionConfig
-from asr.model.frontend import VggConfig, keep_mask
+from asr.model.frontend import padding_mask
 from asr.model.layers import Convolution, DecoderLayer, EncoderLayer, MultiHeadAttention, NormOrder
 from asr.model.projection import DenseConfig, LowRank, LowRankConfig
-from asr.model.transformer import EncoderConfig, ModelConfig, SpeechTransformer, sinusoids
-
-D, INNER, HEADS, VOCAB, FREQS = 16, 32, 4, 11, 21
-
-
-def tiny(
-    projection: DenseConfig | LowRankConfig | None = None,
-    ctc: float = 0.0,
-    norm: NormOrder = "post",
-    convolution: int | None = None,
-    attention: EncoderAttentionConfig | None = None,
-) -> ModelConfig:
-    return ModelConfig(
-        norm=norm,
-        encoder=EncoderConfig(
-            convolution=convolution, attention=attention or FullAttentionConfig()
-        ),
-        d_model=D,
-        d_inner=INNER,
-        n_heads=HEADS,
-        projection=projection or LowRankConfig(rank=3),
-        frontend=VggConfig(channels=(3, 5)),
-        ctc_weight=ctc,
-    )
-
-
-def build(config: ModelConfig, seed: int = 0) -> SpeechTransformer:
-    torch.manual_seed(seed)
-    model = config.build(FREQS, VOCAB).eval()
-    for parameter in model.parameters():  # no bias or gain may hide by being zero or one
-        nn.init.normal_(parameter, std=0.3)
-    return model
+from asr.model.transformer import EncoderConfig, ModelConfig, sinusoids
+from tests.helpers import FREQS, HEADS, INNER, VOCAB, D, build, padded_batch, tiny
 
 
 def test_a_led_of_full_rank_equals_a_dense_layer() -> None:
@@ -94,7 +63,7 @@ def test_the_dense_encoder_layer_equals_torchs(norm: NormOrder) -> None:
     ours.feed_forward.outer.load_state_dict(theirs.linear2.state_dict())
     ours.self_attention.residual.norm.load_state_dict(theirs.norm1.state_dict())
     ours.feed_forward.residual.norm.load_state_dict(theirs.norm2.state_dict())
-    x, keep = torch.randn(3, 7, D), keep_mask(torch.tensor([7, 4, 1]), 7)
+    x, keep = torch.randn(3, 7, D), padding_mask(torch.tensor([7, 4, 1]), 7)
     expected = theirs(x, src_key_padding_mask=~keep)
     torch.testing.assert_close(ours(x, keep)[keep], expected[keep], atol=1e-5, rtol=1e-5)
 
@@ -115,7 +84,7 @@ def test_the_dense_decoder_layer_equals_torchs(norm: NormOrder) -> None:
     ours.cross_attention.residual.norm.load_state_dict(theirs.norm2.state_dict())
     ours.feed_forward.residual.norm.load_state_dict(theirs.norm3.state_dict())
     x, memory = torch.randn(2, 5, D), torch.randn(2, 9, D)
-    keep = keep_mask(torch.tensor([9, 6]), 9)
+    keep = padding_mask(torch.tensor([9, 6]), 9)
     causal = nn.Transformer.generate_square_subsequent_mask(5)
     expected = theirs(x, memory, tgt_mask=causal, memory_key_padding_mask=~keep)
     torch.testing.assert_close(ours(x, memory, keep), expected, atol=1e-5, rtol=1e-5)
@@ -157,14 +126,6 @@ def test_the_front_end_equals_its_definition_in_float64() -> None:
     found, steps = front(feats, torch.tensor([13]))
     assert steps.tolist() == [3]
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
-
-
-def padded_batch(lengths: list[int], noise: float) -> tuple[Tensor, Tensor, list[Tensor]]:
-    alone = [torch.randn(n, FREQS) for n in lengths]
-    batch = torch.randn(len(lengths), max(lengths) + 9, FREQS) * noise
-    for row, feats in zip(batch, alone, strict=True):
-        row[: len(feats)] = feats
-    return batch, torch.tensor(lengths), alone
 
 
 def test_the_convolution_of_a_layer_equals_its_definition_in_float64() -> None:
@@ -243,7 +204,7 @@ def test_cached_steps_equal_the_decoder_run_at_once_also_when_reordered(norm: No
         history = history.gather(1, parents[..., None].expand_as(history))
         if step == 2:  # an utterance leaves
             rest = torch.tensor([0, 2])
-            state.keep(rest)
+            state.select(rest)
             memory, keep, history = memory[rest], keep[rest], history[rest]
             tokens = torch.randint(1, VOCAB, (2, W), generator=rng)
             break

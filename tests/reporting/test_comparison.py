@@ -15,10 +15,9 @@ from asr.reporting.plots import draw_losses
 from asr.reporting.published import PAPERS
 from asr.reporting.results import read_evaluation, write_evaluation
 from asr.reporting.tables import markdown
+from tests.helpers import run_cli
 
-from conftest import run_cli  # isort: skip
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LARGE, R50 = 30_475_980, 8_651_468  # parameters, added up by hand layer by layer
 
 
@@ -34,11 +33,11 @@ def run_folder(tmp_path: Path, name: str, *changes: str) -> Path:
 def evaluated(
     folder: Path, cer: float, rtf: float, device: str = "cpu", beam: int = 8, cuts: str = "t.jsonl"
 ) -> None:
-    search = load_config(folder / "config.yaml").search
+    search = load_config(folder / "config.yaml").decoding
     result = Evaluation(
         cer=cer, substitutions=1, insertions=0, deletions=0, reference_length=10, mean_length=23.5,
         rtf=rtf, audio_seconds=9.0, utterances=2, skipped=0, device=device,
-        search=search.model_copy(update={"beam_size": beam}), worst=(),
+        decoding=search.model_copy(update={"beam_size": beam}), worst=(),
     )  # fmt: skip
     write_evaluation(folder, Path(cuts), result)
 

@@ -16,8 +16,7 @@ from asr.model.flops import operations_of_step
 from asr.reporting.cost import Cost, read_cost, write_cost
 from asr.train import energy as metering
 from asr.train.run import train
-
-from conftest import tones_recipe  # isort: skip
+from tests.helpers import tones_recipe
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ from conftest import tones_recipe  # isort: skip
 )
 @pytest.mark.parametrize("shape", [(3, 133, 7), (2, 310, 21), (1, 601, 2)])
 def test_operations_are_those_that_pytorch_counts(tmp_path: Path, changes, shape) -> None:
-    values = tones_recipe(tmp_path, model=changes, search={"ctc_weight": 0.0})
+    values = tones_recipe(tmp_path, model=changes, decoding={"ctc_weight": 0.0})
     config = Config.model_validate(values)
     model = config.model.build(20, 50)
     utterances, frames, tokens = shape
@@ -44,9 +43,9 @@ def test_operations_are_those_that_pytorch_counts(tmp_path: Path, changes, shape
 
 def test_counting_changes_neither_the_network_nor_chance(tmp_path: Path) -> None:
     model = Config.model_validate(tones_recipe(tmp_path)).model.build(20, 50)
-    before, chance = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    before, rng = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     operations_of_step(model, 20)
-    assert torch.equal(torch.get_rng_state(), chance)
+    assert torch.equal(torch.get_rng_state(), rng)
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 

@@ -25,9 +25,7 @@ import asr
 from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
 from serve.routes.live_session import Session
-
-from conftest import RATE, say  # isort: skip
-from serving import Service, changed, refused, running, stopped, wait_for  # isort: skip
+from tests.helpers import RATE, Service, changed, refused, running, say, stopped, wait_for
 
 START = {"sample_rate": RATE, "model": "tiny"}
 
@@ -60,7 +58,7 @@ def recording(n_seconds: float, seed: int = 0) -> bytes:
 def heard(library: Recognizer, audio: bytes, **changes: Any) -> str:
     file = io.BytesIO()
     sf.write(file, np.frombuffer(audio, "<i2"), RATE, format="WAV", subtype="PCM_16")
-    return library.transcribe(file, library.config.search.changed(changes)).text
+    return library.transcribe(file, library.config.decoding.changed(changes)).text
 
 
 def speak(socket: ClientConnection, audio: bytes, rate: int = RATE) -> None:

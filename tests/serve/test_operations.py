@@ -26,10 +26,9 @@ from serve.app import create_app
 from serve.engine.client import Job
 from serve.routes.transcriptions import _follow
 from serve.settings import Settings
+from tests.helpers import URL, beeps, changed, encode_audio, refused, started, stopped, wait_for
 
-from serving import URL, changed, encoded, refused, started, stopped, tones, wait_for  # isort: skip
-
-WAVES = [encoded(tones(i, 0.5 + 0.1 * i)) for i in range(6)]
+WAVES = [encode_audio(beeps(i, 0.5 + 0.1 * i)) for i in range(6)]
 
 
 def ask(address: str, wave: bytes) -> httpx.Response:
@@ -123,7 +122,7 @@ def leave(service, lines: list[str], body: bytes) -> None:
         wait_for(lambda: service.figure("asr_requests_in_flight") == 1)
 
 
-def gone(service) -> float:
+def is_cancelled(service) -> float:
     figures = service.client.get("/metrics").text
     label = f'asr_requests_total{{method="POST",route="{URL}",status="499"}} '
     return float(figures.partition(label)[2].partition("\n")[0] or 0)
@@ -131,11 +130,11 @@ def gone(service) -> float:
 
 @pytest.mark.parametrize("decoding", [False, True])
 def test_the_place_of_a_client_that_left_is_free(service, decoding):
-    wave = encoded(tones(1, 55.0 if decoding else 0.5))
+    wave = encode_audio(beeps(1, 55.0 if decoding else 0.5))
     request = httpx.Request("POST", "http://x" + URL, files={"file": ("a", wave)},
                             data={"model": "tiny"})  # fmt: skip
     lines = [f"POST {URL} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
-    before, waited = gone(service), service.figure("asr_wait_seconds_count")
+    before, waited = is_cancelled(service), service.figure("asr_wait_seconds_count")
     if decoding:
         leave(service, lines, request.read())
     else:
@@ -143,7 +142,7 @@ def test_the_place_of_a_client_that_left_is_free(service, decoding):
             leave(service, lines, request.read())
             wait_for(lambda: service.figure("asr_requests_in_flight") == 0)
     wait_for(lambda: service.figure("asr_requests_in_flight") == 0)
-    assert gone(service) == before + 1
+    assert is_cancelled(service) == before + 1
     assert service.post(WAVES[0]).status_code == 200
     assert service.figure("asr_wait_seconds_count") == waited + 1, "only the second was answered"
 
@@ -254,7 +253,7 @@ def test_uvicorn_starts_it_from_the_environment_and_kill_9_leaves_nothing(tiny_b
                     assert reply.json()["text"]
                 long = client.post(URL, files={"file": ("a", WAVES[-1])}, data={"model": "tiny"})
                 assert long.status_code == 200
-                longer = {"file": ("a", encoded(tones(1, 1.2)))}
+                longer = {"file": ("a", encode_audio(beeps(1, 1.2)))}
                 refused(client.post(URL, files=longer, data={"model": "tiny"}), 413, "file",
                         "too_long")  # fmt: skip
             decoder = decoder_of(server)
@@ -281,7 +280,7 @@ def cut_off_weights(folder: Path) -> str:
 
 def name_a_lost_language_model(folder: Path) -> str:
     config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
-    config["search"] |= {"lm": "lost.arpa", "lm_weight": 0.3}
+    config["decoding"] |= {"lm": "lost.arpa", "lm_weight": 0.3}
     (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
     return "lost.arpa"
 
@@ -338,7 +337,7 @@ def test_figures_have_few_labels(service):
 
 def test_health_is_told_while_much_is_decoded(service):
     with ThreadPoolExecutor(4) as pool:
-        long = [pool.submit(service.post, encoded(tones(i, 20.0))) for i in range(4)]
+        long = [pool.submit(service.post, encode_audio(beeps(i, 20.0))) for i in range(4)]
         times = []
         while not all(reply.done() for reply in long):
             began = time.monotonic()
@@ -351,5 +350,5 @@ def test_health_is_told_while_much_is_decoded(service):
 
 def test_nothing_is_left_in_the_folder_of_temporary_files(service, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert service.post(encoded(tones(1, 50.0))[:2_000_000]).status_code in (200, 413)
+    assert service.post(encode_audio(beeps(1, 50.0))[:2_000_000]).status_code in (200, 413)
     assert not list(Path(tmp_path).iterdir())

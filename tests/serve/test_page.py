@@ -18,9 +18,7 @@ import asr
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
-
-from conftest import RATE, say  # isort: skip
-from serving import Service, changed, running  # isort: skip
+from tests.helpers import RATE, Service, changed, running, say
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from asr.audio.recording import Recording
 from asr.errors import AudioError
-from asr.transcription.chunks import Reading
-from serve.engine.process import Decoder
+from asr.transcription.chunks import ChunkedRecording
+from serve.engine.process import Engine
 from serve.engine.queue import FairQueue
-
-from serving import encoded, tones  # isort: skip
+from tests.helpers import beeps, encode_audio
 
 
 def test_short_recordings_do_not_wait_for_long_ones() -> None:
@@ -87,7 +86,7 @@ def decoding(recognizer: Any, batch_seconds: float = 80, wait: float = 0.05) -> 
     ours, theirs = Pipe()
     patch = pytest.MonkeyPatch()
     patch.setattr("serve.engine.process._end", lambda: None)
-    decoder = Decoder(theirs, {"m": recognizer}, 60.0, batch_seconds, wait)
+    decoder = Engine(theirs, {"m": recognizer}, 60.0, batch_seconds, wait)
     ended = threading.Event()
 
     def run() -> None:
@@ -145,7 +144,7 @@ def test_only_the_recording_that_cannot_be_decoded_fails(library, monkeypatch, e
         hear(group, *rest)
 
     monkeypatch.setattr(library, "hear", poisoned)
-    waves = [encoded(tones(i, 0.5 if i == 3 else 0.6)) for i in range(6)]
+    waves = [encode_audio(beeps(i, 0.5 if i == 3 else 0.6)) for i in range(6)]
     with decoding(library) as pipe:
         for i, wave in enumerate(waves):
             pipe.send(("job", i, "m", wave, {}))
@@ -172,7 +171,7 @@ def test_what_a_failed_batch_held_is_free_before_its_pieces_are_tried_alone(
     monkeypatch.setattr(library, "hear", full)
     with decoding(library, wait=5, batch_seconds=1.0) as pipe:
         for i in range(2):
-            pipe.send(("job", i, "m", encoded(tones(i, 0.5)), {}))
+            pipe.send(("job", i, "m", encode_audio(beeps(i, 0.5)), {}))
         assert {found[1] for found in answers(pipe, 2).values()} == {"out_of_memory"}
     assert alive == [False] * 3
 
@@ -180,17 +179,17 @@ def test_what_a_failed_batch_held_is_free_before_its_pieces_are_tried_alone(
 def test_an_error_that_is_found_while_a_partial_text_is_made_harms_no_other(
     library, monkeypatch
 ) -> None:
-    result = Reading.result
+    result = ChunkedRecording.result
 
     def late(reading):
         if reading.recording.seconds == 0.5:
             reading.error = AudioError("it breaks off")
         return result(reading)
 
-    monkeypatch.setattr(Reading, "result", late)
+    monkeypatch.setattr(ChunkedRecording, "result", late)
     with decoding(library) as pipe:
         for i, seconds in enumerate((0.5, 0.6)):
-            pipe.send(("job", i, "m", encoded(tones(i, seconds)), {"partials": True}))
+            pipe.send(("job", i, "m", encode_audio(beeps(i, seconds)), {"partials": True}))
         found = answers(pipe, 2)
     assert found[0] == ("error", "unreadable_audio", "it breaks off") and found[1][0] == "done"
 
@@ -220,7 +219,7 @@ def test_a_process_whose_gpu_is_lost_tells_and_ends(library, monkeypatch, text, 
     monkeypatch.setattr(library, "hear", lost)
     with decoding(library, wait=5, batch_seconds=1.0) as pipe, ending() as ended:
         for i in range(2):
-            pipe.send(("job", i, "m", encoded(tones(i, 0.5)), {}))
+            pipe.send(("job", i, "m", encode_audio(beeps(i, 0.5)), {}))
         assert {found[1] for found in answers(pipe, 2).values()} == {code}
         assert ended.wait(2) is ends
 
@@ -231,13 +230,16 @@ def test_a_process_that_can_take_nothing_more_ends(library, monkeypatch) -> None
 
     monkeypatch.setattr(library, "reading", full)
     with decoding(library) as pipe, ending() as ended:
-        pipe.send(("job", 0, "m", encoded(tones(0, 0.5)), {}))
+        pipe.send(("job", 0, "m", encode_audio(beeps(0, 0.5)), {}))
         assert ended.wait(30)
 
 
 def test_who_leaves_while_decoding_is_gone_after_one_step(library, monkeypatch) -> None:
     """Two utterances; one is wanted until the fifth step. The other's result stays as it was."""
-    readings = [Reading(Recording(BytesIO(encoded(tones(i, 4.0))), 16000), 20.0) for i in range(2)]
+    readings = [
+        ChunkedRecording(Recording(BytesIO(encode_audio(beeps(i, 4.0))), 16000), 20.0)
+        for i in range(2)
+    ]
     group = [next(reading.pieces()) for reading in readings]
     decoder, rows = library.model.decoder, []
     step = decoder.step
@@ -247,28 +249,28 @@ def test_who_leaves_while_decoding_is_gone_after_one_step(library, monkeypatch) 
         return step(tokens_BW, state)
 
     monkeypatch.setattr(decoder, "step", counted)
-    library.hear(group, library.config.search, lambda i: i == 0 and len(rows) >= 5)
+    library.hear(group, library.config.decoding, lambda i: i == 0 and len(rows) >= 5)
     assert rows[:5] == [2] * 5 and set(rows[5:]) == {1} and len(rows) > 20
-    alone = library.transcribe(BytesIO(encoded(tones(1, 4.0))))
+    alone = library.transcribe(BytesIO(encode_audio(beeps(1, 4.0))))
     assert readings[1].segments[0].text == alone.text
     rows.clear()
-    library.hear(group, library.config.search, lambda _: len(rows) >= 5)
+    library.hear(group, library.config.decoding, lambda _: len(rows) >= 5)
     assert len(rows) == 5
 
 
 def test_a_job_that_is_left_is_not_answered_and_others_are(library, monkeypatch) -> None:
     hear, left = library.hear, threading.Event()
 
-    def slow(group, search, gone):
+    def slow(group, search, is_cancelled):
         if len(group) == 1 and group[0].end == 2.0:
             left.wait(30)
-        hear(group, search, gone)
+        hear(group, search, is_cancelled)
 
     monkeypatch.setattr(library, "hear", slow)
     with decoding(library, batch_seconds=0) as pipe:
-        pipe.send(("job", 0, "m", encoded(tones(0, 2.0)), {}))
-        pipe.send(("job", 1, "m", encoded(tones(1, 0.5)), {}))
-        pipe.send(("job", 2, "m", encoded(tones(2, 0.5)), {}))
+        pipe.send(("job", 0, "m", encode_audio(beeps(0, 2.0)), {}))
+        pipe.send(("job", 1, "m", encode_audio(beeps(1, 0.5)), {}))
+        pipe.send(("job", 2, "m", encode_audio(beeps(2, 0.5)), {}))
         pipe.send(("leave", 0))
         pipe.send(("leave", 1))
         left.set()
@@ -288,9 +290,9 @@ def test_long_recordings_are_read_as_they_are_decoded(library, monkeypatch) -> N
             )
 
     monkeypatch.setattr(library, "hear", silent)
-    monkeypatch.setattr(Reading, "result", lambda self: SimpleNamespace(
+    monkeypatch.setattr(ChunkedRecording, "result", lambda self: SimpleNamespace(
         text="", segments=(), as_dict=lambda: {"duration": self.recording.seconds}))  # fmt: skip
     with decoding(library, batch_seconds=1000) as pipe:
-        pipe.send(("job", 0, "m", encoded(tones(0, 59.0)), {}))
+        pipe.send(("job", 0, "m", encode_audio(beeps(0, 59.0)), {}))
         found = answers(pipe, 1)
     assert found[0][1]["duration"] == 59 and sum(waiting) == 59 and max(waiting) <= 60

@@ -17,20 +17,27 @@ import pytest
 import soundfile as sf
 
 from serve.logs import JsonFormatter
-from serve.middleware.access import Keys
+from serve.middleware.access import ApiKeyMiddleware
 from serve.settings import Settings
-
-from serving import (  # isort: skip
-    MAX_BYTES, URL, changed, encoded, refused, running, stopped, tones, wait_for,
-)  # fmt: skip
+from tests.helpers import (
+    MAX_BYTES,
+    URL,
+    beeps,
+    changed,
+    encode_audio,
+    refused,
+    running,
+    stopped,
+    wait_for,
+)
 
 ZIP = b"PK\x03\x04" + bytes(range(256)) * 8
-WAV = ("a.wav", encoded(tones(1, 0.2)))
+WAV = ("a.wav", encode_audio(beeps(1, 0.2)))
 FORM = {"content-type": "multipart/form-data; boundary=b"}
 
 
 def with_rate(rate: int) -> bytes:
-    wav = bytearray(encoded(tones(1, 0.1)))
+    wav = bytearray(encode_audio(beeps(1, 0.1)))
     wav[24:28] = rate.to_bytes(4, "little")
     return bytes(wav)
 
@@ -60,14 +67,14 @@ REFUSALS.append(
      (400, "stream", None))
 )  # fmt: skip
 for content, status, code in [
-    (b"", 400, "empty_audio"), (encoded(np.zeros((0, 1))), 400, "empty_audio"),
+    (b"", 400, "empty_audio"), (encode_audio(np.zeros((0, 1))), 400, "empty_audio"),
     (ZIP, 415, "unsupported_media"), (b"<html>" * 99, 415, "unsupported_media"),
     (np.random.default_rng(0).bytes(5000), 415, "unsupported_media"),
     (with_rate(0), 415, "unsupported_media"), (with_rate(10**9), 415, "unsupported_media"),
-    (encoded(np.zeros((99, 9))), 415, "unsupported_media"),
-    (encoded(np.zeros((99, 256))), 415, "unsupported_media"),
-    (encoded(np.full(99, np.nan), subtype="FLOAT"), 400, "non_finite_audio"),
-    (encoded(np.zeros(int(61 * 8e3)), 8000), 413, "too_long"),
+    (encode_audio(np.zeros((99, 9))), 415, "unsupported_media"),
+    (encode_audio(np.zeros((99, 256))), 415, "unsupported_media"),
+    (encode_audio(np.full(99, np.nan), subtype="FLOAT"), 400, "non_finite_audio"),
+    (encode_audio(np.zeros(int(61 * 8e3)), 8000), 413, "too_long"),
 ]:  # fmt: skip
     REFUSALS.append(([("file", ("a", content))], {"model": "tiny"}, (status, "file", code)))
 
@@ -212,9 +219,10 @@ def test_with_a_key_all_is_as_without(guarded, headers):
 def test_keys_are_compared_in_constant_time(monkeypatch):
     compared = []
     monkeypatch.setattr(
-        "serve.middleware.access.hmac.compare_digest", lambda given, key: compared.append(key) or given == key
+        "serve.middleware.access.hmac.compare_digest",
+        lambda given, key: compared.append(key) or given == key,
     )
-    keys = Keys(None, Settings(api_keys=("a", "b", "c")))  # type: ignore[arg-type]
+    keys = ApiKeyMiddleware(None, Settings(api_keys=("a", "b", "c")))  # type: ignore[arg-type]
     assert keys._number("Bearer a") == 0 and compared == [b"a", b"b", b"c"]
 
 
@@ -242,7 +250,7 @@ def test_a_slow_upload_is_ended_and_harms_nobody(guarded):
 
 def test_bodies_together_have_a_limit(service):
     with changed(service, max_held_bytes=2**20):
-        reply = service.post(encoded(tones(1, 40)))
+        reply = service.post(encode_audio(beeps(1, 40)))
     refused(reply, 503, None, "busy")
     assert reply.headers["retry-after"] == "1"
     wait_for(lambda: service.figure("asr_held_bytes") == 0)
@@ -286,7 +294,7 @@ def test_uploads_never_touch_the_disk(service, monkeypatch):
         raise OSError("the disk is full")
 
     monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", refuse)
-    assert service.post(encoded(tones(1, 20), 8000, "WAV", "DOUBLE")).status_code == 200
+    assert service.post(encode_audio(beeps(1, 20), 8000, "WAV", "DOUBLE")).status_code == 200
 
 
 def test_pages_of_other_origins_may_call_only_if_named(guarded, service):

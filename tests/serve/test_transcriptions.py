@@ -18,8 +18,7 @@ from asr.cli import main
 from asr.transcription.writers import as_srt, as_vtt
 from serve.errors import ApiError
 from serve.routes.transcriptions import _as_stream
-
-from serving import URL, encoded, started, tones  # isort: skip
+from tests.helpers import URL, beeps, encode_audio, started
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ from serving import URL, encoded, started, tones  # isort: skip
     ],
 )  # fmt: skip
 def test_text_is_the_librarys(service, library, rate, channels, kind):
-    recording = encoded(tones(rate, 0.6, rate, channels), rate, *kind.split())
+    recording = encode_audio(beeps(rate, 0.6, rate, channels), rate, *kind.split())
     expected = library.transcribe(io.BytesIO(recording))
     reply = service.post(recording)
     assert reply.status_code == 200, reply.text
@@ -45,8 +44,8 @@ def test_text_is_the_librarys(service, library, rate, channels, kind):
 @pytest.fixture(scope="module")
 def long_recording():
     """24 seconds of beeps and pauses: two pieces."""
-    parts = [np.concatenate((tones(i, 1.8), np.zeros((3200, 1)))) for i in range(12)]
-    return encoded(np.concatenate(parts))
+    parts = [np.concatenate((beeps(i, 1.8), np.zeros((3200, 1)))) for i in range(12)]
+    return encode_audio(np.concatenate(parts))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +100,7 @@ def test_the_official_client_streams(openai_client, library, long_recording):
 
 
 def test_the_official_client_sees_its_errors(openai_client):
-    create, wav = openai_client.audio.transcriptions.create, ("a.wav", encoded(tones(1)))
+    create, wav = openai_client.audio.transcriptions.create, ("a.wav", encode_audio(beeps(1)))
     with pytest.raises(openai.NotFoundError) as error:
         create(model="whisper-1", file=wav)
     assert (error.value.code, error.value.param) == ("model_not_found", "model")
@@ -139,7 +138,7 @@ def test_an_error_in_a_stream_is_its_last_event():
 
 
 def test_the_native_route_tells_all_that_is_known(service, library, long_recording):
-    short = encoded(tones(2))
+    short = encode_audio(beeps(2))
     expected = library.transcribe(io.BytesIO(short))
     told = service.post(short, "/v1/transcribe").json()
     assert told["text"] == expected.text and told["model"] == "tiny"
@@ -154,12 +153,12 @@ def test_the_native_route_tells_all_that_is_known(service, library, long_recordi
     )
     told = service.post(long_recording, "/v1/transcribe").json()
     assert len(told["segments"]) == 2 and told["nbest"] == []
-    silence = service.post(encoded(np.zeros((16000, 1))), "/v1/transcribe").json()
+    silence = service.post(encode_audio(np.zeros((16000, 1))), "/v1/transcribe").json()
     assert (silence["text"], silence["ended"]) == ("", "no_speech")
 
 
 def test_what_other_clients_send_too_is_accepted(service, library):
-    wave = encoded(tones(3))
+    wave = encode_audio(beeps(3))
     fields = {
         "language": "zh", "prompt": "公园", "temperature": "0.2", "stream": "false",
         "chunking_strategy": "auto", "include[]": "logprobs", "hotwords": "",
@@ -176,19 +175,19 @@ def test_what_other_clients_send_too_is_accepted(service, library):
 
 
 def test_odd_recordings_are_answered(service):
-    assert service.post(encoded(np.zeros((1, 1)))).json()["text"] == ""
-    cut = service.post(encoded(tones(5))[:-4000]).json()
+    assert service.post(encode_audio(np.zeros((1, 1)))).json()["text"] == ""
+    cut = service.post(encode_audio(beeps(5))[:-4000]).json()
     assert cut["text"] and "truncated" in cut["warnings"][0]
-    loud = 1e30 * tones(5)
-    assert service.post(encoded(loud, subtype="FLOAT")).json()["text"]
+    loud = 1e30 * beeps(5)
+    assert service.post(encode_audio(loud, subtype="FLOAT")).json()["text"]
     for format in ("srt", "verbose_json"):
-        empty = service.post(encoded(np.zeros((8000, 1))), response_format=format)
+        empty = service.post(encode_audio(np.zeros((8000, 1))), response_format=format)
         assert empty.status_code == 200
         assert empty.text == "" or empty.json()["text"] == ""
 
 
 def test_many_at_once_get_their_own_texts(service, library):
-    waves = [encoded(tones(i, 0.3 + 0.04 * (i % 30))) for i in range(60)]
+    waves = [encode_audio(beeps(i, 0.3 + 0.04 * (i % 30))) for i in range(60)]
     expected = [library.transcribe(io.BytesIO(wave)).text for wave in waves]
     assert len(set(expected)) >= 40
     before = service.figure("asr_batch_pieces_count")
@@ -201,7 +200,7 @@ def test_many_at_once_get_their_own_texts(service, library):
 def test_the_command_and_curl_give_what_transcribe_gives(
     tiny_bundle, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "a.wav").write_bytes(encoded(tones(7)))
+    (tmp_path / "a.wav").write_bytes(encode_audio(beeps(7)))
     command = ["asr", "transcribe", str(tiny_bundle), str(tmp_path / "a.wav")]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit):

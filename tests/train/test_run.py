@@ -17,13 +17,12 @@ from asr.data.sampling import plan_epoch
 from asr.errors import ConfigError, DataError
 from asr.train.run import train
 from asr.train.schedule import rate
-
-from conftest import learning_recipe, run_cli, speak, tones_recipe, write_recipe  # isort: skip
+from tests.helpers import learning_recipe, run_cli, speak, tones_recipe, write_recipe
 
 
 @pytest.fixture(scope="session")
 def learned(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle that has learnt the tones."""
+    """A bundle that has learned the tones."""
     folder = tmp_path_factory.mktemp("learned")
     return train(Config.model_validate(learning_recipe(tones)), folder / "bundle")
 
@@ -51,10 +50,10 @@ def undisturbed(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 KILLS = {
-    "in the first epoch": ("t.RecognizerTask.training_step", 3),
-    "in the second epoch": ("t.RecognizerTask.training_step", 20),
-    "after an epoch's end": ("t.RecognizerTask.on_train_batch_start", 15),
-    "in validation": ("t.RecognizerTask.on_validation_epoch_end", 15),
+    "in the first epoch": ("t.SpeechModule.training_step", 3),
+    "in the second epoch": ("t.SpeechModule.training_step", 20),
+    "after an epoch's end": ("t.SpeechModule.on_train_batch_start", 15),
+    "in validation": ("t.SpeechModule.on_validation_epoch_end", 15),
     "before the bundle": ("r.average_into", None),
 }
 
@@ -182,8 +181,10 @@ def test_batches_without_one_readable_recording_are_skipped_too(
     import shutil
 
     cuts = load_cuts(tones / "train.jsonl.gz")
-    gone = sorted(cuts, key=lambda c: c.duration)[-3:]  # batches of their own, at 1 s a batch
-    for cut in gone:
+    is_cancelled = sorted(cuts, key=lambda c: c.duration)[
+        -3:
+    ]  # batches of their own, at 1 s a batch
+    for cut in is_cancelled:
         cut.recording.sources[0].source = str(tmp_path / "gone.wav")
     cuts.to_file(tmp_path / "train.jsonl.gz")
     shutil.copy(tones / "dev.jsonl.gz", tmp_path / "dev.jsonl.gz")

@@ -27,11 +27,10 @@ from asr.data.manifest import load_cuts, read_wave
 from asr.data.sampling import plan_epoch
 from asr.decoding.ctc_prefix import steps_needed
 from asr.errors import AsrError, ConfigError, DataError
-from asr.train.datamodule import Corpus
-from asr.train.module import MOST_SKIPPED, RecognizerTask
+from asr.train.datamodule import SpeechDataModule
+from asr.train.module import MOST_SKIPPED, SpeechModule
 from asr.train.run import train
-
-from conftest import run_cli, tones_recipe, write_recipe  # isort: skip
+from tests.helpers import run_cli, tones_recipe, write_recipe
 
 
 def history(run: Path) -> list[dict[str, float]]:
@@ -89,12 +88,12 @@ def test_two_processes_are_one_and_survive_the_death_of_either(
     killer = tmp_path / "killer.py"
     killer.write_text(
         "import os, signal; import asr.train.module as t\n"
-        "step = t.RecognizerTask.training_step\n"
+        "step = t.SpeechModule.training_step\n"
         "def die(self, *args):\n"
         "    if os.environ['RANK'] == '1' and self.global_step == 11:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return step(self, *args)\n"
-        "t.RecognizerTask.training_step = die\n"
+        "t.SpeechModule.training_step = die\n"
         "from asr.cli import main; main()"
     )
     killed = torchrun([killer], "train", recipe, "--out", tmp_path / "run")
@@ -141,7 +140,7 @@ def test_every_cut_is_in_one_place_and_all_processes_make_as_many_steps(
     tones: Path, world: int, turns: int, seconds: float, epoch: int | None, seed: int
 ) -> None:
     values = tones_recipe(tones, data={"batch_seconds": seconds}, training={"accumulate": turns})
-    corpus = Corpus(Config.model_validate({**values, "seed": seed}))
+    corpus = SpeechDataModule(Config.model_validate({**values, "seed": seed}))
     corpus.dataset = object()  # type: ignore[assignment]
     shares = []
     for number in range(world):
@@ -177,7 +176,7 @@ def test_a_run_does_not_go_on_with_steps_of_another_size(tones: Path, tmp_path: 
 def test_a_step_that_is_not_finite_is_skipped_and_counted(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read, step = SpeechDataset._read, RecognizerTask.training_step
+    read, step = SpeechDataset._read, SpeechModule.training_step
     bad = next(iter(load_cuts(tones / "train.jsonl.gz"))).id
     skips = []
 
@@ -185,15 +184,15 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         feats = read(self, cut)
         return feats * torch.nan if cut.id == bad and feats is not None else feats
 
-    def state(task: RecognizerTask) -> list[torch.Tensor]:
+    def state(task: SpeechModule) -> list[torch.Tensor]:
         adam = task.trainer.optimizers[0]
         moments = [v for s in adam.state.values() for v in s.values()]
         return [t.detach().clone() for t in (*task.parameters(), *moments)]
 
-    def watched(self: RecognizerTask, batch: Any, batch_idx: int) -> Any:
-        before, skipped, done = state(self), self.tally.skipped, self.global_step
+    def watched(self: SpeechModule, batch: Any, batch_idx: int) -> Any:
+        before, skipped, done = state(self), self.counters.skipped, self.global_step
         result = step(self, batch, batch_idx)
-        if self.tally.skipped > skipped:
+        if self.counters.skipped > skipped:
             assert bad in [name for part in batch.batches for name in part.ids]
             assert self.global_step == done
             assert all(map(torch.equal, before, state(self)))
@@ -201,7 +200,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         return result
 
     monkeypatch.setattr(SpeechDataset, "_read", poisoned)
-    monkeypatch.setattr(RecognizerTask, "training_step", watched)
+    monkeypatch.setattr(SpeechModule, "training_step", watched)
     out = train(Config.model_validate(tones_recipe(tones)), tmp_path / "run")
     assert len(skips) == 2  # the utterance's step in each of two epochs
     assert "steps skipped as not finite | 2" in (out / "README.md").read_text("utf-8")
@@ -212,13 +211,13 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
 def test_a_run_of_nothing_but_bad_steps_ends(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses, seen = RecognizerTask.losses, []
+    losses, seen = SpeechModule.losses, []
 
-    def poisoned(self: RecognizerTask, *args: Any) -> torch.Tensor:
-        seen.append(self.tally.skipped)
+    def poisoned(self: SpeechModule, *args: Any) -> torch.Tensor:
+        seen.append(self.counters.skipped)
         return losses(self, *args) * torch.inf
 
-    monkeypatch.setattr(RecognizerTask, "losses", poisoned)
+    monkeypatch.setattr(SpeechModule, "losses", poisoned)
     with pytest.raises(AsrError, match=rf"{MOST_SKIPPED} steps in a row: lower the learning rate"):
         train(Config.model_validate(tones_recipe(tones)), tmp_path / "run")
     assert seen[-1] == MOST_SKIPPED - 1
@@ -227,13 +226,13 @@ def test_a_run_of_nothing_but_bad_steps_ends(
 def test_the_largest_batches_come_first_and_memory_gives_out_before_a_step(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses, areas = RecognizerTask.losses, []
+    losses, areas = SpeechModule.losses, []
 
-    def measured(self: RecognizerTask, batch: Any, feats_BTF: torch.Tensor) -> torch.Tensor:
+    def measured(self: SpeechModule, batch: Any, feats_BTF: torch.Tensor) -> torch.Tensor:
         areas.append((self.training, self.global_step, feats_BTF.shape[0] * feats_BTF.shape[1]))
         return losses(self, batch, feats_BTF)
 
-    monkeypatch.setattr(RecognizerTask, "losses", measured)
+    monkeypatch.setattr(SpeechModule, "losses", measured)
     values = tones_recipe(tones, training={"epochs": 1})
     train(Config.model_validate(values), tmp_path / "a")
     first, second = areas[:2]
@@ -241,17 +240,17 @@ def test_the_largest_batches_come_first_and_memory_gives_out_before_a_step(
     assert first[2] == max(area for training, _, area in areas[2:] if training)
     assert second[2] == max(area for training, _, area in areas[2:] if not training)
 
-    def too_large(self: RecognizerTask, batch: Any, feats_BTF: torch.Tensor) -> torch.Tensor:
+    def too_large(self: SpeechModule, batch: Any, feats_BTF: torch.Tensor) -> torch.Tensor:
         assert self.global_step == 0
         if not self.training:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         return losses(self, batch, feats_BTF)
 
-    monkeypatch.setattr(RecognizerTask, "losses", too_large)
+    monkeypatch.setattr(SpeechModule, "losses", too_large)
     mend = "data.batch_seconds=2 --set training.accumulate=2"
     with pytest.raises(AsrError, match=f"data.batch_seconds 4 is more .* {mend}"):
         train(Config.model_validate(values), tmp_path / "b")
-    monkeypatch.setattr(RecognizerTask, "losses", losses)
+    monkeypatch.setattr(SpeechModule, "losses", losses)
     train(Config.model_validate(values), tmp_path / "b")  # nothing stands in the way
 
 
@@ -273,9 +272,9 @@ def test_a_signal_saves_the_very_step(
     tones: Path, tmp_path: Path, number: int, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config.model_validate(tones_recipe(tones, training={"checkpoint_steps": 1000}))
-    real = getattr(RecognizerTask, place)
+    real = getattr(SpeechModule, place)
 
-    def ask(self: RecognizerTask, *args: Any) -> Any:
+    def ask(self: SpeechModule, *args: Any) -> Any:
         if place == "validation_step" or self.global_step == 5:
             os.kill(os.getpid(), number)
         return real(self, *args)
@@ -284,14 +283,14 @@ def test_a_signal_saves_the_very_step(
     handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as stopped:
-        patch.setattr(RecognizerTask, place, ask)
+        patch.setattr(SpeechModule, place, ask)
         train(config, tmp_path / "run")
     assert stopped.value.args == (number,)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     for n, handler in handlers.items():
         signal.signal(n, handler)
     state = torch.load(tmp_path / "run" / "training" / "last.ckpt", weights_only=True)
-    n_steps = len(Corpus(config).plan(0))
+    n_steps = len(SpeechDataModule(config).plan(0))
     assert state["global_step"] == (6 if place == "training_step" else n_steps)
     train(config, tmp_path / "run", resume=True)
     whole = train(config, tmp_path / "whole")
@@ -305,11 +304,11 @@ def test_a_signal_saves_the_very_step(
 def test_sigterm_is_exit_code_143(tones: Path, tmp_path: Path) -> None:
     code = (
         "import os, signal; import asr.train.module as t\n"
-        "step = t.RecognizerTask.training_step\n"
+        "step = t.SpeechModule.training_step\n"
         "def ask(*args):\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return step(*args)\n"
-        "t.RecognizerTask.training_step = ask\n"
+        "t.SpeechModule.training_step = ask\n"
         "from asr.cli import main; main()"
     )
     recipe = write_recipe(tmp_path / "r.yaml", tones_recipe(tones))

@@ -17,8 +17,7 @@ from asr.config import Config
 from asr.errors import ConfigError, DataError
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from asr.transcription.jobs import find_tasks
-
-from conftest import RATE, TONES, run_cli, speak, tones_recipe  # isort: skip
+from tests.helpers import RATE, TONES, run_cli, speak, tones_recipe
 
 
 @pytest.fixture(scope="module")

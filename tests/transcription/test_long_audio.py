@@ -15,8 +15,7 @@ from asr.audio.segmentation import split_at_silence
 from asr.errors import AudioError
 from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
-
-from conftest import RATE, say  # isort: skip
+from tests.helpers import RATE, say
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_segments_follow_each_other_without_a_gap(model: Recognizer, tmp_path: P
     segments = model.transcribe(tmp_path / "a.wav").segments
     assert segments[0].start == 0
     assert all(a.end == b.start for a, b in pairwise(segments))
-    search = model.config.search.changed({"piece_seconds": 3.0})
+    search = model.config.decoding.changed({"chunk_seconds": 3.0})
     shorter = model.transcribe(tmp_path / "a.wav", search).segments
     assert len(shorter) > len(segments) and all(s.end - s.start <= 3 for s in shorter)
 
@@ -118,7 +117,7 @@ def test_a_recording_in_which_nothing_is_heard_has_no_text(
     model: Recognizer, tmp_path: Path
 ) -> None:
     sf.write(tmp_path / "a.wav", np.concatenate([say(6, i)[0] for i in range(3)]), RATE)
-    search = model.config.search.changed({"speech_threshold": 0.9999999})
+    search = model.config.decoding.changed({"speech_threshold": 0.9999999})
     (segment,) = model.transcribe(tmp_path / "a.wav", search).segments
     assert (segment.text, segment.ended, segment.tokens) == ("", "no_speech", ())
 
@@ -127,6 +126,6 @@ def test_a_recording_in_which_nothing_is_heard_has_no_text(
 def test_every_method_hears_the_tones(model: Recognizer, tmp_path: Path, method: str) -> None:
     wave, spoken = say(5, 7)
     sf.write(tmp_path / "a.wav", wave, RATE)
-    search = model.config.search.changed({"method": method})
+    search = model.config.decoding.changed({"method": method})
     found = model.transcribe(tmp_path / "a.wav", search)
     assert found.text == "".join(text for text, _, _ in spoken)

@@ -22,9 +22,7 @@ from asr.errors import ConfigError
 from asr.transcription.jobs import find_tasks
 from asr.transcription.remote import Server, ask_all
 from asr.transcription.writers import FORMATS
-
-from conftest import RATE, run_cli, say  # isort: skip
-from serving import running  # isort: skip
+from tests.helpers import RATE, run_cli, running, say
 
 ERROR = {"message": "the sentence", "type": "x", "param": None, "code": None}
 

@@ -175,13 +175,13 @@ class FastState:
         index = parents_BW[..., None].expand(-1, -1, self.mask_BWP.shape[2])
         self.mask_BWP = self.mask_BWP.gather(1, index)
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only, a tensor of indices."""
-        self.memory = [(keys[utterances], values[utterances]) for keys, values in self.memory]
-        self.past = [past[utterances] for past in self.past]
-        self.mask_BWP = self.mask_BWP[utterances]
+        self.memory = [(keys[indices], values[indices]) for keys, values in self.memory]
+        self.past = [past[indices] for past in self.past]
+        self.mask_BWP = self.mask_BWP[indices]
         if self.mask_B1S is not None:
-            self.mask_B1S = self.mask_B1S[utterances]
+            self.mask_B1S = self.mask_B1S[indices]
 
     def make_room(self, W: int) -> None:
         """Let the next position of W hypotheses fit."""
@@ -219,7 +219,7 @@ class FastDecoder(Decoder):
             self._positions_TD = self._sinusoids(2 * position)
         return self._positions_TD[position]
 
-    def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> FastState:  # type: ignore[override]
+    def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> FastState:  # type: ignore[override]
         """The state before the first token."""
         B, S, _ = memory_BSD.shape
         places_BSX = self._memory(memory_BSD.flatten(0, 1), Scratch(memory_BSD), "memory")
@@ -229,8 +229,8 @@ class FastDecoder(Decoder):
             for step, places in zip(self._steps, parts, strict=True)
         ]
         mask = None
-        if not keep_BS.all():
-            mask = memory_BSD.new_zeros(B, 1, S).masked_fill(~keep_BS[:, None], -math.inf)
+        if not mask_BS.all():
+            mask = memory_BSD.new_zeros(B, 1, S).masked_fill(~mask_BS[:, None], -math.inf)
         return FastState(
             memory,  # type: ignore[arg-type]
             mask,
@@ -280,9 +280,9 @@ class _FastLayer:
         assert isinstance(layer.self_attention, MultiHeadAttention)
         self.own = _compile_attention(layer.self_attention, True, int8)
         self.cross = _compile_attention(layer.cross_attention, False, int8)
-        self._around_own = _Around(layer.self_attention.residual)
-        self._around_cross = _Around(layer.cross_attention.residual)
-        self._around_feed_forward = _Around(layer.feed_forward.residual)
+        self._around_own = _AddNorm(layer.self_attention.residual)
+        self._around_cross = _AddNorm(layer.cross_attention.residual)
+        self._around_feed_forward = _AddNorm(layer.feed_forward.residual)
         feed_forward: FeedForward = layer.feed_forward
         self._inner = compile_maps([feed_forward.inner], int8)
         self._outer = compile_maps([feed_forward.outer], int8)
@@ -315,7 +315,7 @@ class _FastLayer:
         return self._around_feed_forward.leave(x_RD, self._outer, inner, scratch)
 
 
-class _Around:
+class _AddNorm:
     """A unit's residual and normalisation."""
 
     def __init__(self, residual: Residual) -> None:
