@@ -10,12 +10,12 @@ install: $(STAMP)
 
 # torch is installed first and by itself: where a CPU build is to be found, nothing may pull CUDA in.
 # greenformer, which the tests compare with, pins packages of 2021 that it runs without.
-$(STAMP): pyproject.toml constraints.txt .ci/mend_torchaudio.py
+$(STAMP): pyproject.toml constraints.txt .ci/fix_torchaudio.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	$(BIN)/pip install --quiet --no-deps greenformer==0.2.2 matrix-fact==1.1.2
-	$(BIN)/python .ci/mend_torchaudio.py
+	$(BIN)/python .ci/fix_torchaudio.py
 	touch $@
 
 demo: install

@@ -5,23 +5,63 @@
 >>> print(model.transcribe("a.wav").text)
 """
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asr.recognizer import Recognizer
+    from asr.decoding.hypothesis import Hypothesis
+    from asr.decoding.options import DecodingOptions
+    from asr.errors import AsrError, AudioError, BundleError, ConfigError, DataError
+    from asr.transcription.recognizer import Recognizer
+    from asr.transcription.transcript import Segment, Token, Transcript
 
-__all__ = ["load"]
+# Where each public name is defined; it is imported when it is first used, since torch takes seconds.
+_HOMES = {
+    "AsrError": "asr.errors",
+    "AudioError": "asr.errors",
+    "BundleError": "asr.errors",
+    "ConfigError": "asr.errors",
+    "DataError": "asr.errors",
+    "DecodingOptions": "asr.decoding.options",
+    "Hypothesis": "asr.decoding.hypothesis",
+    "Recognizer": "asr.transcription.recognizer",
+    "Segment": "asr.transcription.transcript",
+    "Token": "asr.transcription.transcript",
+    "Transcript": "asr.transcription.transcript",
+}
+
+__all__ = [
+    "AsrError",
+    "AudioError",
+    "BundleError",
+    "ConfigError",
+    "DataError",
+    "DecodingOptions",
+    "Hypothesis",
+    "Recognizer",
+    "Segment",
+    "Token",
+    "Transcript",
+    "load",
+]
 
 
 def load(bundle: str | Path, device: str = "auto", int8: bool = False) -> "Recognizer":
-    """A recogniser from a bundle's folder, on `auto`, `cpu` or `cuda`.
+    """Load a recognizer from a bundle's folder, on `auto`, `cpu` or `cuda`.
 
-    `int8` stores the decoder's larger weights in 8 bits: faster on a CPU, nothing elsewhere.
+    `int8` stores the decoder's larger weights in 8 bits: faster on a CPU, without effect elsewhere.
 
-    Raises asr.errors.BundleError that names the file that is missing or damaged.
+    Raises asr.BundleError that names the file that is missing or damaged.
     """
     from asr.bundle import Bundle
-    from asr.recognizer import Recognizer
+    from asr.transcription.recognizer import Recognizer
 
     return Recognizer(Bundle.load(Path(bundle)), device, int8)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name where it is defined."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'asr' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

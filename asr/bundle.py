@@ -4,8 +4,6 @@ config.yaml (the resolved recipe, with the format's version), tokenizer.model (s
 model.safetensors (weights and feature statistics) and README.md (the model card).
 """
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +13,26 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from asr.audio.features import FeatureExtractor
 from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
-from asr.features import FeatureExtractor
 from asr.model.projection import SetSparse
 from asr.model.transformer import SpeechTransformer
+from asr.runtime.files import write_atomically
 from asr.tokenizer import Tokenizer
 
 CONFIG = "config.yaml"
+
+
 TOKENIZER = "tokenizer.model"
+
+
 WEIGHTS = "model.safetensors"
+
+
 CARD = "README.md"
+
+
 EVALUATION = "evaluation.json"
 
 
@@ -92,20 +99,6 @@ class Bundle:
         if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
             raise BundleError(f"{folder}: {TOKENIZER} and {WEIGHTS} are of two models")
         return bundle
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then put it in the place of `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise AsrError(
-            f"{path}: cannot be written ({error.strerror or error}): what was there stays"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

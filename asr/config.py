@@ -12,18 +12,19 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from asr.audio.augmentation import AugmentConfig
+from asr.audio.features import FeaturesConfig, SpectrogramConfig
+from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
-from asr.features import AugmentConfig, FeaturesConfig, SpectrogramConfig
 from asr.model.transformer import ModelConfig
-from asr.node import Node
-from asr.score import SearchConfig
+from asr.schema import FrozenModel
 from asr.tokenizer import TokenizerConfig
 
 FORMAT = 1
 _SHORTEST_PIECE = 0.4  # seconds; a cut is looked for in windows of 100 ms
 
 
-class DataConfig(Node):
+class DataConfig(FrozenModel):
     """Where the cuts are, and how they become batches.
 
     `batch_seconds` is the audio in a batch of one process, before padding; a step has such a batch
@@ -40,7 +41,7 @@ class DataConfig(Node):
     num_workers: Annotated[int, Field(ge=0)] = 0
 
 
-class NoamSchedule(Node):
+class NoamSchedule(FrozenModel):
     """lr = factor · d_model^-½ · min(step^-½, step · warmup_steps^-3/2)."""
 
     kind: Literal["noam"] = "noam"
@@ -48,7 +49,7 @@ class NoamSchedule(Node):
     warmup_steps: PositiveInt = 4000
 
 
-class LinearSchedule(Node):
+class LinearSchedule(FrozenModel):
     """From 0 up to `lr` over `warmup_steps`, then down to 0 at the last step."""
 
     kind: Literal["linear"]
@@ -56,14 +57,14 @@ class LinearSchedule(Node):
     warmup_steps: PositiveInt = 1000
 
 
-class ConstantSchedule(Node):
+class ConstantSchedule(FrozenModel):
     """Plain Adam: the same `lr` at every step."""
 
     kind: Literal["constant"]
     lr: PositiveFloat = 1e-4
 
 
-class CurriculumConfig(Node):
+class CurriculumConfig(FrozenModel):
     """Short utterances first: the first `epochs` hold the shortest, with this share of the audio.
 
     (Slides, long memory: pre-training on short sequences, then fine-tuning on all.)
@@ -73,7 +74,7 @@ class CurriculumConfig(Node):
     share: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
 
-class TrainingConfig(Node):
+class TrainingConfig(FrozenModel):
     """How the weights are found.
 
     `average` is how many of the best epochs (by validation CER) the bundle's weights are the mean
@@ -107,7 +108,7 @@ class TrainingConfig(Node):
         return self
 
 
-class Config(Node):
+class Config(FrozenModel):
     """A recipe: everything that a run depends on, and all that a bundle has to remember."""
 
     format: int = FORMAT
@@ -117,7 +118,7 @@ class Config(Node):
     augment: AugmentConfig | None = None
     tokenizer: TokenizerConfig = TokenizerConfig()
     model: ModelConfig = ModelConfig()
-    search: SearchConfig = SearchConfig()
+    decoding: DecodingOptions = DecodingOptions()
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")
@@ -142,9 +143,9 @@ class Config(Node):
             raise ValueError(
                 f"features have {self.features.n_freqs} bins, the front end needs 4 at least"
             )
-        if self.search.needs_ctc and not self.model.ctc_weight:
+        if self.decoding.needs_ctc and not self.model.ctc_weight:
             raise ValueError(
-                "search.ctc_weight and any search.method but joint need a model with a CTC head: "
+                "decoding.ctc_weight and any decoding.method but joint need a model with a CTC head: "
                 "set model.ctc_weight above 0"
             )
         return self

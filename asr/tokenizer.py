@@ -14,7 +14,7 @@ import sentencepiece as spm
 from pydantic import Field
 
 from asr.errors import BundleError, DataError
-from asr.node import Node
+from asr.schema import FrozenModel
 
 PAD, SOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = (PAD, SOS, EOS, UNK)
@@ -34,7 +34,7 @@ def normalize_text(text: str) -> str:
     return " ".join(_SPACE_BESIDE_HAN.sub("", text).split())
 
 
-class TokenizerConfig(Node):
+class TokenizerConfig(FrozenModel):
     """What a token is.
 
     `vocab_size` counts the special tokens too. For `char` it is what the recipe expects: the size
@@ -63,7 +63,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
-        """Learn the tokens of normalised training texts.
+        """Learn the tokens of normalized training texts.
 
         Raises DataError where there is no text, or too little for the wanted vocabulary.
         """
@@ -112,14 +112,14 @@ class Tokenizer:
         return [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a normalised text, without SOS and EOS; unknown characters become UNK."""
+        """Token ids of a normalized text, without SOS and EOS; unknown characters become UNK."""
         return self._sp.encode(normalize_text(text))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of token ids; special tokens are silent."""
         return normalize_text(self._sp.decode([t for t in tokens if t not in SPECIAL]))
 
-    def spelt(self, tokens: Iterable[int]) -> list[str]:
+    def token_texts(self, tokens: Iterable[int]) -> list[str]:
         """The text of each token, with a space where a word begins."""
         return [self._sp.id_to_piece(t).replace("▁", " ") for t in tokens]
 

@@ -30,7 +30,7 @@ from asr.model.dropout import dropout
 from asr.model.layers import MultiHeadAttention
 from asr.model.projection import DenseConfig
 from asr.model.transformer import EncoderConfig, ModelConfig
-from asr.train.memory import keep_buffers
+from asr.runtime.memory import keep_buffers
 from benchmarks import record
 from benchmarks.record import Result, Value
 
@@ -47,10 +47,10 @@ class Matrix(Kernel):
     """Full attention as its equation has it."""
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """Return the attended values (B, H, T, K)."""
-        assert keep_BS is None or keep_BS.all()
+        assert mask_BS is None or mask_BS.all()
         weights = (q_BHTK @ k_BHSK.transpose(2, 3) * q_BHTK.shape[-1] ** -0.5).softmax(-1)
         return dropout(weights, 0.1 if self.training else 0.0) @ v_BHSK
 

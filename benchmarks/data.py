@@ -18,14 +18,16 @@ import numpy as np
 import soundfile
 import torch
 
+from asr.audio.features import LogMelConfig
 from asr.config import Config, load_config
-from asr.data import EpochSteps, SpeechDataset, load_cuts, loader, plan_epoch, text_of
-from asr.features import LogMelConfig
+from asr.data.dataset import SpeechDataset
+from asr.data.manifest import load_cuts, text_of
+from asr.data.sampling import EpochSteps, loader, plan_epoch
 from asr.tokenizer import Tokenizer
 from benchmarks import record
 from benchmarks.record import Result, Value
 from benchmarks.training import RECIPE, TOKENS, measure
-from data_prep.manifest import Utterance, write_corpus
+from data_prep.corpus_writer import Utterance, write_corpus
 
 SECONDS, RATE, BATCH = 4.5, 16000, 12
 LETTERS = [chr(0x4E00 + i) for i in range(200)]

@@ -1,19 +1,18 @@
-"""Utterances per second of beam search, ours and the yardsticks', in turn in one run.
+"""Measure utterances per second of beam search, ours and other engines', in turn in one run.
 
-    python benchmarks/decoding.py [--quick] [--batches 1 8 32] [--rounds 5]
+    python -m benchmarks.decoding [--quick] [--batches 1 8 32] [--rounds 5] [--record]
 
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
-8, exactly 24 tokens, on a CPU; whole recognisers, from the wave, by one utterance. Yardsticks:
-`pip install transformers ctranslate2`, any of them missing is told. A setting is how many share a
-batch and the threads of each: ours and `generate` share it as processes (as `asr transcribe --jobs`
-does), CTranslate2 as its own workers. Subjects take turns, of as many batches as hold 16
-utterances; only one works at a time, and the threads of the last one have gone to sleep when the
-next begins. A cell is the median of its turns in the best setting of its row.
+8, exactly 24 tokens, on a CPU; whole recognizers, from the waveform, by one utterance. Other
+engines: `pip install transformers ctranslate2`; those that are not installed are left out. A
+setting is how many share a batch and the threads of each: ours and `generate` share it as processes
+(as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects take turns, of as many
+batches as hold 16 utterances; only one works at a time, and the threads of the last one have gone
+to sleep when the next begins. A number is the median of its turns in the best setting of its row.
 """
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,9 @@ from statistics import median
 from typing import Any
 
 import torch
+
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 SECONDS, RATE, STEPS, BEAM, TOKENS, VOCAB, D = 4.5, 16000, 112, 8, 24, 4364, 512
 SPECIALS = {"sos": 1, "eos": 2, "pad": 0}
@@ -38,19 +40,24 @@ YARDSTICKS = {"transformers": "transformers", "ctranslate2": "ctranslate2",
 MATRIX = 2048
 _TURN = 16  # utterances: one by itself would pay for caches that others filled
 _REST = 0.3  # OpenMP's threads wait actively for 0.2 s
+PAIRS = [
+    ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
+    ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
+]  # fmt: skip
 Run = Callable[[int], object]
+Best = dict[int, tuple[float, str]]  # by batch: utterances a second, the setting
 
 
 def ours(name: str, whole: bool) -> Run:
-    """Our decoder, or our whole recogniser from the wave, for a batch of so many utterances."""
-    from asr.features import SpectrogramConfig
-    from asr.model.inference import FastDecoder
+    """Return a run of our decoder, or of our whole recognizer, on a batch of utterances."""
+    from asr.audio.features import SpectrogramConfig
+    from asr.decoding.beam_search import BeamSearch
+    from asr.decoding.options import DecodingOptions
+    from asr.decoding.scorers import JointScorer
+    from asr.model.inference.decoder import FastDecoder
+    from asr.model.inference.frontend import TiledFrontend
     from asr.model.projection import DenseConfig, LowRankConfig
-    from asr.model.tiling import TiledFrontend
     from asr.model.transformer import ModelConfig
-    from asr.score import SearchConfig
-    from asr.scorers import Models
-    from asr.search import BeamSearch
     from asr.tokenizer import EOS
 
     torch.manual_seed(0)
@@ -61,7 +68,7 @@ def ours(name: str, whole: bool) -> Run:
         model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
     decoder = FastDecoder(model.decoder, int8=name.endswith("int8"))
     model.frontend = TiledFrontend(model.frontend)
-    search = BeamSearch(SearchConfig(beam_size=BEAM), torch.ones(VOCAB))
+    search = BeamSearch(DecodingOptions(beam_size=BEAM), torch.ones(VOCAB))
     extract = features.build().eval()
 
     def run(batch: int) -> None:
@@ -71,7 +78,7 @@ def ours(name: str, whole: bool) -> Run:
             memory, keep = model.encode(feats, frames)
         else:
             memory, keep = memories[:batch], torch.ones(batch, STEPS, dtype=torch.bool)
-        models = Models(decoder.step, decoder.start(memory, keep), None, None)
+        models = JointScorer(decoder.step, decoder.start(memory, keep), None, None)
         found = search(models, torch.full((batch,), TOKENS))
         assert all(len(nbest[0].tokens) == TOKENS for nbest in found)
 
@@ -81,9 +88,9 @@ def ours(name: str, whole: bool) -> Run:
 
 
 def frontend() -> Run:
-    """Spectrograms to the encoder's steps."""
+    """Return a run of the front end, from spectrograms to the encoder's frames."""
+    from asr.model.inference.frontend import TiledFrontend
     from asr.model.projection import LowRankConfig
-    from asr.model.tiling import TiledFrontend
     from asr.model.transformer import ModelConfig
 
     torch.manual_seed(0)
@@ -107,7 +114,7 @@ def _speech2text() -> Any:
 
 
 def transformers_generate() -> Run:
-    """`generate`, its encoder's output given, so that the decoder alone is measured."""
+    """Return a run of `generate` with a given encoder output: only the decoder is measured."""
     from transformers.modeling_outputs import BaseModelOutput
 
     model, memories = _speech2text(), torch.randn(32, STEPS, D)
@@ -123,7 +130,7 @@ def transformers_generate() -> Run:
 
 
 def ctranslate2_translate(compute_type: str, workers: int, threads: int) -> Run:
-    """A CTranslate2 Transformer with our decoder's shape and the smallest encoder it can have.
+    """Return a run of CTranslate2 with our decoder's shape and the smallest encoder it can have.
 
     Its encoder reads as many symbols as we have encoder positions: one layer of 512 numbers.
     """
@@ -189,7 +196,7 @@ def _write_ctranslate2(folder: Path) -> None:
 
 
 def build(subject: str, workers: int, threads: int) -> Run:
-    """What a process measures."""
+    """Return what a process measures."""
     name, _, whole = subject.partition(" ")
     if name.startswith("ctranslate2"):
         return ctranslate2_translate("int8" if "int8" in name else "float32", workers, threads)
@@ -200,7 +207,7 @@ def build(subject: str, workers: int, threads: int) -> Run:
 
 
 def serve(subject: str, workers: int, threads: int) -> None:
-    """A process: a batch size and how often, a line in; `done`, a line out."""
+    """Run batches: a line in has a batch size and how often, a line out says `done`."""
     run = build(subject, workers, threads)
     run(workers)
     print("ready", flush=True)
@@ -212,13 +219,14 @@ def serve(subject: str, workers: int, threads: int) -> None:
 
 
 class Subject:
-    """One subject in one setting: a process, or as many as share a batch."""
+    """Hold one subject in one setting: a process, or as many as share a batch."""
 
     def __init__(self, name: str, workers: int, threads: int) -> None:
         self.name, self.workers = name, workers
         self.setting = f"{workers} × {threads}"
         n_processes = 1 if name.startswith("ctranslate2") else workers
-        command = [sys.executable, __file__, "--serve", name, str(workers), str(threads)]
+        module = [sys.executable, "-m", "benchmarks.decoding"]
+        command = [*module, "--serve", name, str(workers), str(threads)]
         self.processes = [
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -229,11 +237,11 @@ class Subject:
         self._wait("ready")
 
     def takes(self, batch: int) -> bool:
-        """Whether it is measured with such a batch: whole recognisers only by one utterance."""
+        """Return whether a batch is measured: whole recognizers only by one utterance."""
         return batch % self.workers == 0 and (batch == 1 or self.name not in WHOLE)
 
     def seconds(self, batch: int) -> float:
-        """How long a batch takes now."""
+        """Return how long a batch takes now."""
         times = max(1, _TURN // batch)
         time.sleep(_REST)
         start = time.perf_counter()
@@ -259,7 +267,7 @@ class Subject:
 
 
 def matrix_rate(threads: int) -> float:
-    """GFLOP/s of a float32 product."""
+    """Return the GFLOP/s of a float32 product."""
     torch.set_num_threads(threads)
     a = torch.randn(MATRIX, MATRIX)
     start = time.perf_counter()
@@ -267,58 +275,70 @@ def matrix_rate(threads: int) -> float:
     return 2 * MATRIX**3 / (time.perf_counter() - start) / 1e9
 
 
-def measure(names: list[str], batches: list[int], rounds: int, threads: int) -> dict[str, Any]:
-    """For each subject and batch the utterances a second of its best setting, and the setting."""
-    settings = dict.fromkeys([(1, threads), (1, 1), (threads, 1)])
-    subjects = [Subject(name, *setting) for name in names for setting in settings]
+def take_turns(
+    subjects: list[Subject], batches: list[int], rounds: int, threads: int
+) -> tuple[dict[tuple[str, int, str], list[float]], float]:
+    """Return utterances a second by subject, batch and setting, and the matrix rate."""
     rates: dict[tuple[str, int, str], list[float]] = {}
     matrix = []
     for turn in range(rounds + 1):
         matrix.append(matrix_rate(threads))
         for batch in batches:
             for subject in (s for s in subjects if s.takes(batch)):
-                seconds = subject.seconds(batch)
-                if turn:  # the first warms
-                    key = (subject.name, batch, subject.setting)
-                    rates.setdefault(key, []).append(batch / seconds)
+                rate = batch / subject.seconds(batch)
+                key = (subject.name, batch, subject.setting)
+                if turn:  # the first warms up
+                    rates.setdefault(key, []).append(rate)
+                record.progress(f"round {turn}, {key}: {rate:.1f} utterances/s")
+    return rates, median(matrix)
+
+
+def measure(
+    names: list[str], batches: list[int], rounds: int, threads: int
+) -> tuple[dict[str, Best], float]:
+    """Return for each subject and batch the rate of its best setting, and the matrix rate."""
+    settings = dict.fromkeys([(1, threads), (1, 1), (threads, 1)])
+    subjects = [Subject(name, *setting) for name in names for setting in settings]
+    rates, matrix = take_turns(subjects, batches, rounds, threads)
     for subject in subjects:
         subject.stop()
-    cells: dict[str, dict[int, tuple[float, str]]] = {}
+    found: dict[str, Best] = {}
     for (name, batch, setting), values in rates.items():
-        row = cells.setdefault(name, {})
-        row[batch] = max(row.get(batch, (0.0, "")), (median(values), setting))
-    return {"cells": cells, "matrix": median(matrix)}
+        best = found.setdefault(name, {})
+        best[batch] = max(best.get(batch, (0.0, "")), (median(values), setting))
+    return found, matrix
 
 
-def show(found: dict[str, Any], batches: list[int], threads: int) -> None:
-    """The table, and the ratios that are the goals."""
-    cells = found["cells"]
-    machine = platform.processor() or platform.machine()
-    print(f"{machine}, {os.cpu_count()} cores, {threads} threads,"
-          f" torch {torch.__version__}, matrix rate {found['matrix']:.0f} GFLOP/s float32,"
-          f" load {os.getloadavg()[0]:.1f}\n")  # fmt: skip
-    print("| utterances/s (processes' workers × threads) | " + " | ".join(map(str, batches)) + " |")
-    print("|---|" + "---|" * len(batches))
-    for name, row in cells.items():
-        shown = (f"{row[b][0]:.1f} ({row[b][1]})" if b in row else "" for b in batches)
-        print(f"| {name} | " + " | ".join(shown) + " |")
-    pairs = [
-        ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
-        ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
-    ]  # fmt: skip
-    if FRONTEND in cells:
-        shares = [cells[FRONTEND][b][0] * FRONTEND_GFLOP / found["matrix"] for b in batches]
-        print("| **front end / matrix rate** | " + " | ".join(f"{s:.0%}" for s in shares) + " |")
-    for ours_, theirs in pairs:
-        if ours_ in cells and theirs in cells:
-            ratios = " | ".join(
-                f"{cells[ours_][b][0] / cells[theirs][b][0]:.2f} ×" for b in batches
-            )
-            print(f"| **{ours_} / {theirs}** | {ratios} |")
+def rates_table(found: dict[str, Best], matrix: float, batches: list[int]) -> Result:
+    """Return utterances per second and the best setting."""
+    rows: list[list[Value]] = [
+        [name, *(f"{best[b][0]:.1f} ({best[b][1]})" if b in best else None for b in batches)]
+        for name, best in found.items()
+    ]
+    note = (
+        f"Matrix rate {matrix:.0f} GFLOP/s float32. The columns are batch sizes; in brackets the "
+        "best setting, processes or workers × threads."
+    )
+    columns = dict.fromkeys(["engine", *map(str, batches)], "")
+    return Result(title="Utterances per second", note=note, columns=columns, rows=rows)
+
+
+def ratios_table(found: dict[str, Best], matrix: float, batches: list[int]) -> Result:
+    """Return the ratios that are the goals."""
+    rows: list[list[Value]] = []
+    if FRONTEND in found:
+        shares = [found[FRONTEND][b][0] * FRONTEND_GFLOP / matrix for b in batches]
+        rows.append(["front end / matrix rate", *shares])
+    for left, right in PAIRS:
+        if left in found and right in found:
+            ratios = [found[left][b][0] / found[right][b][0] for b in batches]
+            rows.append([f"{left} / {right}", *ratios])
+    columns = {"ratio": "", **{str(b): ".2f" for b in batches}}
+    return Result(title="Ratios", columns=columns, rows=rows)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
@@ -326,6 +346,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="these subjects, such as lrt or 'lrt whole'")
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
+    record.add_option(parser)
     args = parser.parse_args()
     if args.serve:
         return serve(args.serve[0], int(args.serve[1]), int(args.serve[2]))
@@ -334,11 +355,11 @@ def main() -> None:
         if find_spec(package):
             names.append(name)
         else:
-            print(f"{name}: not installed")
-    found = measure(
-        args.only or names, args.batches, 1 if args.quick else args.rounds, args.threads
-    )
-    show(found, args.batches, args.threads)
+            record.progress(f"{name}: not installed")
+    rounds = 1 if args.quick else args.rounds
+    found, matrix = measure(args.only or names, args.batches, rounds, args.threads)
+    tables = [rates_table(found, matrix, args.batches), ratios_table(found, matrix, args.batches)]
+    record.publish(args, "decoding-speed", [table for table in tables if table.rows])
     return None
 
 

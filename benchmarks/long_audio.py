@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 import asr
-from asr.audio import Recording
-from asr.data import load_cuts, read_wave
-from asr.metrics import character_errors
-from asr.recognizer import Recognizer
-from asr.silence import split_at_silence
+from asr.audio.recording import Recording
+from asr.audio.segmentation import split_at_silence
+from asr.data.manifest import load_cuts, read_wave
+from asr.evaluation.cer import character_errors
+from asr.transcription.recognizer import Recognizer
 from benchmarks import record
 from benchmarks.record import Result, Value
 
@@ -53,7 +53,7 @@ def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> li
 
 def chunks_alone(model: Recognizer, recording: Path) -> str:
     """Return the text of the chunks that a recording is cut to, each recognized by itself."""
-    longest = model.config.search.piece_seconds or 20.0
+    longest = model.config.decoding.chunk_seconds or 20.0
     blocks = Recording(recording, model.sample_rate)
     chunks = split_at_silence(blocks, model.sample_rate, longest)
     return "".join(model.texts([torch.from_numpy(chunk)])[0][0] for chunk in chunks)

@@ -15,8 +15,8 @@ import numpy as np
 import soundfile as sf
 
 import asr
-from asr.data import load_cuts, read_wave, text_of
-from asr.recognizer import Recognizer
+from asr.data.manifest import load_cuts, read_wave, text_of
+from asr.transcription.recognizer import Recognizer
 from benchmarks import record
 from benchmarks.record import Result
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from asr.transcription import SUFFIXES
+from asr.transcription.jobs import SUFFIXES
 from benchmarks import record
 from benchmarks.record import Result
 

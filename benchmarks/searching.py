@@ -17,13 +17,13 @@ import torch
 
 import asr
 from asr.bundle import Bundle
-from asr.data import load_cuts, text_of
-from asr.evaluate import evaluate
-from asr.recognizer import Recognizer
-from asr.score import SearchConfig
+from asr.data.manifest import load_cuts, text_of
+from asr.decoding.options import DecodingOptions
+from asr.evaluation.evaluate import evaluate
+from asr.evaluation.tune import tune
 from asr.tokenizer import EOS, SOS, UNK, Tokenizer
-from asr.train.lm import train_lm
-from asr.tune import tune
+from asr.train.language_model import train_lm
+from asr.transcription.recognizer import Recognizer
 from benchmarks import record
 from benchmarks.record import Result, Value
 
@@ -63,9 +63,9 @@ def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
 
 def searches(
     recognizer: Recognizer, data: Path, most: int, lms: dict[str, Path]
-) -> dict[str, SearchConfig]:
+) -> dict[str, DecodingOptions]:
     """Return the rows of the table; what is tuned is tuned here, on dev."""
-    own = recognizer.config.search
+    own = recognizer.config.decoding
     rows = {
         "decoder alone": own.model_copy(update={"ctc_weight": 0.0}),
         "CTC, greedy": own.model_copy(update={"method": "ctc_greedy"}),
@@ -74,13 +74,13 @@ def searches(
         "joint, the recipe's weights": own,
     }
     dev = load_cuts(data / "dev.jsonl.gz")
-    found = {"joint, tuned": tune(recognizer, dev, own, most)[0].search}
+    found = {"joint, tuned": tune(recognizer, dev, own, most)[0].decoding}
     for name, lm in lms.items():
         # From the weights without a model, so that the model alone explains what changes.
         start = found["joint, tuned"].model_copy(update={"lm": lm})
-        found[f"joint and {name}, tuned"] = tune(recognizer, dev, start, most)[0].search
+        found[f"joint and {name}, tuned"] = tune(recognizer, dev, start, most)[0].decoding
         start = rows["CTC, beam"].model_copy(update={"lm": lm})
-        found[f"CTC, beam and {name}, tuned"] = tune(recognizer, dev, start, most)[0].search
+        found[f"CTC, beam and {name}, tuned"] = tune(recognizer, dev, start, most)[0].decoding
     return rows | found
 
 
@@ -99,7 +99,7 @@ def language_models(args: argparse.Namespace, recognizer: Recognizer) -> dict[st
     return {"Transformer": lm, "trigram": args.work / "trigram.arpa"}
 
 
-def row(recognizer: Recognizer, data: Path, name: str, search: SearchConfig) -> list[Value]:
+def row(recognizer: Recognizer, data: Path, name: str, search: DecodingOptions) -> list[Value]:
     """Decode dev and test once."""
     dev, test = (
         evaluate(recognizer, load_cuts(data / f"{part}.jsonl.gz"), search)
@@ -131,7 +131,7 @@ def main() -> None:
         "S / I / D": "", "RTF": ".4f",
     }  # fmt: skip
     title = f"Methods and language models: {args.bundle.name}"
-    record.publish(args, "search", [Result(title=title, columns=columns, rows=rows)])
+    record.publish(args, "decoding", [Result(title=title, columns=columns, rows=rows)])
 
 
 if __name__ == "__main__":

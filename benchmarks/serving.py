@@ -1,10 +1,10 @@
-"""The service under load: throughput against one-by-one handling, waits, memory over many requests.
+"""Measure the service under load: throughput, waits, memory over many requests.
 
-    python benchmarks/serving.py BUNDLE RECORDINGS [--clients 64] [--requests 2000] [--soak 10000]
+    python -m benchmarks.serving BUNDLE RECORDINGS [--requests 2000] [--soak 10000] [--record]
 
 RECORDINGS is a folder of short recordings. Two services share the machine and are asked in turn, in
 rounds: `asr serve`, and one that decodes recordings one by one (ASR_BATCH_SECONDS=0). So many
-clients ask at a time, each again as soon as it is answered. Every answer is compared with the
+clients ask at a time, each again as soon as it has its response, which is compared with the
 library's text of its recording. Then 3 s clips are sent by all clients but an eighth, who send two
 minutes each, and the clips' median wait is set against an ideal queue's: one that shares the
 measured capacity (audio seconds a second) evenly among all clients and wastes nothing. The clients
@@ -34,13 +34,17 @@ import numpy as np
 import psutil
 import soundfile as sf
 
+from benchmarks import record
+from benchmarks.record import Value
+
 URL = "/v1/audio/transcriptions"
 RATE = 16000
+Found = tuple[str, psutil.Process, record.Result]
 
 
 @dataclass
 class Recording:
-    """A file's content, its seconds, and what the library hears in it (None: not compared)."""
+    """Hold a file's content, its seconds, and the library's text (None: not compared)."""
 
     content: bytes
     seconds: float
@@ -48,7 +52,7 @@ class Recording:
 
     @cached_property
     def request(self) -> bytes:
-        """All bytes of it."""
+        """Return all bytes of its request."""
         sent = httpx.Request(
             "POST", "http://x" + URL, files={"file": ("a.wav", self.content)}, data={"model": "m"}
         )
@@ -57,8 +61,8 @@ class Recording:
 
 
 @dataclass
-class Result:
-    """What a round found: seconds from sending to the answer by recording, errors, wrong texts."""
+class Round:
+    """Hold what a round found: seconds to the response by recording, errors, wrong texts."""
 
     seconds: float = 0.0
     audio: float = 0.0
@@ -66,20 +70,20 @@ class Result:
     n_errors: int = 0
     n_crossed: int = 0
 
-    def add(self, other: "Result") -> None:
-        """Count another round in."""
+    def add(self, other: "Round") -> None:
+        """Add another round."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Return the requests per second."""
         return len(self.waits) / self.seconds
 
 
 @contextmanager
 def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Process]]:
-    """`asr serve` as a process, its address."""
+    """Run `asr serve` as a process; yield its address."""
     code = "from asr.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"m={bundle}", "--port", "0", "--device", "cpu"]
     environment = {
@@ -99,19 +103,19 @@ def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Pr
 
 
 class Client:
-    """A connection that asks one thing after the other; lean, for it shares the cores."""
+    """Send one request after the other; little code runs, because it shares the cores."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     @classmethod
     async def connect(cls, address: str) -> "Client":
-        """To http://HOST:PORT."""
+        """Connect to http://HOST:PORT."""
         host, port = address.removeprefix("http://").split(":")
         return cls(*await asyncio.open_connection(host, int(port)))
 
-    async def ask(self, recording: Recording, result: Result) -> None:
-        """Send a recording and count what comes back."""
+    async def ask(self, recording: Recording, result: Round) -> None:
+        """Send a recording and count the response."""
         began = time.perf_counter()
         self.writer.write(recording.request)
         head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
@@ -128,9 +132,9 @@ class Client:
 
 async def load(
     address: str, recordings: list[Recording], n_clients: int, n_requests: int, seed: int
-) -> Result:
-    """So many clients that ask again as soon as they are answered, until all is asked."""
-    result, rng = Result(), random.Random(seed)
+) -> Round:
+    """Run clients that ask again as soon as they have a response, until all is asked."""
+    result, rng = Round(), random.Random(seed)
     todo = iter([rng.choice(recordings) for _ in range(n_requests)])
     clients = [await Client.connect(address) for _ in range(n_clients)]
 
@@ -147,13 +151,13 @@ async def load(
 
 async def mixed(
     address: str, clip: Recording, long: Recording, n_clients: int, n_long: int, seconds: float
-) -> tuple[Result, Result]:
-    """Clips by most clients and long recordings by a few, side by side for a while."""
-    clips, longs = Result(), Result()
+) -> tuple[Round, Round]:
+    """Send clips by most clients and long recordings by a few, side by side for a while."""
+    clips, longs = Round(), Round()
     clients = [await Client.connect(address) for _ in range(n_clients)]
     end = time.perf_counter() + seconds
 
-    async def ask_on(client: Client, recording: Recording, result: Result) -> None:
+    async def ask_on(client: Client, recording: Recording, result: Round) -> None:
         while time.perf_counter() < end:
             await client.ask(recording, result)
         client.writer.close()
@@ -168,20 +172,20 @@ async def mixed(
 
 
 def read(folder: Path, bundle: Path, n: int) -> list[Recording]:
-    """Some recordings, with the library's texts."""
+    """Return some recordings with the library's texts."""
     import asr
 
     paths = sorted(folder.rglob("*.wav"))[:n]
     model = asr.load(bundle, "cpu")
-    heard = model.transcribe_all(paths)
+    results = model.transcribe_all(paths)
     return [
         Recording(path.read_bytes(), result.duration, result.text)  # type: ignore[union-attr]
-        for path, result in zip(paths, heard, strict=True)
+        for path, result in zip(paths, results, strict=True)
     ]
 
 
 def joined(recordings: list[Recording], seconds: float) -> Recording:
-    """One after the other until it is so long."""
+    """Join recordings up to a length."""
     waves: list[np.ndarray] = []
     for recording in recordings * 100:
         waves.append(sf.read(io.BytesIO(recording.content), dtype="float32")[0])
@@ -193,30 +197,77 @@ def joined(recordings: list[Recording], seconds: float) -> Recording:
 
 
 def resident(server: psutil.Process) -> list[float]:
-    """MiB of the service and of its decoding process."""
+    """Return the MiB of the service and of its engine."""
     return [p.memory_info().rss / 2**20 for p in (server, *server.children())]
 
 
-def told(name: str, result: Result) -> None:
-    """A line."""
-    print(
-        f"{name}: {len(result.waits)} requests in {result.seconds:.1f} s, {result.rate:.1f}/s, "
-        f"{result.audio / result.seconds:.1f} s of audio a second, wait median "
-        f"{median(result.waits) * 1000:.0f} ms, errors {result.n_errors}, wrong {result.n_crossed}",
-        flush=True,
+COLUMNS = {
+    "mode": "", "requests": ",d", "requests/s": ".1f", "audio s/s": ".1f",
+    "median wait (ms)": ",.0f", "errors": "d", "wrong texts": "d",
+}  # fmt: skip
+
+
+def row(name: str, result: Round) -> list[Value]:
+    """Return a round's row, and tell it."""
+    wait = median(result.waits) * 1000
+    audio = result.audio / result.seconds
+    count = len(result.waits)
+    found: list[Value] = [name, count, result.rate, audio, wait, result.n_errors, result.n_crossed]
+    record.progress(f"{found}")
+    return found
+
+
+def soak(
+    address: str, server: psutil.Process, recordings: list[Recording], args: argparse.Namespace
+) -> record.Result:
+    """Return the memory after each tenth of many requests; the first tenth warms up."""
+    rows: list[list[Value]] = []
+    for part in range(10):
+        result = asyncio.run(load(address, recordings, args.clients, args.soak // 10, part))
+        row(f"soak {part + 1}/10", result)
+        rows.append([(part + 1) * (args.soak // 10), *resident(server)[:2]])
+    columns = {"requests": ",d", "service (MiB)": ".0f", "engine (MiB)": ".0f"}
+    return record.Result(title=f"Memory over {args.soak:,} requests", columns=columns, rows=rows)
+
+
+def throughput(running: ExitStack, recordings: list[Recording], args: argparse.Namespace) -> Found:
+    """Ask both services in turn; return the first one and the table."""
+    services = {}
+    for name, batch_seconds, n_requests in [
+        ("shared batches", 80.0, args.requests),
+        ("one by one (`ASR_BATCH_SECONDS=0`)", 0.0, args.requests // 3),  # slower: fewer will do
+    ]:
+        address, server = running.enter_context(serving(args.bundle, batch_seconds))
+        services[name] = (address, server, n_requests, Round())
+    for turn in range(args.rounds):
+        for address, _, n_requests, total in services.values():
+            n = n_requests // args.rounds
+            total.add(asyncio.run(load(address, recordings, args.clients, n, turn)))
+    rows = [row(name, total) for name, (_, _, _, total) in services.items()]
+    batched, single = (total.rate for *_, total in services.values())
+    note = f"Shared batches serve {batched / single:.2f} times as many requests."
+    table = record.Result(title="Requests", note=note, columns=COLUMNS, rows=rows)
+    address, server, *_ = next(iter(services.values()))
+    return address, server, table
+
+
+def fairness(address: str, recordings: list[Recording], args: argparse.Namespace) -> record.Result:
+    """Send clips beside long recordings; return their waits beside an ideal queue's."""
+    clip, long = joined(recordings, 3.0), joined(recordings, 120.0)
+    clips, longs = asyncio.run(
+        mixed(address, clip, long, args.clients, args.clients // 8, args.mixed_seconds)
+    )
+    ideal = args.clients * clip.seconds / ((clips.audio + longs.audio) / clips.seconds)
+    share = median(clips.waits) / ideal
+    note = f"An ideal queue would let the clips wait {ideal * 1000:,.0f} ms: {share:.2f} of it."
+    rows = [row("3 s clips beside recordings of 120 s", clips)]
+    return record.Result(
+        title="Short recordings beside long ones", note=note, columns=COLUMNS, rows=rows
     )
 
 
-def soak(address: str, server: psutil.Process, recordings: list[Recording], args) -> None:  # type: ignore[no-untyped-def]
-    """The memory after each tenth of many requests; the first tenth warms up."""
-    for part in range(10):
-        result = asyncio.run(load(address, recordings, args.clients, args.soak // 10, part))
-        told(f"soak {part + 1}/10", result)
-        print("  RSS (MiB):", *(f"{mib:.0f}" for mib in resident(server)), flush=True)
-
-
 def main() -> None:
-    """Each part in turn."""
+    """Measure each part in turn, print and record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("recordings", type=Path)
@@ -225,41 +276,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--mixed-seconds", type=float, default=30.0)
     parser.add_argument("--soak", type=int, default=0)
+    record.add_option(parser)
     args = parser.parse_args()
     recordings = read(args.recordings, args.bundle, 200)
     seconds = sum(r.seconds for r in recordings)
-    print(
-        f"{len(recordings)} recordings, {seconds / len(recordings):.2f} s in the mean", flush=True
-    )
+    record.progress(f"{len(recordings)} recordings, {seconds / len(recordings):.2f} s in the mean")
     with ExitStack() as running:
-        services = {}
-        for name, batch_seconds, n_requests in [
-            ("shared batches", 80.0, args.requests),
-            ("one by one", 0.0, args.requests // 3),  # slower: fewer tell its rate
-        ]:
-            address, server = running.enter_context(serving(args.bundle, batch_seconds))
-            services[name] = (address, server, n_requests, Result())
-        for turn in range(args.rounds):
-            for address, _, n_requests, total in services.values():
-                n = n_requests // args.rounds
-                total.add(asyncio.run(load(address, recordings, args.clients, n, turn)))
-        for name, (_, _, _, total) in services.items():
-            told(name, total)
-        batched, single = (total.rate for *_, total in services.values())
-        print(f"ratio: {batched / single:.2f}", flush=True)
-        address, server, *_ = next(iter(services.values()))
+        address, server, table = throughput(running, recordings, args)
+        tables = [table]
         if args.mixed_seconds:
-            clip, long = joined(recordings, 3.0), joined(recordings, 120.0)
-            clips, longs = asyncio.run(
-                mixed(address, clip, long, args.clients, args.clients // 8, args.mixed_seconds)
-            )
-            told("3 s clips beside recordings of 120 s", clips)
-            capacity = (clips.audio + longs.audio) / clips.seconds
-            ideal = args.clients * clip.seconds / capacity
-            share = median(clips.waits) / ideal
-            print(f"  ideal wait {ideal * 1000:.0f} ms, measured {share:.2f} of it", flush=True)
+            tables.append(fairness(address, recordings, args))
         if args.soak:
-            soak(address, server, recordings, args)
+            tables.append(soak(address, server, recordings, args))
+    record.publish(args, "serving", tables)
 
 
 if __name__ == "__main__":

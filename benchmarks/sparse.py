@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from asr.model.projection import SparseLinear
+from asr.model.inference.sparse import SparseLinear
 from benchmarks import record
 from benchmarks.record import Result, Value
 

@@ -20,9 +20,9 @@ import soundfile as sf
 from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
 import asr
-from data_prep import demo
 from benchmarks import record
 from benchmarks.record import Result, Value
+from data_prep import demo
 
 _WORD = 1
 
@@ -75,7 +75,7 @@ Times = dict[int, float]
 
 
 def dialogue(seconds: int) -> tuple[np.ndarray, str, Times, Times]:
-    """Speak sentences; return the waveform, the text, and when characters begin and recordings end."""
+    """Return waveform, text, beginnings of characters and ends of recordings."""
     rng, rate = np.random.default_rng(0), demo.SAMPLE_RATE
     waves: list[np.ndarray] = []
     begins: Times = {}

@@ -22,7 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.flop_counter import FlopCounterMode
 
 from asr.config import load_config
-from asr.train.memory import keep_buffers
+from asr.runtime.memory import keep_buffers
 from benchmarks import record
 from benchmarks.plain import PlainModel
 from benchmarks.record import Result, Value

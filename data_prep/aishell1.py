@@ -18,13 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.errors import DataError
-from data_prep.manifest import (
-    LeftOut,
-    Report,
-    Utterance,
-    compare_with_published,
-    write_corpus,
-)
+from data_prep.corpus_writer import LeftOut, Report, Utterance, compare_with_published, write_corpus
 
 SPLITS = ("train", "dev", "test")
 TRANSCRIPT = "transcript/aishell_transcript_v0.8.txt"

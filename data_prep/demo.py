@@ -28,7 +28,7 @@ from scipy.signal import resample_poly  # type: ignore[import-untyped]
 from asr.errors import AsrError, DataError
 
 if TYPE_CHECKING:
-    from data_prep.manifest import Report
+    from data_prep.corpus_writer import Report
 
 SAMPLE_RATE = 16000
 
@@ -142,7 +142,7 @@ def prepare(
     synthesiser fails, AsrError where a process dies.
     """
     # Imported here because the processes that speak import this file and need no lhotse.
-    from data_prep.manifest import Utterance, write_corpus
+    from data_prep.corpus_writer import Utterance, write_corpus
 
     wanted = {"test": test, "dev": dev, "train": train}
     plan = {

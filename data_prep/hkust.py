@@ -17,7 +17,7 @@ from rich.console import Console
 
 from asr.errors import DataError
 from asr.tokenizer import normalize_text
-from data_prep.manifest import LeftOut, Report, Utterance, compare_with_published, write_corpus
+from data_prep.corpus_writer import LeftOut, Report, Utterance, compare_with_published, write_corpus
 
 DEV_UTTERANCES = 4_001
 

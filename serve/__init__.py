@@ -1,1 +1,1 @@
-"""The HTTP service over asr.recognizer."""
+"""The HTTP service over asr.transcription.recognizer."""

@@ -9,14 +9,14 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.formparsers import MultiPartParser
 
-from serve import live, operations, page, transcriptions
-from serve.access import Keys, Record
+from serve.engine.client import EngineClient
 from serve.errors import install_handlers
-from serve.limits import Admission, BodyLimit, Load
 from serve.logs import configure_logging
 from serve.metrics import Metrics
+from serve.middleware.access import AccessLogMiddleware, ApiKeyMiddleware
+from serve.middleware.limits import BodyLimit, ConcurrencyLimitMiddleware, Load
+from serve.routes import live, operations, page, transcriptions
 from serve.settings import Settings
-from serve.worker import Worker
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -31,7 +31,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     configure_logging()
     settings = settings or Settings.read()
     metrics = Metrics()
-    worker, load = Worker(settings, metrics), Load(settings, metrics)
+    worker, load = EngineClient(settings, metrics), Load(settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -54,8 +54,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.metrics, app.state.n_live = metrics, 0
     MultiPartParser.spool_max_size = settings.max_bytes  # bodies never touch the disk
     # The last one is the outermost.
-    app.add_middleware(Admission, load=load)
-    app.add_middleware(Keys, settings=settings)
+    app.add_middleware(ConcurrencyLimitMiddleware, load=load)
+    app.add_middleware(ApiKeyMiddleware, settings=settings)
     app.add_middleware(BodyLimit, load=load)
     if settings.cors_origins:
         app.add_middleware(
@@ -65,7 +65,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             allow_headers=["authorization", "content-type"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Record, metrics=metrics)
+    app.add_middleware(AccessLogMiddleware, metrics=metrics)
     install_handlers(app)
     app.include_router(transcriptions.router)
     app.include_router(operations.router)

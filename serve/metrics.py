@@ -29,15 +29,15 @@ class Metrics:
         )  # fmt: skip
         self.in_flight = Gauge("asr_requests_in_flight", "Accepted requests.", registry=registry)
         self.held_bytes = Gauge("asr_held_bytes", "Bodies held in memory.", registry=registry)
-        self.waiting_pieces = Gauge(
-            "asr_queue_pieces", "Pieces of recordings that wait.", registry=registry
+        self.waiting_chunks = Gauge(
+            "asr_queue_chunks", "Chunks of recordings that wait.", registry=registry
         )
         self.waiting_seconds = Gauge("asr_queue_audio_seconds", "Audio in them.", registry=registry)
         self.wait = Histogram(
             "asr_wait_seconds", "From arrival to decoding.", buckets=_SECONDS, registry=registry
         )
-        self.batch_pieces = Histogram(
-            "asr_batch_pieces", "Pieces decoded together.", buckets=_SIZES, registry=registry
+        self.batch_chunks = Histogram(
+            "asr_batch_chunks", "Chunks decoded together.", buckets=_SIZES, registry=registry
         )
         self.audio_seconds = Counter("asr_audio_seconds", "Audio decoded.", registry=registry)
         self.decode_seconds = Counter(
@@ -51,9 +51,9 @@ class Metrics:
             "asr_worker_restarts", "Deaths of the decoding process.", registry=registry
         )
 
-    def batch(self, n_pieces: int, seconds: float, work: float) -> None:
+    def batch(self, n_chunks: int, seconds: float, work: float) -> None:
         """Count a batch."""
-        self.batch_pieces.observe(n_pieces)
+        self.batch_chunks.observe(n_chunks)
         self.audio_seconds.inc(seconds)
         self.decode_seconds.inc(work)
         self.real_time_factor.set(work / seconds)

@@ -10,9 +10,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve.app import create_app
-from serve.limits import Load
+from serve.engine.client import EngineClient
+from serve.middleware.limits import Load
 from serve.settings import Settings
-from serve.worker import Worker
 
 logger = logging.getLogger("serve")
 
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=75,
             )
         )
-        self._worker: Worker = app.state.worker
+        self._worker: EngineClient = app.state.worker
         self._load: Load = app.state.load
         self._end = float("inf")
 

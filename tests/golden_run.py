@@ -24,19 +24,18 @@ import torch
 from safetensors.numpy import load_file, save
 
 # ---- All that is imported from this repository. The tests' own helpers come last. ----
+from asr.audio.features import LogMelConfig, SpectrogramConfig
 from asr.bundle import Bundle, load_weights
 from asr.config import Config
-from asr.export import export
-from asr.features import LogMelConfig, SpectrogramConfig
-from asr.recognizer import Recognizer
-from asr.score import Hypothesis, SearchConfig
+from asr.decoding.hypothesis import Hypothesis
+from asr.decoding.options import DecodingOptions
+from asr.export.export import export
 from asr.tokenizer import Tokenizer
+from asr.train.module import SpeechModule
 from asr.train.run import train
-from asr.train.task import RecognizerTask
-from asr.transcript import Candidate, Transcript
-
-from conftest import RATE, TONES, speak, tones_recipe, write_tones  # isort: skip
-from serving import URL, Service, running  # isort: skip
+from asr.transcription.recognizer import Recognizer
+from asr.transcription.transcript import Transcript
+from tests.helpers import RATE, TONES, URL, Service, running, speak, tones_recipe, write_tones
 
 NATIVE_URL = "/v1/transcribe"
 FOLDER = Path(__file__).with_name("golden")
@@ -52,13 +51,13 @@ Arrays = dict[str, np.ndarray]
 def search_options(
     method: str, beam: int = 4, share: float = 0.0, reward: float = 0.1, least: float = 0.0,
     lm: Path | None = None, scale: float = 1.0,
-) -> SearchConfig:  # fmt: skip
+) -> DecodingOptions:  # fmt: skip
     """Build the options of a search.
 
     `share` is the CTC head's, `reward` the length's, `least` the confidence below which a text is
     dropped, `scale` what the log-probability is multiplied by; a language model weighs 0.4.
     """
-    return SearchConfig.model_validate(
+    return DecodingOptions.model_validate(
         {
             "method": method, "beam_size": beam, "ctc_weight": share, "gamma": reward,
             "confidence_threshold": least, "n_best": 3, "alpha": scale,
@@ -95,8 +94,8 @@ def model_recipe(corpus: Path) -> Config:
             },
         )
         | {
-            "search": {
-                "beam_size": 3, "ctc_weight": 0.5, "confidence_threshold": 0.2, "piece_seconds": 4,
+            "decoding": {
+                "beam_size": 3, "ctc_weight": 0.5, "confidence_threshold": 0.2, "chunk_seconds": 4,
             }
         }
     )  # fmt: skip
@@ -113,14 +112,14 @@ def train_until(config: Config, out: Path, step: int) -> None:
     class Crash(Exception):
         pass
 
-    whole = RecognizerTask.training_step
+    whole = SpeechModule.training_step
 
-    def crashing(task: RecognizerTask, *args: Any) -> Any:
+    def crashing(task: SpeechModule, *args: Any) -> Any:
         if task.global_step == step:
             raise Crash
         return whole(task, *args)
 
-    with patch.object(RecognizerTask, "training_step", crashing):
+    with patch.object(SpeechModule, "training_step", crashing):
         try:
             train_on_cpu(config, out)
         except Crash:
@@ -153,7 +152,7 @@ def feature_extractors() -> dict[str, torch.nn.Module]:
     return {name: config.build() for name, config in configs.items()}
 
 
-def hypothesis_row(text: str, found: Hypothesis | Candidate) -> list[Any]:
+def hypothesis_row(text: str, found: Hypothesis) -> list[Any]:
     """List a hypothesis: text, how it ended, its score and the parts of it."""
     return rounded(
         [
@@ -305,10 +304,10 @@ def texts(folder: Path) -> dict[str, Any]:
     for name, search in searches.items():
         results[name] = [
             {
-                "nbest": [hypothesis_row(recognizer.tokenizer.decode(h.tokens), h) for h in nbest],
+                "nbest": [hypothesis_row(h.text, h) for h in nbest],
                 "confidences": rounded(list(nbest[0].confidences)),
             }
-            for nbest in recognizer.recognize(waves, search)
+            for nbest in recognizer.hypotheses(waves, search)
         ]
     return results
 
@@ -370,7 +369,14 @@ def answer(served: Service, file: bytes, url: str = URL, **fields: Any) -> dict[
     """Post a file; returns status and JSON without the times taken."""
     reply = served.post(file, url, **fields)
     found = reply.json()
-    found.pop("timing", None)
+    if found.pop("timing", None):  # these keys had other places, or were not there
+        segments = found["segments"]
+        nbests = [segment.pop("nbest") for segment in segments]
+        found["nbest"] = nbests[0] if len(nbests) == 1 else []
+        for each in segments:
+            del each["token_ids"]
+        for each in found["nbest"]:
+            del each["tokens"]
     return {"status": reply.status_code, "body": found}
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asr.bundle import Bundle, write_atomically
+from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import AsrError, BundleError
+from asr.runtime.files import write_atomically
 from asr.tokenizer import Tokenizer
-
-from conftest import tones_recipe  # isort: skip
+from tests.helpers import tones_recipe
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from asr.cli import app
 from asr.config import Config, dump_config, load_config
 from asr.errors import ConfigError
-
-from conftest import tones_recipe, write_recipe  # isort: skip
-from typer.testing import CliRunner
+from tests.helpers import tones_recipe, write_recipe
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(ROOT.glob("recipes/*/*.yaml"))
@@ -75,9 +74,9 @@ def test_sizes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         assert ("n_heads 5" in message) == (heads == 5)
     full = {"kind": "low_rank", "rank": 32}
     values = {**tones_recipe(tmp_path), "model": {"d_model": 32, "d_inner": 64, "projection": full}}
-    del values["search"]
+    del values["decoding"]
     load_config(write_recipe(tmp_path / "recipe.yaml", values))
-    assert "model.ctc_weight" in wrong(tmp_path, {"model": {}, "search": {"ctc_weight": 0.3}})
+    assert "model.ctc_weight" in wrong(tmp_path, {"model": {}, "decoding": {"ctc_weight": 0.3}})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_sizes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     [
         ("model.d_model", -4), ("model.d_inner", 5.5), ("model.projection.rank", 0),
         ("model.dropout", 1), ("model.encoder.n_layers", "two"), ("training.clip_norm", -1),
-        ("training.epochs", None), ("data.batch_seconds", "nan"), ("search.beam_size", [8]),
+        ("training.epochs", None), ("data.batch_seconds", "nan"), ("decoding.beam_size", [8]),
         ("features.sample_rate", -8000), ("data.speed_factors", []), ("seed", 2**40),
         ("model.d_inner", 1 << 30),
     ],

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import golden_run
 import numpy as np
 import pytest
+
+from tests import golden_run
 
 EXACT = os.environ.get("GOLDEN_EXACT") == "1"
 TOLERANCE, WEIGHT_TOLERANCE = 1e-4, 2e-3

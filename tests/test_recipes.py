@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import tones_recipe, write_recipe  # isort: skip
-from test_data_prep import make_tree  # isort: skip
+from tests.helpers import make_tree, tones_recipe, write_recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,7 +23,7 @@ def checkout(tmp_path: Path) -> Path:
             Path("data") / corpus,
             features={"sample_rate": rate},
             model={"ctc_weight": 0.0},
-            search={"ctc_weight": 0.0},
+            decoding={"ctc_weight": 0.0},
             training={"epochs": 3},
         )
         write_recipe(tmp_path / "checkout" / "recipes" / corpus / "tiny.yaml", values)

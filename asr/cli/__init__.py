@@ -11,15 +11,17 @@ from io import TextIOWrapper
 
 from rich.logging import RichHandler
 
-from asr.cli import prepare, training, scoring, recognition, models, study  # isort: skip  # as help lists
+from asr.cli import prepare, train, evaluate, transcribe, serve, model, bench  # isort: skip  # as help lists
 from asr.cli.options import app, err
 from asr.errors import AsrError, is_out_of_memory
 
-__all__ = ["app", "main", "models", "prepare", "recognition", "scoring", "study", "training"]
+__all__ = [
+    "app", "bench", "evaluate", "main", "model", "prepare", "serve", "train", "transcribe",
+]  # fmt: skip
 
 
 def main() -> None:
-    """Run the program: one sentence for what the user can mend, a traceback only on --debug."""
+    """Run the program: one sentence for what the user can fix, a traceback only on --debug."""
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
     if isinstance(sys.stdout, TextIOWrapper):  # a file's name need not be UTF-8: as it came

@@ -11,7 +11,7 @@ from asr.cli.options import Jobs, app, out
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from data_prep.manifest import Report
+    from data_prep.corpus_writer import Report
 
 prepare_app = typer.Typer(help="A corpus on disk to lhotse cuts.", no_args_is_help=True)
 app.add_typer(prepare_app, name="prepare")
@@ -64,7 +64,7 @@ def _prepare(
     report = prepare(corpus, out, jobs=jobs)
     _show_report(report, out)
     if config:
-        from data_prep.spectrograms import store
+        from data_prep.features import store
 
         store(out, report.splits, config, jobs=jobs)
 

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from asr.model.projection import ProjectionConfig
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 
-def keep_mask(lengths_B: Tensor, size: int) -> Tensor:
+def padding_mask(lengths_B: Tensor, size: int) -> Tensor:
     """(B, size), True where a step is real."""
     return torch.arange(size, device=lengths_B.device) < lengths_B[:, None]
 
@@ -48,8 +48,8 @@ def rectify_(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
 
     Autograd need not see how they became zero: where ReLU gives zero its gradient is zero too.
     """
-    keep_BT = keep_mask(lengths_B, x_BCTF.shape[2])
-    x_BCTF.detach().mul_(keep_BT[:, None, :, None])
+    mask_BT = padding_mask(lengths_B, x_BCTF.shape[2])
+    x_BCTF.detach().mul_(mask_BT[:, None, :, None])
     return x_BCTF.relu_()
 
 
@@ -96,7 +96,7 @@ class VggFrontend(nn.Module):
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
-        feats_BTF = feats_BTF * keep_mask(lengths_B, feats_BTF.shape[1])[..., None]
+        feats_BTF = feats_BTF * padding_mask(lengths_B, feats_BTF.shape[1])[..., None]
         # Channels last, the layout in which a CPU convolves fastest, is told by the strides alone,
         # which `contiguous` leaves as they are where there is one channel.
         x_BCTF = feats_BTF[..., None].permute(0, 3, 1, 2)
@@ -112,7 +112,7 @@ class VggFrontend(nn.Module):
         }
 
 
-class _Channels(Node):
+class _Channels(FrozenModel):
     """Channels of the first and the second pair of convolutions; what both kinds share."""
 
     channels: tuple[Size, Size] = (64, 128)

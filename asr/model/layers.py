@@ -71,11 +71,11 @@ class MultiHeadAttention(nn.Module):
         """The keys and values (B, H, S, K) of what is attended to."""
         return self.split(self.key(y_BSD)), self.split(self.value(y_BSD))
 
-    def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Self-attention over all positions at once."""
         inside_BTD = self.residual.enter(x_BTD)
         q_BHTK = self.split(self.query(inside_BTD))
-        return self.join(self.kernel(q_BHTK, *self.keys_values(inside_BTD), keep_BT), x_BTD)
+        return self.join(self.kernel(q_BHTK, *self.keys_values(inside_BTD), mask_BT), x_BTD)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """One position of causal self-attention, after those in the cache."""
@@ -85,11 +85,11 @@ class MultiHeadAttention(nn.Module):
         heads, cache = self.kernel.step(q_BH1K, k_BH1K, v_BH1K, cache)
         return self.join(heads, x_B1D), cache
 
-    def attend(self, x_BTD: Tensor, keys_values: Cache, keep_BS: Tensor) -> Tensor:
+    def attend(self, x_BTD: Tensor, keys_values: Cache, mask_BS: Tensor) -> Tensor:
         """Attention to the keys and values of an encoder's output."""
         q_BHTK = self.split(self.query(self.residual.enter(x_BTD)))
         k_BHSK, v_BHSK = keys_values
-        return self.join(self.kernel(q_BHTK, k_BHSK, v_BHSK, keep_BS), x_BTD)
+        return self.join(self.kernel(q_BHTK, k_BHSK, v_BHSK, mask_BS), x_BTD)
 
 
 class StateSpace(nn.Module):
@@ -104,9 +104,9 @@ class StateSpace(nn.Module):
         self.kernel = kernel
         self.residual = residual
 
-    def forward(self, x_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """All positions at once."""
-        y_BTD = self.kernel(self.value(self.residual.enter(x_BTD)), keep_BT)
+        y_BTD = self.kernel(self.value(self.residual.enter(x_BTD)), mask_BT)
         return self.residual.leave(x_BTD, self.output(gelu(y_BTD)))
 
     def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -160,9 +160,9 @@ class Convolution(nn.Module):
         self.outer = projection.build(d_model, d_model)
         self.residual = residual
 
-    def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D); steps where `keep_BS` is False are as nothing."""
-        gated_BSD = glu(self.inner(self.residual.enter(x_BSD))) * keep_BS[..., None]
+    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        """(B, S, D) to (B, S, D); steps where `mask_BS` is False are as nothing."""
+        gated_BSD = glu(self.inner(self.residual.enter(x_BSD))) * mask_BS[..., None]
         mixed_BSD = self.depthwise(gated_BSD.transpose(1, 2)).transpose(1, 2)
         return self.residual.leave(x_BSD, self.outer(silu(self.norm(mixed_BSD))))
 
@@ -181,11 +181,11 @@ class EncoderLayer(nn.Module):
         self.convolution = convolution
         self.feed_forward = feed_forward
 
-    def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """(B, S, D) to (B, S, D)."""
-        x_BSD = self.self_attention(x_BSD, keep_BS)
+        x_BSD = self.self_attention(x_BSD, mask_BS)
         if self.convolution is not None:
-            x_BSD = self.convolution(x_BSD, keep_BS)
+            x_BSD = self.convolution(x_BSD, mask_BS)
         return self.feed_forward(x_BSD)
 
 
@@ -203,14 +203,14 @@ class DecoderLayer(nn.Module):
         self.cross_attention = cross_attention
         self.feed_forward = feed_forward
 
-    def forward(self, x_BUD: Tensor, memory_BSD: Tensor, keep_BS: Tensor) -> Tensor:
+    def forward(self, x_BUD: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """All positions at once, in training; being causal, none sees the padding at the end."""
         memory = self.cross_attention.keys_values(memory_BSD)
-        x_BUD = self.cross_attention.attend(self.self_attention(x_BUD), memory, keep_BS)
+        x_BUD = self.cross_attention.attend(self.self_attention(x_BUD), memory, mask_BS)
         return self.feed_forward(x_BUD)
 
     def step(
-        self, x_BWD: Tensor, cache: Cache, memory: Cache, keep_BS: Tensor
+        self, x_BWD: Tensor, cache: Cache, memory: Cache, mask_BS: Tensor
     ) -> tuple[Tensor, Cache]:
         """One position of W hypotheses of each of B utterances.
 
@@ -218,5 +218,5 @@ class DecoderLayer(nn.Module):
         an utterance are its queries, so that its keys and values are held and read once.
         """
         rows, cache = self.self_attention.step(x_BWD.flatten(0, 1)[:, None], cache)
-        x_BWD = self.cross_attention.attend(rows.view_as(x_BWD), memory, keep_BS)
+        x_BWD = self.cross_attention.attend(rows.view_as(x_BWD), memory, mask_BS)
         return self.feed_forward(x_BWD), cache

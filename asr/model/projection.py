@@ -4,7 +4,6 @@ Every map of the front end's projection, the attention and the feed-forward is b
 these nodes; the embedding and the output projection are not (thesis 4.1).
 """
 
-import warnings
 from typing import Annotated, Literal
 
 import torch
@@ -12,10 +11,10 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 
-class DenseConfig(Node):
+class DenseConfig(FrozenModel):
     """The Transformer's own y = xW + b."""
 
     kind: Literal["dense"] = "dense"
@@ -58,7 +57,7 @@ class LowRank(nn.Module):
     bias = property(lambda self: self.D.bias)
 
 
-class LowRankConfig(Node):
+class LowRankConfig(FrozenModel):
     """W ≈ E·D of the given rank."""
 
     kind: Literal["low_rank"] = "low_rank"
@@ -128,48 +127,8 @@ class SetSparse(nn.Module):
         self.values[moved] = 0
         return moved
 
-    def settled(self, may_be_sparse: bool) -> nn.Module:
-        """The same map for evaluation only: a sparse product where that is faster, else a dense.
 
-        Measured by benchmarks/sparse.py on a CPU: the sparse product gains from 2^18 places on
-        of which at most one in twenty holds a weight.
-        """
-        weight = self.product().detach()
-        is_large = may_be_sparse and weight.numel() >= _SPARSE_PLACES
-        if is_large and self.density <= _SPARSE_DENSITY and weight.device.type == "cpu":
-            return SparseLinear(weight, self.bias.detach())
-        dense = nn.utils.skip_init(nn.Linear, self.d_in, self.d_out, device=weight.device)
-        dense.load_state_dict({"weight": weight, "bias": self.bias.detach()})
-        return dense
-
-
-_SPARSE_DENSITY, _SPARSE_PLACES = 0.05, 1 << 18
-
-
-class SparseLinear(nn.Module):
-    """A linear map whose weight (d_out, d_in) is held by its rows' entries (CSR)."""
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        with warnings.catch_warnings():  # torch calls the format's API young
-            warnings.simplefilter("ignore", UserWarning)
-            self.weight = weight.to_sparse_csr()
-        self.bias = bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., d_in) to (..., d_out)."""
-        y_OR = self.weight @ x.flatten(0, -2).t()
-        return (y_OR.t() + self.bias).unflatten(0, x.shape[:-1])
-
-
-def settle(network: nn.Module, may_be_sparse: bool = True) -> None:
-    """Give the sparse maps of a network that is only to be evaluated their fastest form."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, SetSparse):
-            network.set_submodule(name, module.settled(may_be_sparse))
-
-
-class SetSparseConfig(Node):
+class SetSparseConfig(FrozenModel):
     """An Erdős–Rényi graph that evolves.
 
     `epsilon` sets its size; `zeta` is the share of the weights that is rewired after every epoch

@@ -23,8 +23,8 @@ from asr.model.attention import (
     share_between_layers,
 )
 from asr.model.dropout import Dropout
-from asr.model.factors import make_thin
-from asr.model.frontend import FrontendConfig, VggConfig, keep_mask
+from asr.model.factorization import apply_ranks
+from asr.model.frontend import FrontendConfig, VggConfig, padding_mask
 from asr.model.layers import (
     Convolution,
     DecoderLayer,
@@ -37,12 +37,12 @@ from asr.model.layers import (
     StateSpace,
 )
 from asr.model.projection import LowRankConfig, ProjectionConfig
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
-class EncoderConfig(Node):
+class EncoderConfig(FrozenModel):
     """The stack that refines the front end's steps.
 
     `convolution` is the width, in steps, of a convolution in each layer; without it there is none.
@@ -65,14 +65,14 @@ class EncoderConfig(Node):
         return width
 
 
-class DecoderConfig(Node):
+class DecoderConfig(FrozenModel):
     """The stack that writes the text."""
 
     n_layers: Size = 4
     attention: DecoderAttentionConfig = FullAttentionConfig()
 
 
-class ModelConfig(Node):
+class ModelConfig(FrozenModel):
     """The network's shape; the defaults are LRT (r = 100) of thesis 4.2.2.
 
     `norm` is where layer normalisation stands (see `Residual`); `ctc_weight` the share of the CTC
@@ -115,7 +115,7 @@ class ModelConfig(Node):
         Raises ConfigError where `ranks` names a module that it has not.
         """
         network = SpeechTransformer(self, n_freqs, vocab_size)
-        make_thin(network, self.ranks)
+        apply_ranks(network, self.ranks)
         return network
 
     def cross_attention(self) -> MultiHeadAttention:
@@ -184,11 +184,11 @@ class Encoder(nn.Module):
         share_between_layers(self.layers)
         self.norm = config.last_norm()
 
-    def forward(self, x_BSD: Tensor, keep_BS: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D); steps where `keep_BS` is False are nobody's business."""
+    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        """(B, S, D) to (B, S, D); steps where `mask_BS` is False are nobody's business."""
         x_BSD = self.dropout(x_BSD + sinusoids(0, x_BSD.shape[1], x_BSD.shape[2], x_BSD.device))
         for layer in self.layers:
-            x_BSD = layer(x_BSD, keep_BS)
+            x_BSD = layer(x_BSD, mask_BS)
         return self.norm(x_BSD)
 
 
@@ -197,12 +197,12 @@ class DecoderState:
     """What the decoder remembers between steps: B utterances, W hypotheses of each.
 
     `caches` (a layer's own, rows B · W first) follow the hypotheses; `memories` (keys and values
-    of the encoder's output, rows B first) and `keep_BS` belong to the utterance.
+    of the encoder's output, rows B first) and `mask_BS` belong to the utterance.
     """
 
     caches: list[Cache]
     memories: list[Cache]
-    keep_BS: Tensor
+    mask_BS: Tensor
     position: int = 0
 
     def reorder(self, parents_BW: Tensor) -> None:
@@ -212,15 +212,15 @@ class DecoderState:
         rows = (first_B1 + parents_BW).flatten()
         self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
 
-    def keep(self, utterances: Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Go on with these utterances only, a tensor of indices."""
-        B = len(self.keep_BS)
+        B = len(self.mask_BS)
         self.caches = [
-            tuple(t.unflatten(0, (B, -1))[utterances].flatten(0, 1) for t in cache)
+            tuple(t.unflatten(0, (B, -1))[indices].flatten(0, 1) for t in cache)
             for cache in self.caches
         ]
-        self.memories = [tuple(t[utterances] for t in memory) for memory in self.memories]
-        self.keep_BS = self.keep_BS[utterances]
+        self.memories = [tuple(t[indices] for t in memory) for memory in self.memories]
+        self.mask_BS = self.mask_BS[indices]
 
     def _rows(self) -> int:
         return len(self.caches[0][0])
@@ -252,26 +252,26 @@ class Decoder(nn.Module):
         positions = sinusoids(start, tokens.shape[1], self.d_model, tokens.device)
         return self.dropout(self.embed(tokens) * self.d_model**0.5 + positions)
 
-    def forward(self, tokens_BU: Tensor, memory_BSD: Tensor, keep_BS: Tensor) -> Tensor:
+    def forward(self, tokens_BU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Logits (B, U, V) of the token after each, all positions at once."""
         x_BUD = self._embed(tokens_BU, 0)
         for layer in self.layers:
-            x_BUD = layer(x_BUD, memory_BSD, keep_BS)
+            x_BUD = layer(x_BUD, memory_BSD, mask_BS)
         return self.output(self.norm(x_BUD))
 
-    def start(self, memory_BSD: Tensor, keep_BS: Tensor) -> DecoderState:
+    def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> DecoderState:
         """The state before the first token."""
         memories: list[Cache] = [
             layer.cross_attention.keys_values(memory_BSD) for layer in self._layers()
         ]
-        return DecoderState([() for _ in memories], memories, keep_BS)
+        return DecoderState([() for _ in memories], memories, mask_BS)
 
     def step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
         """Log-probabilities (B, W, V) of the token after `tokens_BW`; `state` moves on by one."""
         x_BWD = self._embed(tokens_BW.flatten()[:, None], state.position).view(*tokens_BW.shape, -1)
         for i, layer in enumerate(self._layers()):
             x_BWD, state.caches[i] = layer.step(
-                x_BWD, state.caches[i], state.memories[i], state.keep_BS
+                x_BWD, state.caches[i], state.memories[i], state.mask_BS
             )
         state.position += 1
         return self.output(self.norm(x_BWD)).log_softmax(-1)
@@ -296,13 +296,13 @@ class SpeechTransformer(nn.Module):
     def encode(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, F) and frame counts to memory (B, S, D) and its mask (B, S)."""
         x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
-        keep_BS = keep_mask(steps_B, x_BSD.shape[1])
-        return self.encoder(x_BSD, keep_BS), keep_BS
+        mask_BS = padding_mask(steps_B, x_BSD.shape[1])
+        return self.encoder(x_BSD, mask_BS), mask_BS
 
     def forward(
         self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Logits (B, U, V) of the decoder, (B, S, V) of the CTC head or None, the mask (B, S)."""
-        memory_BSD, keep_BS = self.encode(feats_BTF, lengths_B)
-        logits_BUV = self.decoder(tokens_BU, memory_BSD, keep_BS)
-        return logits_BUV, self.ctc_head(memory_BSD) if self.ctc_head else None, keep_BS
+        memory_BSD, mask_BS = self.encode(feats_BTF, lengths_B)
+        logits_BUV = self.decoder(tokens_BU, memory_BSD, mask_BS)
+        return logits_BUV, self.ctc_head(memory_BSD) if self.ctc_head else None, mask_BS

@@ -11,11 +11,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import save
 
-from asr.bundle import Bundle, read_tensors, write_atomically
+from asr.bundle import Bundle, read_tensors
 from asr.config import Config
 from asr.errors import ConfigError, DataError
-from asr.train.corpus import Corpus
-from asr.train.task import RecognizerTask
+from asr.runtime.files import write_atomically
+from asr.train.datamodule import SpeechDataModule
+from asr.train.module import SpeechModule
 
 LAST = "last.ckpt"
 HISTORY = ("epoch", "train_loss", "val_loss", "val_cer", "seconds")
@@ -30,7 +31,7 @@ class Checkpoints(Callback):
     loses nothing. All processes call the hooks, rank 0 writes.
     """
 
-    def __init__(self, folder: Path, config: Config, corpus: Corpus) -> None:
+    def __init__(self, folder: Path, config: Config, corpus: SpeechDataModule) -> None:
         self.folder, self.config, self.corpus = folder, config.training, corpus
         self.history: list[dict[str, float]] = []
         self.batches_done = 0
@@ -65,7 +66,7 @@ class Checkpoints(Callback):
         batch_idx: int,
     ) -> None:  # fmt: skip
         """Save in mid-epoch; the epoch's end has its own save, after validation."""
-        assert isinstance(pl_module, RecognizerTask)
+        assert isinstance(pl_module, SpeechModule)
         if trainer.is_last_batch:
             return
         if pl_module.stopping or trainer.global_step % self.config.checkpoint_steps == 0:
@@ -75,11 +76,11 @@ class Checkpoints(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the epoch's weights and the state; runs after validation."""
-        assert isinstance(pl_module, RecognizerTask)
-        if not trainer.global_step and not pl_module.tally.skipped:
+        assert isinstance(pl_module, SpeechModule)
+        if not trainer.global_step and not pl_module.counters.skipped:
             raise DataError(f"{self.corpus.config.data.train}: not one recording could be read")
         metrics, epoch = trainer.callback_metrics, trainer.current_epoch + 1
-        values = (epoch, pl_module.tally.mean_loss, float(metrics["val/loss"]),
+        values = (epoch, pl_module.counters.mean_loss, float(metrics["val/loss"]),
                   float(metrics["val/cer"]),
                   self.seconds - sum(row["seconds"] for row in self.history))  # fmt: skip
         self.history.append(dict(zip(HISTORY, values, strict=True)))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from asr.train.checkpoints import Checkpoints
-from asr.train.processes import rank
+from asr.train.distributed import rank
 
 
 class EpochLines(Callback):

@@ -13,22 +13,24 @@ from pathlib import Path
 import lightning as L
 import torch
 
-from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, load_weights, write_atomically
-from asr.card import count_parameters, model_card
+from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, load_weights
 from asr.config import Config, dump_config, load_config
-from asr.cost import Cost, write_cost
-from asr.data import text_of
+from asr.data.manifest import text_of
 from asr.errors import AsrError, ConfigError
-from asr.node import Node
-from asr.recognizer import choose_device
+from asr.model.size import count_parameters
+from asr.reporting.cost import Cost, write_cost
+from asr.reporting.model_card import model_card
+from asr.runtime.devices import choose_device
+from asr.runtime.files import write_atomically
+from asr.runtime.memory import keep_buffers
+from asr.schema import FrozenModel
 from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import LAST, Checkpoints, average_into
-from asr.train.corpus import Corpus
-from asr.train.cost import CostMeter
-from asr.train.fit import check_precision, fit
-from asr.train.memory import keep_buffers
-from asr.train.processes import connected, first, rank, world_size
-from asr.train.task import RecognizerTask
+from asr.train.datamodule import SpeechDataModule
+from asr.train.distributed import init_distributed, rank, rank_zero_first, world_size
+from asr.train.energy import CostMeter
+from asr.train.module import SpeechModule
+from asr.train.trainer import check_precision, fit
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +47,17 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
     """
     chosen, state = choose_device(device), out / "training"
     check_precision(config, chosen)
-    with connected(chosen) as chosen:
+    with init_distributed(chosen) as chosen:
         if rank():
             logging.getLogger("asr").setLevel(logging.WARNING)
-        if first(lambda: _is_finished(config, out, resume)):
+        if rank_zero_first(lambda: _is_finished(config, out, resume)):
             log.info("%s: this run is finished, nothing is left to do", out)
             return out
         keep_buffers()
         L.seed_everything(config.seed, verbose=False)
-        corpus, bundle = first(lambda: _begin(config, state))
+        corpus, bundle = rank_zero_first(lambda: _begin(config, state))
         checkpoints = Checkpoints(state, config, corpus)
-        task = RecognizerTask(bundle, corpus.total_steps)
+        task = SpeechModule(bundle, corpus.total_steps)
         cost = CostMeter(bundle)
         fit(config, task, corpus, checkpoints, cost, chosen)
         if not rank():
@@ -64,27 +66,27 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
 
 
 def _finish(
-    bundle: Bundle, corpus: Corpus, checkpoints: Checkpoints, task: RecognizerTask, cost: Cost,
+    bundle: Bundle, corpus: SpeechDataModule, checkpoints: Checkpoints, task: SpeechModule, cost: Cost,
     out: Path, device: torch.device,
 ) -> None:  # fmt: skip
     """The bundle of the best epochs, and what is to be told of the run."""
     average_into(bundle, checkpoints.best)
-    tally = task.tally
+    counters = task.counters
     facts = {
         "training cuts": f"{len(corpus.train_cuts)} from {bundle.config.data.train}",
         "epochs": len(checkpoints.history),
         "steps": task.global_step,
-        "steps skipped as not finite": tally.skipped,
+        "steps skipped as not finite": counters.skipped,
         "trained on": f"{world_size()} x {device.type}",
         **cost.facts(),
         "dev CER of the best epoch, greedy": f"{checkpoints.ranked[0]['val_cer']:.2%}",
-        "recordings skipped as unreadable": tally.unreadable,
-        "utterances with more text than CTC can place": tally.too_short,
+        "recordings skipped as unreadable": counters.unreadable,
+        "utterances with more text than CTC can place": counters.too_short,
     }
-    if bundle.config.search.piece_seconds is None:
-        seconds = min(max(1.0, round(corpus.usual_seconds, 1)), 30.0)
-        search = bundle.config.search.model_copy(update={"piece_seconds": seconds})
-        bundle.config = bundle.config.model_copy(update={"search": search})
+    if bundle.config.decoding.chunk_seconds is None:
+        seconds = min(max(1.0, round(corpus.duration_p99, 1)), 30.0)
+        search = bundle.config.decoding.model_copy(update={"chunk_seconds": seconds})
+        bundle.config = bundle.config.model_copy(update={"decoding": search})
     bundle.save(out, model_card(bundle.config, count_parameters(bundle.model), facts))
     write_cost(out, cost)
     (out / "training" / _FINISHED).touch()
@@ -113,18 +115,18 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     return before == config and (state / _FINISHED).is_file() and (out / WEIGHTS).is_file()
 
 
-def _fixed(config: Config, part: str) -> Node:
+def _fixed(config: Config, part: str) -> FrozenModel:
     return config.data.model_copy(update=_FREE) if part == "data" else getattr(config, part)
 
 
-def _begin(config: Config, state: Path) -> tuple[Corpus, Bundle]:
+def _begin(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     """The corpus; fresh weights, and the tokens and statistics of its training cuts alone.
 
     With `training.init` weights, tokens and statistics are that bundle's. The tokens of a run that
     goes on, and of all processes but rank 0, are those that it began with. Raises AsrError where
     the disk has no room for what the run will write, or the bundle is of another model.
     """
-    corpus, init = Corpus(config), config.training.init
+    corpus, init = SpeechDataModule(config), config.training.init
     if rank() or (state / LAST).is_file():
         tokenizer = Tokenizer((state / TOKENIZER).read_bytes())
     elif init:
@@ -135,7 +137,7 @@ def _begin(config: Config, state: Path) -> tuple[Corpus, Bundle]:
     if init:
         load_weights(bundle.parts, init / WEIGHTS)
     elif config.features.normalize == "corpus":
-        bundle.features.fit(corpus.some_waves())
+        bundle.features.fit(corpus.sample_waveforms())
     corpus.read_with(bundle)
     if not rank():
         _warn_of_tokens(config, tokenizer)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import soundfile as sf
 
-from data_prep.manifest import Utterance, write_corpus
+from data_prep.corpus_writer import Utterance, write_corpus
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 RATE = 8000

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from asr.model.dropout import dropout
-from asr.node import Node
+from asr.schema import FrozenModel
 
 # What a kernel remembers of the past while decoding; every tensor has the rows first.
 Cache = tuple[Tensor, ...]
@@ -17,9 +17,9 @@ class Kernel(nn.Module):
     """How queries meet keys: sees no projections, so that each works with all of them."""
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """Attend; keys where `keep_BS` is False are not seen. Returns (B, H, T, K)."""
+        """Attend; keys where `mask_BS` is False are not seen. Returns (B, H, T, K)."""
         raise NotImplementedError
 
     def step(
@@ -54,10 +54,10 @@ class FullAttention(Kernel):
         self.dropout = dropout
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K); a matrix of T × S is formed only where a CPU drops weights."""
-        mask = None if keep_BS is None else keep_BS[:, None, None, :]
+        mask = None if mask_BS is None else mask_BS[:, None, None, :]
         p = self.dropout if self.training else 0.0
         return attend(q_BHTK, k_BHSK, v_BHSK, mask, p, self.causal)
 
@@ -71,7 +71,7 @@ class FullAttention(Kernel):
         return scaled_dot_product_attention(q_BH1K, k_BH1K, v_BH1K), (k_BH1K, v_BH1K)
 
 
-class FullAttentionConfig(Node):
+class FullAttentionConfig(FrozenModel):
     """Every query sees every key."""
 
     kind: Literal["full"] = "full"

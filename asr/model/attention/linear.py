@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import elu, pad
 
 from asr.model.attention.full import Cache, Kernel
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 _CHUNK = 64  # positions; sums over earlier chunks are held once, scores within one at a time
 _NOTHING = 1e-20  # its inverse, a gradient, is still finite
@@ -80,8 +80,8 @@ def step_by_features(
     return _normalised(q_BH1M @ state_BHMK), (state_BHMK,)
 
 
-def _fill_padding(new_BHSM: Tensor, keep_BS: Tensor | None, value: float) -> Tensor:
-    return new_BHSM if keep_BS is None else new_BHSM.masked_fill_(~keep_BS[:, None, :, None], value)
+def _fill_padding(new_BHSM: Tensor, mask_BS: Tensor | None, value: float) -> Tensor:
+    return new_BHSM if mask_BS is None else new_BHSM.masked_fill_(~mask_BS[:, None, :, None], value)
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
@@ -96,10 +96,10 @@ class LinearAttention(Kernel):
         self.causal = causal
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
-        k_BHSM = _fill_padding(_elu_plus_one(k_BHSK), keep_BS, 0.0)
+        k_BHSM = _fill_padding(_elu_plus_one(k_BHSK), mask_BS, 0.0)
         return attend_by_features(_elu_plus_one(q_BHTK), k_BHSM, v_BHSK, self.causal)
 
     def step(
@@ -109,7 +109,7 @@ class LinearAttention(Kernel):
         return step_by_features(_elu_plus_one(q_BH1K), _elu_plus_one(k_BH1K), v_BH1K, cache)
 
 
-class LinearAttentionConfig(Node):
+class LinearAttentionConfig(FrozenModel):
     """Weights are (elu(q) + 1)·(elu(k) + 1)."""
 
     kind: Literal["linear"]
@@ -157,10 +157,10 @@ class PerformerAttention(Kernel):
             return x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
-        k_BHSM = _fill_padding(self.features(k_BHSK), keep_BS, -torch.inf)
+        k_BHSM = _fill_padding(self.features(k_BHSK), mask_BS, -torch.inf)
         if not self.causal:
             # A factor that all keys share is none; causal keys cannot know those to come.
             k_BHSM.sub_(k_BHSM.detach().amax((2, 3), keepdim=True))
@@ -197,7 +197,7 @@ def follow_step(modules: Iterable[nn.Module], step: int) -> None:
             module.follow(step)
 
 
-class PerformerConfig(Node):
+class PerformerConfig(FrozenModel):
     """So many random `features`, drawn again every `redraw` training steps (never, if null)."""
 
     kind: Literal["performer"]

@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 
 from asr.errors import DataError
 from asr.model.attention.full import Kernel, attend
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 
-def _without_padding(x_BHSK: Tensor, keep_BS: Tensor | None) -> Tensor:
-    return x_BHSK if keep_BS is None else x_BHSK.masked_fill(~keep_BS[:, None, :, None], 0.0)
+def _without_padding(x_BHSK: Tensor, mask_BS: Tensor | None) -> Tensor:
+    return x_BHSK if mask_BS is None else x_BHSK.masked_fill(~mask_BS[:, None, :, None], 0.0)
 
 
 class LinformerAttention(Kernel):
@@ -44,7 +44,7 @@ class LinformerAttention(Kernel):
         self.owner = (owner,)  # a tuple hides a module from its new user's state
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """Shorter inputs use the first columns of E and F; padding is zero before it meets them.
 
@@ -57,8 +57,8 @@ class LinformerAttention(Kernel):
                 f"{self.length}: cut it, or train with a greater length"
             )
         EF = (self.owner[0] if self.owner else self).EF[..., :S]
-        k_BHRK = EF[0] @ _without_padding(k_BHSK, keep_BS)
-        v_BHRK = EF[-1] @ _without_padding(v_BHSK, keep_BS)
+        k_BHRK = EF[0] @ _without_padding(k_BHSK, mask_BS)
+        v_BHRK = EF[-1] @ _without_padding(v_BHSK, mask_BS)
         return attend(q_BHTK, k_BHRK, v_BHRK, p=self.dropout if self.training else 0.0)
 
 
@@ -70,7 +70,7 @@ def share_between_layers(stack: nn.Module) -> None:
             kernel.follow(kernels[0])
 
 
-class LinformerConfig(Node):
+class LinformerConfig(FrozenModel):
     """Keys and values of at most `length` steps are seen as `rank` of them.
 
     `sharing`, each with that before it: nothing; E and F by all heads; E = F; the same in all
@@ -94,7 +94,7 @@ class ConvLinformerAttention(Kernel):
 
     Each channel of K and of V has C numbers, at first their mean: with a stride of 1, full
     attention. In training keys and values are turned in a cycle by a step less than the stride, so
-    that no place in a window is learnt by heart (cycle-shift augmentation).
+    that no place in a window is learned by heart (cycle-shift augmentation).
     """
 
     def __init__(self, config: "ConvLinformerConfig", n_heads: int, d_head: int, dropout: float):
@@ -104,14 +104,14 @@ class ConvLinformerAttention(Kernel):
         self.EF = nn.Parameter(torch.full(shape, 1 / config.stride))
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """A window is a key while one of its steps is real; the others of it are zero."""
-        if keep_BS is None:
-            keep_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
-        kv = [_without_padding(x, keep_BS) for x in (k_BHSK, v_BHSK)]
+        if mask_BS is None:
+            mask_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
+        kv = [_without_padding(x, mask_BS) for x in (k_BHSK, v_BHSK)]
         if self.training and self.cycle_shift:
-            turned_BS = turn(keep_BS, int(torch.randint(self.stride, ())))
+            turned_BS = cyclic_shift(mask_BS, int(torch.randint(self.stride, ())))
             kv = [x.take_along_dim(turned_BS[:, None, :, None], 2) for x in kv]
         C = min(self.stride, k_BHSK.shape[2])
         rest = -k_BHSK.shape[2] % C
@@ -119,22 +119,22 @@ class ConvLinformerAttention(Kernel):
             (pad(x, (0, 0, 0, rest)).unflatten(2, (-1, C)) * weight[..., :C, :]).sum(3)
             for x, weight in zip(kv, self.EF, strict=True)
         )
-        keep_BM = pad(keep_BS, (0, rest)).unflatten(1, (-1, C)).any(2)
+        mask_BM = pad(mask_BS, (0, rest)).unflatten(1, (-1, C)).any(2)
         p = self.dropout if self.training else 0.0
-        return attend(q_BHTK, k_BHMK, v_BHMK, keep_BM[:, None, None], p)
+        return attend(q_BHTK, k_BHMK, v_BHMK, mask_BM[:, None, None], p)
 
 
-def turn(keep_BS: Tensor, by: int) -> Tensor:
+def cyclic_shift(mask_BS: Tensor, by: int) -> Tensor:
     """Where each step comes from (B, S) when real ones move on `by` places, the last to the front.
 
     Padding, all of it behind the real steps, stays.
     """
-    place_S = torch.arange(keep_BS.shape[1], device=keep_BS.device)
-    length_B1 = keep_BS.sum(1, keepdim=True).clamp(min=1)
-    return torch.where(keep_BS, (place_S - by) % length_B1, place_S)
+    place_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
+    length_B1 = mask_BS.sum(1, keepdim=True).clamp(min=1)
+    return torch.where(mask_BS, (place_S - by) % length_B1, place_S)
 
 
-class ConvLinformerConfig(Node):
+class ConvLinformerConfig(FrozenModel):
     """Every `stride` steps are one key; `cycle_shift` moves the windows in training."""
 
     kind: Literal["conv_linformer"]

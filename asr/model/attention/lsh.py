@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from asr.model.attention.full import Kernel
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 # Reformer's own: a position sees itself only where there is nothing else.
 _ITSELF, _NEVER = -1e5, -1e9
@@ -34,17 +34,17 @@ class LshAttention(Kernel):
         self.register_buffer("directions", directions)
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, S, K)."""
         B, H, S, K = v_BHSK.shape
         x_BHSK = (q_BHTK + k_BHSK) / 2
-        if keep_BS is None:
-            keep_BS = x_BHSK.new_ones(B, S, dtype=torch.bool)
-        keep_B1S1 = keep_BS[:, None, :, None]
+        if mask_BS is None:
+            mask_BS = x_BHSK.new_ones(B, S, dtype=torch.bool)
+        mask_B1S1 = mask_BS[:, None, :, None]
         along = x_BHSK.detach()[:, None] @ self.directions.to(x_BHSK.dtype)
         bucket = torch.cat((along, -along), -1).argmax(-1, keepdim=True)
-        bucket = bucket.masked_fill(~keep_B1S1[:, None], 2 * along.shape[-1])  # behind all
+        bucket = bucket.masked_fill(~mask_B1S1[:, None], 2 * along.shape[-1])  # behind all
         order = bucket.argsort(dim=3, stable=True)
 
         C = min(self.chunk, S)
@@ -53,7 +53,7 @@ class LshAttention(Kernel):
             return pad(x, (0, 0, 0, -S % C)).unflatten(3, (-1, C))
 
         rows = [x[:, None].expand(-1, len(self.directions), H, -1, -1)
-                for x in (x_BHSK, v_BHSK, keep_B1S1)]  # fmt: skip
+                for x in (x_BHSK, v_BHSK, mask_B1S1)]  # fmt: skip
         q, v, real, place = *(chunks(x.take_along_dim(order, 3)) for x in rows), chunks(order)
         k, v, seen, key_place = (
             torch.cat((pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0)), x), 4)
@@ -67,7 +67,7 @@ class LshAttention(Kernel):
         return (found * sums.softmax(1)).sum(1)
 
 
-class LshConfig(Node):
+class LshConfig(FrozenModel):
     """Chunks of `chunk` positions, hashed `rounds` times to the nearest of 2 · `buckets`."""
 
     kind: Literal["lsh"]

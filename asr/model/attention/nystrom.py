@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from asr.model.attention.full import Kernel
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 _ITERATIONS = 6  # of the pseudo-inverse, as in the paper
 
@@ -27,27 +27,27 @@ class NystromAttention(Kernel):
         self.landmarks = landmarks
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
-        if keep_BS is None:
-            keep_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
-        mean_B1MS, real_BM = self._segments(keep_BS, q_BHTK.dtype)
-        q_BHMK = mean_B1MS @ q_BHTK.masked_fill(~keep_BS[:, None, :, None], 0.0)
-        k_BHMK = mean_B1MS @ k_BHSK.masked_fill(~keep_BS[:, None, :, None], 0.0)
+        if mask_BS is None:
+            mask_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
+        mean_B1MS, real_BM = self._segments(mask_BS, q_BHTK.dtype)
+        q_BHMK = mean_B1MS @ q_BHTK.masked_fill(~mask_BS[:, None, :, None], 0.0)
+        k_BHMK = mean_B1MS @ k_BHSK.masked_fill(~mask_BS[:, None, :, None], 0.0)
         to_landmarks = _weights(q_BHTK, k_BHMK, real_BM)
         between = _weights(q_BHMK, k_BHMK, real_BM) * real_BM[:, None, :, None]
-        from_landmarks = _weights(q_BHMK, k_BHSK, keep_BS)
+        from_landmarks = _weights(q_BHMK, k_BHSK, mask_BS)
         return (to_landmarks @ pseudo_inverse(between)) @ (from_landmarks @ v_BHSK)
 
-    def _segments(self, keep_BS: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _segments(self, mask_BS: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The matrix (B, 1, M, S) that takes means of segments, and which are of any step."""
-        length_B1 = keep_BS.sum(1, keepdim=True).clamp(min=1)
+        length_B1 = mask_BS.sum(1, keepdim=True).clamp(min=1)
         M = self.landmarks
-        place_S = torch.arange(keep_BS.shape[1], device=keep_BS.device)
+        place_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
         segment_BS = place_S * length_B1.clamp(max=M) // length_B1
-        number_M1 = torch.arange(M, device=keep_BS.device)[:, None]
-        is_in_BMS = (segment_BS[:, None] == number_M1) & keep_BS[:, None]
+        number_M1 = torch.arange(M, device=mask_BS.device)[:, None]
+        is_in_BMS = (segment_BS[:, None] == number_M1) & mask_BS[:, None]
         count_BM1 = is_in_BMS.sum(2, keepdim=True)
         return (is_in_BMS / count_BM1.clamp(min=1)).to(dtype)[:, None], count_BM1[..., 0] > 0
 
@@ -68,7 +68,7 @@ def pseudo_inverse(a: Tensor) -> Tensor:
     return z
 
 
-class NystromConfig(Node):
+class NystromConfig(FrozenModel):
     """So many `landmarks`; with more, their pseudo-inverse alone costs more than full attention."""
 
     kind: Literal["nystrom"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.attention.full import Cache
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 
 class S4D(nn.Module):
@@ -50,11 +50,11 @@ class S4D(nn.Module):
         with torch.autocast(log_A.device.type, enabled=False):  # a filter of 8 bits is noise
             return 2 * (late.transpose(2, 3) @ early).flatten(2)[..., :length]
 
-    def forward(self, u_BTD: Tensor, keep_BT: Tensor | None = None) -> Tensor:
+    def forward(self, u_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """(B, T, D) by a convolution in the frequency domain; steps not kept are zero."""
         T, dtype = u_BTD.shape[1], self.D_D.dtype
-        if keep_BT is not None:
-            u_BTD = u_BTD.masked_fill(~keep_BT[..., None], 0.0)
+        if mask_BT is not None:
+            u_BTD = u_BTD.masked_fill(~mask_BT[..., None], 0.0)
         u_BDT = u_BTD.transpose(1, 2).to(dtype)
         from_start, *from_end = self.kernel(T)
         y_BDT = _convolve(u_BDT, from_start) + self.D_D[:, None] * u_BDT
@@ -77,7 +77,7 @@ def _convolve(u_BDT: Tensor, kernel_DT: Tensor) -> Tensor:
     return torch.fft.irfft(spectrum, n=n)[..., : u_BDT.shape[2]]
 
 
-class S4dConfig(Node):
+class S4dConfig(FrozenModel):
     """So many pairs of `states` a channel."""
 
     kind: Literal["s4d"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from asr.model.attention.full import Cache, Kernel, attend
-from asr.node import Node, Size
+from asr.schema import FrozenModel, Size
 
 
 class SlidingWindowAttention(Kernel):
@@ -29,12 +29,12 @@ class SlidingWindowAttention(Kernel):
         self.n_global, self.causal, self.dropout = config.global_tokens, causal, dropout
 
     def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, keep_BS: Tensor | None = None
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
         """(B, H, T, K)."""
         B, _, S, _ = k_BHSK.shape
-        if keep_BS is None:
-            keep_BS = k_BHSK.new_ones(B, S, dtype=torch.bool)
+        if mask_BS is None:
+            mask_BS = k_BHSK.new_ones(B, S, dtype=torch.bool)
         p, G = self.dropout if self.training else 0.0, min(self.n_global, S)
         W = min(self.window, -(-S // self.dilation))  # a wider one sees all, and pays for nothing
         q = self._blocks(q_BHTK, W)
@@ -45,13 +45,13 @@ class SlidingWindowAttention(Kernel):
             )
             for x in (k_BHSK, v_BHSK)
         )
-        mask = self._mask(keep_BS, W, D, N, G)
+        mask = self._mask(mask_BS, W, D, N, G)
         # To the product a block of a phase is a row of the batch.
         q, k, v = (x.permute(0, 2, 3, 1, 4, 5).flatten(0, 2) for x in (q, k, v))
         found = attend(q, k, v, mask.flatten(0, 2)[:, None], p)
         found = found.unflatten(0, (B, D, N)).permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, :S]
         if G and not self.causal:
-            first = attend(q_BHTK[:, :, :G], k_BHSK, v_BHSK, keep_BS[:, None, None], p)
+            first = attend(q_BHTK[:, :, :G], k_BHSK, v_BHSK, mask_BS[:, None, None], p)
             found = torch.cat((first, found[:, :, G:]), 2)
         return found
 
@@ -68,11 +68,11 @@ class SlidingWindowAttention(Kernel):
         around = pad(x, (*(0, 0) * (x.ndim - 4), 1, after))
         return torch.cat([around[:, :, :, i : i + N] for i in range(2 + after)], 4)
 
-    def _mask(self, keep_BS: Tensor, W: int, D: int, N: int, G: int) -> Tensor:
+    def _mask(self, mask_BS: Tensor, W: int, D: int, N: int, G: int) -> Tensor:
         """(B, D, N, W, X + G): what each query sees."""
-        device = keep_BS.device
-        place_S = torch.arange(keep_BS.shape[1], device=device)
-        local_BS = keep_BS & (place_S >= G)
+        device = mask_BS.device
+        place_S = torch.arange(mask_BS.shape[1], device=device)
+        local_BS = mask_BS & (place_S >= G)
         seen = self._windows(local_BS[:, None, :, None], W)[:, 0, ..., 0]
         apart_WX = torch.arange(seen.shape[3], device=device) - W
         apart_WX = apart_WX - torch.arange(W, device=device)[:, None]
@@ -81,7 +81,7 @@ class SlidingWindowAttention(Kernel):
         seen = (seen[..., None, :] & near_WX) | (apart_WX == 0)
         place = self._blocks(place_S[None, None, :, None], W)[:, 0, ..., 0, None]
         is_global = (apart_WX == 0) & (place < G)
-        first = keep_BS[:, None, None, None, :G].expand(-1, D, N, W, -1)
+        first = mask_BS[:, None, None, None, :G].expand(-1, D, N, W, -1)
         if self.causal:
             first = first & (place >= place_S[:G])
         return torch.cat((seen & ~is_global, first), 4)
@@ -104,7 +104,7 @@ class SlidingWindowAttention(Kernel):
         return attend(q_BH1K, k_BH1K, v_BH1K, seen_S[None]), (k_BH1K, v_BH1K)
 
 
-class SlidingWindowConfig(Node):
+class SlidingWindowConfig(FrozenModel):
     """`window` keys on each side, every `dilation`-th step; the first `global_tokens` see all."""
 
     kind: Literal["sliding_window"]

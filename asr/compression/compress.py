@@ -1,0 +1,246 @@
+"""A trained network made smaller: its weights as products of two thin ones (thesis 2.3).
+
+>>> from asr.compress import factorize
+>>> smaller, layers = factorize(any_module, "svd", energy=0.9, modules=["encoder.*"])
+
+Weights are matrices W (O, I), from I inputs to O outputs; a factorization of rank R is
+W ≈ second (O, R) · first (R, I). A convolution in groups has such a matrix for each group G.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asr.bundle import CONFIG, WEIGHTS, Bundle
+from asr.compression.solvers import _METHODS, Method
+from asr.data.manifest import load_cuts
+from asr.errors import ConfigError
+from asr.evaluation.evaluate import Evaluation, evaluate
+from asr.model.factorization import factorable, factors_of, low_rank_pair, weight_matrices
+from asr.model.size import count_parameters
+from asr.reporting.model_card import model_card
+from asr.reporting.results import write_evaluation
+from asr.transcription.recognizer import Recognizer
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What became of a module: its matrix's (outputs, inputs), its rank, what it lost.
+
+    Shape and rank are a group's where it has groups. `error` is ‖W - second · first‖ / ‖W‖
+    (Frobenius), `before` and `after` count its weights.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    rank: int
+    error: float
+    before: int
+    after: int
+
+
+def factorize(
+    module: nn.Module,
+    method: Method = "svd",
+    *,
+    rank: float | None = None,
+    energy: float | None = None,
+    modules: Sequence[str] = ("*",),
+) -> tuple[nn.Module, list[Layer]]:
+    """A copy of a module whose linear maps and convolutions are of low rank, and what it lost.
+
+    `rank` is every module's (of a convolution in groups, every group's), or below 1 the share of
+    the rank at which nothing would be saved; `energy` is the share of a module's squared singular
+    values that its own rank keeps. One of the two is given. `modules` are patterns of names
+    (`encoder.*`). What would not become smaller stays, and so do tied modules, whose weight another
+    holds too (an output's that is the embedding's). `random` keeps nothing of the weights: a start
+    for training. Raises ConfigError where an argument makes no sense or a weight is not finite.
+    """
+    _check(method, rank, energy, modules)
+    holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced too
+    units: dict[nn.Module, nn.Module] = {}
+    layers = []
+    for name, old in _named(holder[0], modules).items():
+        if old not in units:
+            weight_GOI = weight_matrices(old)
+            if not weight_GOI.isfinite().all():
+                raise ConfigError(
+                    f"{name or 'the module'}: not all of its weights are finite: train it again, "
+                    "or leave it out of modules"
+                )
+            chosen = _rank(weight_GOI, rank, energy)
+            if not _saves(old, chosen):
+                continue
+            units[old] = low_rank_pair(old, chosen).to(weight_GOI).train(old.training)
+            layers.append(_fill(name, old, units[old], chosen, method))
+        holder.set_submodule(f"0.{name}" if name else "0", units[old])
+    return holder[0], layers
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compression did; evaluations where there were cuts to hear."""
+
+    layers: list[Layer]
+    parameters: tuple[int, int]
+    bytes: tuple[int, int]
+    evaluations: tuple[Evaluation, Evaluation] | None
+
+    def facts(self) -> dict[str, str]:
+        """Before and after, as a reader wants them."""
+        (many, few), (large, small) = self.parameters, self.bytes
+        mean = sum(layer.error for layer in self.layers) / len(self.layers)
+        facts = {
+            "parameters": f"{many:,} -> {few:,} ({few / many:.1%})",
+            "weights on the disk": f"{large / 1e6:.2f} -> {small / 1e6:.2f} MB",
+            "reconstruction error, mean of modules": f"{mean:.1%} of {len(self.layers)} modules",
+        }
+        if self.evaluations:
+            before, after = self.evaluations
+            facts["CER"] = f"{before.cer:.2%} -> {after.cer:.2%}"
+            facts["RTF"] = f"{before.rtf:.4f} -> {after.rtf:.4f}"
+        return facts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; pairs are before and after."""
+        found = self.evaluations or ()
+        return {
+            "parameters": self.parameters,
+            "bytes": self.bytes,
+            "cer": [e.cer for e in found] or None,
+            "rtf": [e.rtf for e in found] or None,
+            "layers": [asdict(layer) for layer in self.layers],
+        }
+
+
+def compress_bundle(
+    source: Path,
+    out: Path,
+    method: Method = "svd",
+    *,
+    rank: float | None = None,
+    energy: float | None = None,
+    modules: Sequence[str] = ("*",),
+    cuts: Path | None = None,
+) -> Report:
+    """Write the bundle `source` smaller to `out`; with cuts, hear them with both.
+
+    Raises ConfigError where `out` holds a bundle already. What fails leaves no bundle there.
+    """
+    if (out / WEIGHTS).exists() or (out / CONFIG).exists():
+        raise ConfigError(f"{out}: holds a bundle already: give another --out")
+    bundle = Bundle.load(source)
+    smaller, layers = compress(bundle, method, rank=rank, energy=energy, modules=modules)
+    parameters = (count_parameters(bundle.model), count_parameters(smaller.model))
+    choice = f"rank {rank:g}" if rank is not None else f"energy {energy:g}"
+    facts = {
+        "compressed from": source,
+        "by": f"{method}, {choice}, modules {' '.join(modules)}",
+        "parameters before": f"{parameters[0]:,}",
+    }
+    evaluations = None
+    if cuts:
+        heard = load_cuts(cuts)
+        # A recogniser makes its network over, and this one is still to be saved.
+        copy = replace(smaller, model=deepcopy(smaller.model))
+        evaluations = (evaluate(Recognizer(bundle), heard), evaluate(Recognizer(copy), heard))
+    smaller.save(out, model_card(smaller.config, parameters[1], facts))
+    if cuts and evaluations:
+        write_evaluation(out, cuts, evaluations[1])
+    size = tuple((folder / WEIGHTS).stat().st_size for folder in (source, out))
+    return Report(layers, parameters, (size[0], size[1]), evaluations)
+
+
+def compress(
+    bundle: Bundle,
+    method: Method = "svd",
+    *,
+    rank: float | None = None,
+    energy: float | None = None,
+    modules: Sequence[str] = ("*",),
+) -> tuple[Bundle, list[Layer]]:
+    """A bundle with a factorised network, as `factorize` makes it; its configuration says how.
+
+    Raises ConfigError where no module becomes smaller.
+    """
+    network, layers = factorize(bundle.model, method, rank=rank, energy=energy, modules=modules)
+    if not layers:
+        raise ConfigError(
+            f"no module whose name is like {' or '.join(modules)} becomes smaller so: "
+            f"{_advice(bundle.model, rank, modules)}"
+        )
+    ranks = {**bundle.config.model.ranks, **{layer.name: layer.rank for layer in layers}}
+    model = bundle.config.model.model_copy(update={"ranks": ranks})
+    config = bundle.config.model_copy(update={"model": model})
+    return Bundle(config, bundle.tokenizer, bundle.features, network), layers  # type: ignore[arg-type]
+
+
+def _check(method: str, rank: float | None, energy: float | None, modules: Sequence[str]) -> None:
+    if method not in get_args(Method):
+        raise ConfigError(f"method {method}: give one of {', '.join(get_args(Method))}")
+    if (rank is None) == (energy is None):
+        raise ConfigError("give either a rank or an energy, the two choose the same thing")
+    if rank is not None and not (0 < rank < 1 or (rank >= 1 and rank % 1 == 0)):
+        raise ConfigError(f"rank {rank:g}: give a whole number, or a share above 0 and below 1")
+    if energy is not None and not 0 < energy <= 1:
+        raise ConfigError(f"energy {energy:g}: give a share above 0 and at most 1")
+    if isinstance(modules, str):
+        raise ConfigError(f"modules {modules!r}: give a list of patterns, [{modules!r}]")
+
+
+def _named(network: nn.Module, modules: Sequence[str]) -> dict[str, nn.Module]:
+    found = factorable(network).items()
+    return {n: m for n, m in found if any(fnmatch(n, pattern) for pattern in modules)}
+
+
+def _advice(network: nn.Module, rank: float | None, modules: Sequence[str]) -> str:
+    ranks = [
+        _rank(weight_matrices(m), rank, None) for m in _named(network, modules).values() if rank
+    ]
+    change = "raise" if ranks and not any(ranks) else "lower"  # a share of them is less than 1
+    return f"{change} the {'rank' if rank else 'energy'}, or choose others"
+
+
+def _saves(module: nn.Module, rank: int) -> bool:
+    groups, outputs, inputs = weight_matrices(module).shape
+    n_bias = 0 if module.bias is None else groups * outputs
+    return 0 < groups * rank * (outputs + inputs) < _size(module) - n_bias
+
+
+def _rank(weight_GOI: Tensor, rank: float | None, energy: float | None) -> int:
+    _, outputs, inputs = weight_GOI.shape
+    if rank is not None:
+        limit = outputs * inputs / (outputs + inputs)
+        return int(rank if rank >= 1 else rank * limit)
+    values_GK = torch.linalg.svdvals(weight_GOI.double())
+    shares = np.cumsum(values_GK.square().sum(0).cpu().numpy())
+    return min(int(np.searchsorted(shares, energy * shares[-1] * (1 - 1e-12))) + 1, len(shares))
+
+
+def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method) -> Layer:
+    """Give a thin unit the factors of what it replaces, and its bias."""
+    weight_GOI = weight_matrices(old).double()
+    first, second = factors_of(unit)
+    if method != "random":
+        factors = [_METHODS[method](weight, rank) for weight in weight_GOI]
+        for end, parts in zip((first, second), zip(*factors, strict=True), strict=True):
+            assert isinstance(end.weight, Tensor)
+            end.weight.data.copy_(torch.cat(parts).view_as(end.weight))
+    if old.bias is not None:
+        assert isinstance(second.bias, Tensor) and isinstance(old.bias, Tensor)
+        second.bias.data.copy_(old.bias)
+    product_GOI = weight_matrices(second).double() @ weight_matrices(first).double()
+    error = (weight_GOI - product_GOI).norm() / weight_GOI.norm().clamp(min=1e-300)
+    _, n_out, n_in = weight_GOI.shape
+    return Layer(name, (n_out, n_in), rank, float(error), _size(old), _size(unit))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

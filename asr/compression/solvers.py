@@ -1,0 +1,75 @@
+"""TODO: solvers."""
+
+import warnings
+from typing import Literal
+
+import torch
+from sklearn.decomposition import NMF
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+Method = Literal["svd", "nmf", "semi_nmf", "random"]
+
+
+_UPDATES = 200
+
+
+def svd(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """(R, I) and (O, R), whose product is the nearest of all of this rank (Eckart and Young).
+
+    Its error is the root of the sum of the squares of the singular values left out. Both factors
+    take the root of each value that stays, so that they are of like size for training.
+    """
+    u_OK, s_K, v_KI = torch.linalg.svd(weight, full_matrices=False)
+    root_R = s_K[:rank].sqrt()
+    return root_R[:, None] * v_KI[:rank], u_OK[:, :rank] * root_R
+
+
+def nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
+    """(R, I) and (O, R): W as the difference of two products of non-negative factors.
+
+    What is above zero in W, and what is below, each have half the rank and are factorised by
+    multiplicative updates (thesis eq. 2.10, 2.11); the second's factor (O, R) is negated.
+    """
+    parts = [(sign, (sign * weight).clamp(min=0)) for sign in (1.0, -1.0)]
+    parts = [(sign, part) for sign, part in parts if part.any()]
+    if not parts:
+        return weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(len(weight), rank)
+    firsts, seconds = [weight.new_zeros(0, weight.shape[1])], [weight.new_zeros(len(weight), 0)]
+    for i, (sign, part) in enumerate(parts):
+        share = (rank + len(parts) - 1 - i) // len(parts)
+        if share:
+            first, second = non_negative(part, share, updates)
+            firsts.append(first)
+            seconds.append(sign * second)
+    return torch.cat(firsts), torch.cat(seconds, 1)
+
+
+def non_negative(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
+    """(R, I) and (O, R), both non-negative, of a non-negative matrix; no chance is involved."""
+    # Zeros would stay zero for ever in multiplicative updates: `nndsvda` has none.
+    model = NMF(rank, init="nndsvda", solver="mu", max_iter=updates, tol=0, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        second = model.fit_transform(weight.cpu().numpy())
+    return torch.tensor(model.components_).to(weight), torch.tensor(second).to(weight)
+
+
+def semi_nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
+    """(R, I) of either sign and (O, R) non-negative, by Ding, Li and Jordan's updates (2010).
+
+    The first factor is the best for the second (least squares), the second's update never raises
+    the error.
+    """
+    u_OK, s_K, _ = torch.linalg.svd(weight, full_matrices=False)
+    second = (u_OK[:, :rank] * s_K[:rank].sqrt()).abs() + 1e-3 * s_K[0].sqrt()
+    for _ in range(updates):
+        first = torch.linalg.lstsq(second, weight).solution
+        cross, gram = weight @ first.t(), first @ first.t()
+        over = cross.clamp(min=0) + second @ (-gram).clamp(min=0)
+        under = (-cross).clamp(min=0) + second @ gram.clamp(min=0)
+        second = second * (over / under.clamp(min=1e-300)).sqrt()
+    return torch.linalg.lstsq(second, weight).solution, second
+
+
+_METHODS = {"svd": svd, "nmf": nmf, "semi_nmf": semi_nmf}

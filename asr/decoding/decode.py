@@ -1,0 +1,156 @@
+"""Features to hypotheses: encode, tell speech from silence, search by the chosen method.
+
+Legend: B utterances, T frames, F frequency bins, S encoder steps, W hypotheses of an utterance,
+V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from asr.decoding.beam_search import BeamSearch
+from asr.decoding.ctc_greedy import greedy_texts
+from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
+from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
+from asr.decoding.options import DecodingOptions
+from asr.decoding.request import Request
+from asr.decoding.rescoring import rescore
+from asr.decoding.scorers import JointScorer, LmScorer
+from asr.errors import ConfigError
+from asr.model.transformer import SpeechTransformer
+from asr.tokenizer import Tokenizer
+
+
+class LanguageModel(Protocol):
+    """A model of texts alone, whatever the audio."""
+
+    def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> LmScorer:
+        """Return a scorer of W empty hypotheses of each of B utterances."""
+
+
+@dataclass
+class Encoded:
+    """A batch of encoder outputs: memory (B, S, D), its mask, the CTC head's log P (B, S, V).
+
+    `requests`, if given, are the utterances' requests, which may cancel their decoding.
+    """
+
+    memory_BSD: Tensor
+    mask_BS: Tensor
+    logp_BSV: Tensor | None
+    requests: tuple[Request, ...] | None = None
+
+    def to(self, device: torch.device) -> "Encoded":
+        """Return the batch on a device."""
+        logp_BSV = None if self.logp_BSV is None else self.logp_BSV.to(device)
+        memory_BSD, mask_BS = self.memory_BSD.to(device), self.mask_BS.to(device)
+        return Encoded(memory_BSD, mask_BS, logp_BSV, self.requests)
+
+    def select(self, indices: Tensor) -> "Encoded":
+        """Return the batch of these utterances only."""
+        logp_BSV = None if self.logp_BSV is None else self.logp_BSV[indices]
+        requests = self.requests and tuple(self.requests[i] for i in indices.tolist())
+        return Encoded(self.memory_BSD[indices], self.mask_BS[indices], logp_BSV, requests)
+
+
+class SpeechDecoder:
+    """A network and its vocabulary: `encode` features, then `decode` them by any options."""
+
+    def __init__(self, model: SpeechTransformer, tokenizer: Tokenizer) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._word_counts = torch.tensor(tokenizer.word_counts(), dtype=torch.float32)
+
+    @torch.inference_mode()
+    def encode(
+        self, feats_BTF: Tensor, frames_B: Tensor, requests: tuple[Request, ...] | None = None
+    ) -> Encoded:
+        """Encode a padded batch of features; whatever stands in the padding is ignored."""
+        memory_BSD, mask_BS = self.model.encode(feats_BTF, frames_B)
+        ctc_head = self.model.ctc_head
+        logp_BSV = ctc_head(memory_BSD).log_softmax(-1) if ctc_head is not None else None
+        return Encoded(memory_BSD, mask_BS, logp_BSV, requests)
+
+    @torch.inference_mode()
+    def decode(
+        self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the n best hypotheses of each utterance; `NO_SPEECH` alone where there is none.
+
+        A text has at most one token an encoder step. An utterance that is cancelled before any
+        hypothesis ended has `NO_SPEECH` too. Raises ConfigError where the options need a CTC head
+        that the model has not.
+        """
+        if options.needs_ctc and encoded.logp_BSV is None:
+            raise ConfigError(
+                f"decoding.method {options.method}, decoding.ctc_weight {options.ctc_weight:g}: "
+                "this model has no CTC head: use method joint with ctc_weight 0"
+            )
+        results = [[NO_SPEECH] for _ in encoded.mask_BS]
+        spoken = _has_speech(encoded, options.speech_threshold).nonzero().squeeze(1)
+        if len(spoken):
+            found = self._search(encoded.select(spoken), options, lm)
+            for i, nbest in zip(spoken.tolist(), found, strict=True):
+                results[i] = [replace(h, text=self.tokenizer.decode(h.tokens)) for h in nbest]
+        return results
+
+    def _search(
+        self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
+    ) -> list[list[Hypothesis]]:
+        steps_B = encoded.mask_BS.sum(1)
+        num_words_V = self._word_counts.to(steps_B.device)
+        if options.method == "ctc_greedy":
+            assert encoded.logp_BSV is not None
+            texts = greedy_texts(encoded.logp_BSV, steps_B, options, num_words_V)
+            return reject_uncertain([[h] for h in texts], [[h] for h in texts], options)
+        ctc = scorer = None
+        if options.needs_ctc:
+            assert encoded.logp_BSV is not None
+            ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, options.beam_size)
+        if lm and options.lm_weight:
+            scorer = lm.start(len(steps_B), options.beam_size, steps_B.device)
+        decoder = self.model.decoder
+        if options.method == "joint":
+            state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
+            joint = JointScorer(decoder.step, state, ctc, scorer)
+            found = BeamSearch(options, num_words_V)(joint, steps_B, encoded.requests)
+            return reject_uncertain(found, found, options)
+        first_pass = BeamSearch(options.first_pass, num_words_V)
+        found = first_pass(JointScorer(None, None, ctc, scorer), steps_B, encoded.requests)
+        if options.method == "ctc_beam":
+            return reject_uncertain(found, [nbest[: options.n_best] for nbest in found], options)
+        state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
+        rescored = rescore(decoder.step, state, found, options, steps_B.device)
+        return reject_uncertain(found, rescored, options)
+
+
+def is_constant(wave_N: Tensor) -> bool:
+    """Tell whether a waveform is digital silence, at any level, which holds no speech."""
+    return not len(wave_N) or bool(wave_N.max() == wave_N.min())
+
+
+def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
+    """(B,): whether the CTC head gives all tokens together `threshold` in some step; else True."""
+    if encoded.logp_BSV is None:
+        return encoded.mask_BS.any(1)
+    token_BS = 1 - encoded.logp_BSV[..., BLANK].exp()
+    return ((token_BS >= threshold) & encoded.mask_BS).any(1)
+
+
+def reject_uncertain(
+    found: list[list[Hypothesis]], results: list[list[Hypothesis]], options: DecodingOptions
+) -> list[list[Hypothesis]]:
+    """Return the results, with `NO_SPEECH` where the best of `found` has too little confidence."""
+    return [
+        nbest if _geometric_mean(first[0].confidences) >= options.confidence_threshold
+        else [NO_SPEECH]
+        for first, nbest in zip(found, results, strict=True)
+    ]  # fmt: skip
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean of probabilities; 1 of none."""
+    return math.exp(sum(math.log(max(v, 1e-30)) for v in values) / max(1, len(values)))

@@ -1,0 +1,35 @@
+"""A text that an utterance may hold, with its score. Nothing of torch, so that services share it.
+
+score(Y) = α · log P(Y|X) + μ · log P_lm(Y) + γ · √wc(Y) (Cahyawijaya 2021, eq. 4.1, with shallow
+fusion of a language model), where log P(Y|X) = (1 - λ) · decoder + λ · CTC head.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Ended = Literal["eos", "length", "no_speech"]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Token ids without SOS and EOS, their text, and the score.
+
+    `score` is the weighted sum of its components: the log P of decoder (EOS included), CTC head
+    and language model, each None where it was not used, and `length_score` = γ · √wc.
+    `confidences` has for each token its probability among all that could have stood in its place,
+    under the models that were used, by their weights, the length left out. `ended` is "eos",
+    "length" where the utterance's limit on tokens ended it, or "no_speech".
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    log_prob: float | None
+    ctc_log_prob: float | None
+    ended: Ended
+    lm_log_prob: float | None = None
+    length_score: float = 0.0
+    confidences: tuple[float, ...] = ()
+    text: str = ""
+
+
+NO_SPEECH = Hypothesis((), 0.0, None, None, "no_speech")

@@ -1,0 +1,80 @@
+"""How hypotheses are searched and scored: `decoding.*` of a recipe."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from asr.errors import ConfigError
+from asr.schema import FrozenModel
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class DecodingOptions(FrozenModel):
+    """Options of decoding; the weights are those of Cahyawijaya 2021, eq. 4.1 (α 1, γ 0.1, beam 8).
+
+    `method`: `joint` is the beam search over the decoder, with `ctc_weight` λ as the CTC head's
+    share; `ctc_greedy` and `ctc_beam` use the CTC head alone; with `rescore` the decoder rescores
+    the n best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many hypotheses a result lists.
+    `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0.
+
+    There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
+    every step, nor where the confidences of the best text (with `rescore`, of the first pass's)
+    have a geometric mean below `confidence_threshold`: noise is transcribed with low confidence.
+    Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
+    badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
+    """
+
+    method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
+    beam_size: PositiveInt = 8
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    gamma: Annotated[float, Field(ge=0)] = 0.1
+    ctc_weight: Share = 0.0
+    lm: Path | None = None
+    lm_weight: Annotated[float, Field(ge=0)] = 0.0
+    n_best: PositiveInt = 5
+    speech_threshold: Share = 0.1
+    confidence_threshold: Share = 0.35
+    chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
+
+    @model_validator(mode="after")
+    def _lm_is_named(self) -> Self:
+        if self.lm_weight and self.lm is None:
+            raise ValueError("lm_weight is set and lm is not: name the language model, or set 0")
+        return self
+
+    def changed(self, changes: Mapping[str, Any]) -> "DecodingOptions":
+        """Return the options with other values; None keeps the present one.
+
+        Raises ConfigError where they contradict each other.
+        """
+        values = self.model_dump() | {k: v for k, v in changes.items() if v is not None}
+        if changes.get("lm") and not values["lm_weight"]:
+            raise ConfigError(
+                "--lm without a weight says nothing: give --lm-weight, see `asr tune`"
+            )
+        if values["lm_weight"] and not values["lm"]:
+            raise ConfigError("--lm-weight without a language model: give --lm")
+        if values["lm_weight"] and values["method"] == "ctc_greedy":
+            raise ConfigError(
+                "--method ctc_greedy has no language model: use ctc_beam, or --lm-weight 0"
+            )
+        return DecodingOptions(**values)
+
+    @property
+    def needs_ctc(self) -> bool:
+        """Tell whether a CTC head is required."""
+        return self.method != "joint" or self.ctc_weight > 0
+
+    @property
+    def weights(self) -> tuple[float, float, float]:
+        """Return the weights of the log-probabilities of decoder, CTC head and language model."""
+        share = self.ctc_weight
+        return self.alpha * (1 - share), self.alpha * share, self.lm_weight
+
+    @property
+    def first_pass(self) -> "DecodingOptions":
+        """Return the options of the first pass of `rescore`: by CTC alone, all that the beam holds."""
+        return self.model_copy(update={"method": "ctc_beam", "n_best": self.beam_size})

@@ -1,0 +1,125 @@
+"""Search of the decoding weights on dev: encode once, then decode with one weight after the other.
+
+Only the given cuts are read, and nothing is trained.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from lhotse import CutSet
+
+from asr.bundle import CONFIG
+from asr.config import dump_config, load_config
+from asr.data.manifest import read_wave, text_of
+from asr.decoding.decode import Encoded
+from asr.decoding.options import DecodingOptions
+from asr.errors import AudioError, DataError
+from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.runtime.files import write_atomically
+from asr.schema import FrozenModel
+from asr.transcription.recognizer import Recognizer
+
+# So many utterances of like length are read at a time.
+_GROUP = 32
+_GRID: dict[str, tuple[float, ...]] = {
+    "ctc_weight": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "lm_weight": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
+    "gamma": (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0),
+}
+_ROUNDS = 2
+
+
+class Trial(FrozenModel):
+    """Options that were tried, and their CER."""
+
+    decoding: DecodingOptions
+    cer: float
+
+
+def tune(
+    recognizer: Recognizer,
+    cuts: CutSet,
+    options: DecodingOptions,
+    most: int,
+    on_trial: Callable[[Trial], None] = lambda _: None,
+) -> list[Trial]:
+    """Try weights one after the other, from those of `options`; return all trials, the best first.
+
+    Of a weight without effect (CTC without a head, a language model without one) only the present
+    value is tried. At most `most` utterances, evenly chosen, are decoded. Of equal trials the
+    earlier is the better. Raises DataError where no cut with a text can be read.
+    """
+    batches = list(_encoded(recognizer, cuts, most))
+    if not batches:
+        raise DataError("no utterance with a transcript could be read: check the manifest")
+    trials: dict[DecodingOptions, Trial] = {}
+
+    def evaluate_trial(tried: DecodingOptions) -> None:
+        if tried not in trials:
+            trials[tried] = Trial(decoding=tried, cer=_cer(recognizer, batches, tried))
+            on_trial(trials[tried])
+
+    best = options.model_copy(update={"n_best": 1})
+    evaluate_trial(best)
+    for _ in range(_ROUNDS):
+        before = best
+        for name, values in _grid(recognizer, options).items():
+            for value in values:
+                evaluate_trial(best.model_copy(update={name: value}))
+            best = min(trials.values(), key=lambda trial: trial.cer).decoding
+        if best == before:
+            break
+    return sorted(trials.values(), key=lambda trial: trial.cer)
+
+
+def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
+    """Write the weights and the language model's path into the bundle's configuration."""
+    config = load_config(bundle / CONFIG)
+    names = ("method", "beam_size", "lm", *_GRID)
+    values = {name: getattr(chosen, name) for name in names}
+    if chosen.lm:  # absolute, for a later user may have another working directory
+        values["lm"] = chosen.lm.resolve()
+    decoding = config.decoding.model_copy(update=values)
+    text = dump_config(config.model_copy(update={"decoding": decoding}))
+    write_atomically(bundle / CONFIG, lambda path: path.write_text(text, "utf-8"))
+
+
+def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[float, ...]]:
+    """Return the weights that have an effect, and their values."""
+    grid = dict(_GRID)
+    if recognizer.model.ctc_head is None or options.method.startswith("ctc"):
+        del grid["ctc_weight"]
+    if options.lm is None or options.method == "ctc_greedy":
+        del grid["lm_weight"]
+    return {} if options.method == "ctc_greedy" else grid
+
+
+def _encoded(
+    recognizer: Recognizer, cuts: CutSet, most: int
+) -> Iterator[tuple[Encoded, list[str]]]:
+    """Yield batches of encoded utterances, in the computer's memory, with their texts."""
+    todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
+    todo = todo[:: max(1, -(-len(todo) // most))]
+    for first in range(0, len(todo), _GROUP):
+        waves, texts = [], []
+        for cut in todo[first : first + _GROUP]:
+            try:
+                waves.append(read_wave(cut, recognizer.sample_rate))
+            except AudioError:
+                continue
+            texts.append(text_of(cut))
+        for indices, encoded in recognizer.encode(waves):
+            # The log P of all utterances could fill a GPU.
+            yield encoded.to(torch.device("cpu")), [texts[i] for i in indices]
+
+
+def _cer(
+    recognizer: Recognizer, batches: list[tuple[Encoded, list[str]]], options: DecodingOptions
+) -> float:
+    total = ErrorCounts()
+    for encoded, texts in batches:
+        found = recognizer.decode(encoded.to(recognizer.device), options)
+        for text, nbest in zip(texts, found, strict=True):
+            total += character_errors(text, nbest[0].text)
+    return total.rate

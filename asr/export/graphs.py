@@ -1,0 +1,90 @@
+"""TODO: graphs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from asr.model.attention import Cache
+from asr.model.transformer import Decoder, DecoderState, SpeechTransformer
+
+
+@dataclass
+class Port:
+    """An input or output: its name, type, and axes, each a size or the name of a free one."""
+
+    name: str
+    dtype: str
+    axes: tuple[int | str, ...]
+
+
+@dataclass
+class Ports:
+    """What a graph takes and gives, in order."""
+
+    inputs: list[Port]
+    outputs: list[Port]
+
+
+class EncoderGraph(nn.Module):
+    """Features to memory, mask, the CTC head's log P, each decoder layer's keys and values."""
+
+    def __init__(self, model: SpeechTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of `describe`, in its order."""
+        memory_BSD, mask_BS = self.model.encode(feats_BTF, lengths_B)
+        head = self.model.ctc_head
+        ctc = (head(memory_BSD).log_softmax(-1),) if head else ()
+        memories = self.model.decoder.start(memory_BSD, mask_BS).memories
+        return memory_BSD, mask_BS, *ctc, *(t for memory in memories for t in memory)
+
+
+class DecoderGraph(nn.Module):
+    """One step: the last tokens, mask, memory and cache to log P of the next and the new cache."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, tokens_BW: Tensor, mask_BS: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of `describe`, in its order; how long the cache is tells the position."""
+        n = len(held) // 2
+        rows = [t.flatten(0, 1) for t in held[n:]]
+        state = DecoderState(_pairs(rows), _pairs(held[:n]), mask_BS, rows[0].shape[2])
+        logp_BWV = self.decoder.step(tokens_BW, state)
+        cache = (t.unflatten(0, tokens_BW.shape) for layer in state.caches for t in layer)
+        return logp_BWV, *cache
+
+
+def _pairs(tensors: Sequence[Tensor]) -> list[Cache]:
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def describe(model: SpeechTransformer, n_freqs: int) -> dict[str, Ports]:
+    """The ports of both graphs."""
+    config, V = model.config, model.decoder.output.out_features
+    H, K = config.n_heads, config.d_model // config.n_heads
+    names = [f"{what}_{i}" for i in range(len(model.decoder.layers)) for what in ("keys", "values")]
+    memory = [Port(f"memory_{name}", "float32", ("batch", H, "steps", K)) for name in names]
+    keep = Port("keep", "bool", ("batch", "steps"))
+
+    def cache(prefix: str, length: str) -> list[Port]:
+        return [Port(prefix + n, "float32", ("batch", "beam", H, length, K)) for n in names]
+
+    ctc = [Port("ctc_log_probs", "float32", ("batch", "steps", V))] if model.ctc_head else []
+    return {
+        "encoder": Ports(
+            [
+                Port("features", "float32", ("batch", "time", n_freqs)),
+                Port("lengths", "int64", ("batch",)),
+            ],
+            [Port("memory", "float32", ("batch", "steps", config.d_model)), keep, *ctc, *memory],
+        ),
+        "decoder": Ports(
+            [Port("tokens", "int64", ("batch", "beam")), keep, *memory, *cache("", "past")],
+            [Port("log_probs", "float32", ("batch", "beam", V)), *cache("new_", "past + 1")],
+        ),
+    }

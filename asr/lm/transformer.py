@@ -1,0 +1,161 @@
+"""A small language model of the recogniser's own units: LRT, or a Transformer with dense ones.
+
+A folder of `asr train-lm`: config.yaml (shape) and model.safetensors, whose metadata say which
+tokenizer it goes with. Legend: B texts or utterances, U tokens, W hypotheses, K candidates,
+D d_model, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from pydantic import PositiveInt, ValidationError
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from asr.bundle import CONFIG, WEIGHTS, load_weights, tokenizer_of
+from asr.errors import BundleError
+from asr.model.attention import Cache
+from asr.model.dropout import Dropout
+from asr.model.layers import FeedForward, SelfAttention
+from asr.model.transformer import ModelConfig, sinusoids
+from asr.runtime.files import write_atomically
+from asr.schema import FrozenModel
+from asr.tokenizer import SOS, Tokenizer
+
+
+class LmConfig(FrozenModel):
+    """Its shape: of `model` the sizes, the projections, the order of norms, the decoder's depth."""
+
+    language_model: PositiveInt = 1
+    vocab_size: PositiveInt
+    model: ModelConfig
+
+
+class LmLayer(nn.Module):
+    """Causal self-attention, then feed-forward: a decoder's layer that hears nothing."""
+
+    def __init__(self, self_attention: SelfAttention, feed_forward: FeedForward) -> None:
+        super().__init__()
+        self.self_attention = self_attention
+        self.feed_forward = feed_forward
+
+    def forward(self, x_BUD: Tensor) -> Tensor:
+        """All positions at once; being causal, none sees the padding at the end."""
+        return self.feed_forward(self.self_attention(x_BUD))
+
+    def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """One position after those in the cache."""
+        x_B1D, cache = self.self_attention.step(x_B1D, cache)
+        return self.feed_forward(x_B1D), cache
+
+
+class LanguageTransformer(nn.Module):
+    """Text in, scores of the next token out."""
+
+    def __init__(self, config: LmConfig) -> None:
+        super().__init__()
+        self.config, model = config, config.model
+        self.embed = nn.Embedding(config.vocab_size, model.d_model)
+        nn.init.normal_(self.embed.weight, std=model.d_model**-0.5)
+        self.dropout = Dropout(model.dropout)
+        self.layers = nn.ModuleList(
+            LmLayer(
+                model.self_attention(model.decoder.attention, causal=True), model.feed_forward()
+            )
+            for _ in range(model.decoder.n_layers)
+        )
+        self.norm = model.last_norm()
+        self.output = nn.Linear(model.d_model, config.vocab_size)
+
+    def forward(self, tokens_BU: Tensor) -> Tensor:
+        """Logits (B, U, V) of the token after each."""
+        x_BUD = self._embed(tokens_BU, 0)
+        for layer in self.layers:
+            x_BUD = layer(x_BUD)
+        return self.output(self.norm(x_BUD))
+
+    def step(self, tokens_B: Tensor, caches: list[Cache], position: int) -> Tensor:
+        """Log-probabilities (B, V) of the token after each; the caches move on by one."""
+        x_B1D = self._embed(tokens_B[:, None], position)
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, LmLayer)
+            x_B1D, caches[i] = layer.step(x_B1D, caches[i])
+        return self.output(self.norm(x_B1D[:, 0])).log_softmax(-1)
+
+    def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> "LmState":
+        """A scorer of W empty hypotheses of each of B utterances."""
+        tokens_BW = torch.full((n_utterances, n_hypotheses), SOS, device=device)
+        caches: list[Cache] = [() for _ in self.layers]
+        logp_BWV = self.step(tokens_BW.flatten(), caches, 0).unflatten(0, tokens_BW.shape)
+        return LmState(self, caches, logp_BWV)
+
+    def _embed(self, tokens_BU: Tensor, start: int) -> Tensor:
+        D = self.config.model.d_model
+        positions = sinusoids(start, tokens_BU.shape[1], D, tokens_BU.device)
+        return self.dropout(self.embed(tokens_BU) * D**0.5 + positions)
+
+    def save(self, folder: Path, tokenizer: Tokenizer) -> None:
+        """Write the two files, each whole or not at all; weights last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
+        write_atomically(folder / CONFIG, lambda path: path.write_text(text, "utf-8"))
+        state = {key: value.contiguous() for key, value in self.state_dict().items()}
+        weights = to_bytes(state, {"tokenizer": tokenizer.digest})
+        write_atomically(folder / WEIGHTS, lambda path: path.write_bytes(weights))
+
+    @classmethod
+    def load(cls, folder: Path, tokenizer: Tokenizer) -> "LanguageTransformer":
+        """Read a folder of `asr train-lm`. Raises BundleError: damaged, or of other tokens."""
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise BundleError(
+                    f"{folder}: no {name} here: give the folder that `asr train-lm` has finished"
+                )
+        try:
+            values = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
+            model = cls(LmConfig.model_validate(values))
+        except (yaml.YAMLError, ValidationError, ValueError) as error:
+            raise BundleError(
+                f"{folder / CONFIG}: not of a language model: give a folder of `asr train-lm`"
+            ) from error
+        load_weights(model, folder / WEIGHTS)
+        if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
+            raise BundleError(
+                f"{folder}: this language model is of another recogniser's tokens: train one of "
+                "this recogniser's with `asr train-lm`"
+            )
+        return model.eval()
+
+
+@dataclass
+class LmState:
+    """The hypotheses' caches as they grow (see `asr.decoding.scorers.LmScorer`); rows B · W."""
+
+    model: LanguageTransformer
+    caches: list[Cache]
+    logp_BWV: Tensor
+    position: int = 1
+
+    def score(self, tokens_BWK: Tensor) -> Tensor:
+        """(B, W, K): log-probability of each candidate as the next token."""
+        return self.logp_BWV.gather(2, tokens_BWK)
+
+    def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
+        """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
+        B, W = parents_BW.shape
+        rows = (torch.arange(B, device=parents_BW.device)[:, None] * W + parents_BW).flatten()
+        self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
+        logp = self.model.step(tokens_BW.flatten(), self.caches, self.position)
+        self.logp_BWV = logp.unflatten(0, (B, W))
+        self.position += 1
+
+    def select(self, indices: Tensor) -> None:
+        """Go on with these utterances only."""
+        shape = self.logp_BWV.shape[:2]
+        self.caches = [
+            tuple(t.unflatten(0, shape)[indices].flatten(0, 1) for t in cache)
+            for cache in self.caches
+        ]
+        self.logp_BWV = self.logp_BWV[indices]

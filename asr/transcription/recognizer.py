@@ -1,0 +1,229 @@
+"""Waveform to text, on one page. The command line, the service and the tests all use it.
+
+Legend: N samples, B utterances, T frames, F frequency bins.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from asr.audio.recording import Recording, Source
+from asr.audio.segmentation import split_at_silence
+from asr.bundle import Bundle
+from asr.config import Config
+from asr.decoding.decode import Encoded, LanguageModel, SpeechDecoder, is_constant
+from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
+from asr.decoding.options import DecodingOptions
+from asr.decoding.request import Request
+from asr.errors import AudioError
+from asr.lm.loading import load_language_model
+from asr.model.inference.decoder import for_inference
+from asr.model.inference.frontend import TiledFrontend
+from asr.model.inference.sparse import prepare_for_inference
+from asr.runtime.devices import choose_device
+from asr.tokenizer import normalize_text
+from asr.transcription.chunks import Chunk, ChunkedRecording
+from asr.transcription.timestamps import align_tokens, timed_tokens
+from asr.transcription.transcript import Segment, Transcript
+
+# A recording is cut into chunks of at most _CHUNK_SECONDS, so that memory does not grow with it.
+# So many seconds share a batch, and so many chunks are read before they are sorted into batches.
+_CHUNK_SECONDS = 20.0
+_BATCH_SECONDS = 80.0
+_GROUP_SECONDS, _GROUP_CHUNKS = 4 * _BATCH_SECONDS, 64
+
+_FRAMES_PER_STEP = 4  # of the front end
+
+
+class Recognizer:
+    """A bundle ready to transcribe on one device."""
+
+    def __init__(self, bundle: Bundle, device: str = "auto", int8: bool = False) -> None:
+        self.device = choose_device(device)
+        self.config: Config = bundle.config
+        self.tokenizer = bundle.tokenizer
+        self.features = bundle.features.eval()
+        self.model = bundle.model.eval().to(self.device)
+        # The fast decoder joins dense maps, so its sparse ones become dense.
+        prepare_for_inference(self.model.decoder, may_be_sparse=False)
+        prepare_for_inference(self.model)
+        on_cpu = self.device.type == "cpu"
+        self.model.decoder = for_inference(self.model.decoder, int8 and on_cpu)
+        if on_cpu:
+            self.model.frontend = TiledFrontend(self.model.frontend)
+        self.sample_rate = bundle.config.features.sample_rate
+        self.decoder = SpeechDecoder(self.model, self.tokenizer)
+        self._lms: dict[Path, LanguageModel] = {}
+
+    def transcribe(
+        self,
+        source: Source,
+        options: DecodingOptions | None = None,
+        max_seconds: float | None = None,
+    ) -> Transcript:
+        """Transcribe a recording: a path, an open binary file (wav, flac, ogg, mp3), or samples.
+
+        Memory does not grow with its length. Raises AudioError where it cannot be read as speech,
+        or is longer than `max_seconds`.
+        """
+        (result,) = self.transcribe_all([source], options, max_seconds=max_seconds)
+        if isinstance(result, AudioError):
+            raise result
+        return result
+
+    def transcribe_all(
+        self,
+        sources: Iterable[Source],
+        options: DecodingOptions | None = None,
+        on_progress: Callable[[float], object] = lambda _: None,
+        max_seconds: float | None = None,
+    ) -> Iterator[Transcript | AudioError]:
+        """Yield the transcripts of recordings in their order, or the error of an unreadable one.
+
+        Short recordings share batches, long ones are decoded while they are read. `on_progress`
+        gets the number of recordings that are done, the read part of the last one included.
+        """
+        pending: deque[ChunkedRecording] = deque()
+        group: list[tuple[ChunkedRecording, Chunk]] = []
+        for index, source in enumerate(sources):
+            recording = self.open(source, options, max_seconds)
+            pending.append(recording)
+            for chunk in recording.chunks():
+                group.append((recording, chunk))
+                seconds = sum(chunk.seconds for _, chunk in group)
+                if seconds >= _GROUP_SECONDS or len(group) == _GROUP_CHUNKS:
+                    self._recognize_group(group, options)
+                    on_progress(index + recording.recording.fraction)
+                    while pending[0].is_read:
+                        yield pending.popleft().result()
+        self._recognize_group(group, options)
+        yield from (recording.result() for recording in pending)
+
+    def _recognize_group(
+        self, group: list[tuple[ChunkedRecording, Chunk]], options: DecodingOptions | None
+    ) -> None:
+        """Add the segments of chunks to their recordings, and empty the group."""
+        segments = self.recognize([chunk for _, chunk in group], options)
+        for (recording, _), segment in zip(group, segments, strict=True):
+            recording.segments.append(segment)
+        group.clear()
+
+    def open(
+        self,
+        source: Source,
+        options: DecodingOptions | None = None,
+        max_seconds: float | None = None,
+        request: Request | None = None,
+    ) -> ChunkedRecording:
+        """Return a recording that is read chunk by chunk."""
+        options = options or self.config.decoding
+        seconds = min(self._longest_seconds, options.chunk_seconds or _CHUNK_SECONDS)
+        recording = Recording(source, self.sample_rate, max_seconds=max_seconds)
+        return ChunkedRecording(recording, seconds, request)
+
+    def recognize(
+        self, chunks: Sequence[Chunk], options: DecodingOptions | None = None
+    ) -> list[Segment]:
+        """Recognize chunks of any recordings; a segment each, in their order.
+
+        Chunks of like length share batches; a segment does not depend on the others. That of a
+        chunk whose request is cancelled means nothing.
+        """
+        requests = [chunk.request or Request() for chunk in chunks]
+        found: dict[int, Segment] = {}
+        for indices, encoded in self.encode([chunk.wave_N for chunk in chunks], requests):
+            nbests = self.decode(encoded, options)
+            spans = align_tokens(encoded, [nbest[0] for nbest in nbests])
+            for i, nbest, span in zip(indices, nbests, spans, strict=True):
+                found[i] = self._segment(chunks[i], nbest, span)
+        return [
+            found.get(i) or self._segment(chunk, [NO_SPEECH], None)
+            for i, chunk in enumerate(chunks)
+        ]
+
+    def hypotheses(
+        self, waves: Sequence[Tensor], options: DecodingOptions | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the n best hypotheses of each waveform (N,) as a whole, without times."""
+        results = [[NO_SPEECH] for _ in waves]
+        for indices, encoded in self.encode(waves):
+            for i, nbest in zip(indices, self.decode(encoded, options), strict=True):
+                results[i] = nbest
+        return results
+
+    def texts(
+        self, waves: Sequence[Tensor], options: DecodingOptions | None = None
+    ) -> list[tuple[str, list[list[Hypothesis]]]]:
+        """Return the text of each waveform (N,) of any length, and the n best of its chunks."""
+        rate = self.sample_rate
+        cut = [list(split_at_silence([w.numpy()], rate, self._longest_seconds)) for w in waves]
+        results = iter(self.hypotheses([torch.from_numpy(c) for cs in cut for c in cs], options))
+        found = [[next(results) for _ in chunks] for chunks in cut]
+        return [(normalize_text(" ".join(n[0].text for n in nbests)), nbests) for nbests in found]
+
+    def decode(
+        self, encoded: Encoded, options: DecodingOptions | None = None
+    ) -> list[list[Hypothesis]]:
+        """Return the n best hypotheses of each encoded utterance (see `SpeechDecoder.decode`)."""
+        options = options or self.config.decoding
+        return self.decoder.decode(encoded, options, self.language_model(options))
+
+    @torch.inference_mode()
+    def encode(
+        self, waves: Sequence[Tensor], requests: Sequence[Request] | None = None
+    ) -> Iterator[tuple[list[int], Encoded]]:
+        """Yield indices of waveforms, and what the encoder made of them, the longest first.
+
+        Those that are silent or too short for an encoder step are left out.
+        """
+        feats = {i: self.features(w) for i, w in enumerate(waves) if not is_constant(w)}
+        steps = self.config.model.frontend.steps
+        todo = sorted((i for i in feats if steps(len(feats[i]))), key=lambda i: len(feats[i]))
+        hop_ms = self.config.features.hop_ms
+        while todo:
+            longest_ms = len(feats[todo[-1]]) * hop_ms
+            size = max(1, int(_BATCH_SECONDS * 1000 / longest_ms))
+            todo, batch = todo[:-size], todo[-size:]
+            mine = tuple(requests[i] for i in batch) if requests else None
+            frames_B = torch.tensor([len(feats[i]) for i in batch], device=self.device)
+            feats_BTF = pad_sequence([feats[i] for i in batch], batch_first=True)
+            yield batch, self.decoder.encode(feats_BTF.to(self.device), frames_B, mine)
+
+    def _segment(
+        self, chunk: Chunk, nbest: list[Hypothesis], spans: list[list[int]] | None
+    ) -> Segment:
+        best, tokens = nbest[0], None
+        if spans is not None:
+            texts = self.tokenizer.token_texts(best.tokens)
+            tokens = timed_tokens(texts, spans, self._step_seconds, chunk.start, chunk.end)
+        return Segment(
+            chunk.start, chunk.end, best.text, best.score, best.ended, best.tokens,
+            best.confidences, tokens, tuple(nbest),
+        )  # fmt: skip
+
+    def language_model(self, options: DecodingOptions) -> LanguageModel | None:
+        """Return the language model that the options name, read once; None without a weight.
+
+        Raises BundleError where it cannot be read or is of other tokens.
+        """
+        if options.lm is None or not options.lm_weight:
+            return None
+        if options.lm not in self._lms:
+            self._lms[options.lm] = load_language_model(options.lm, self.tokenizer, self.device)
+        return self._lms[options.lm]
+
+    @property
+    def _longest_seconds(self) -> float:
+        """Return the longest chunk that the model can take, or should."""
+        steps = self.config.model.encoder.longest
+        return _CHUNK_SECONDS if steps is None else min(_CHUNK_SECONDS, steps * self._step_seconds)
+
+    @property
+    def _step_seconds(self) -> float:
+        """Return the seconds of an encoder step."""
+        features = self.config.features
+        return _FRAMES_PER_STEP * features.hop_length / features.sample_rate

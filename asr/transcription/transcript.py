@@ -1,0 +1,60 @@
+"""Transcripts: texts with their scores and times. Nothing of torch, so that clients share them."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from asr.decoding.hypothesis import Ended, Hypothesis
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token's text, and when it was said, in seconds from the recording's start."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a recording from `start` to `end`, in seconds: the best text, and the n best.
+
+    `text`, `score`, `ended`, `token_ids` and `confidences` are those of the best hypothesis (see
+    `asr.decoding.hypothesis.Hypothesis`). `tokens` have their times, and their texts together are
+    the segment's; it is None where the times are unknown: the model has no CTC head, or too few
+    frames for the text. `nbest` is empty where a recording has several segments.
+    """
+
+    start: float
+    end: float
+    text: str
+    score: float
+    ended: Ended
+    token_ids: tuple[int, ...]
+    confidences: tuple[float, ...]
+    tokens: tuple[Token, ...] | None
+    nbest: tuple[Hypothesis, ...] = ()
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The text of a recording, its score, its duration in seconds, and its segments.
+
+    A recording longer than `decoding.chunk_seconds` has several segments, which follow each other
+    without a gap; the score is their sum.
+    """
+
+    text: str
+    score: float
+    duration: float
+    warnings: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def nbest(self) -> tuple[Hypothesis, ...]:
+        """Return the n best hypotheses of a recording of one segment; else nothing."""
+        return self.segments[0].nbest if len(self.segments) == 1 else ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return asdict(self)

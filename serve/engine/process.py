@@ -1,0 +1,312 @@
+"""The decoding process: requests come through a pipe, transcripts go back.
+
+It is a process and not a thread, so that the event loop shares no interpreter lock with torch, a
+crash or a hang breaks no connection, and its memory is its own. One thread reads the pipe, two
+read recordings into chunks, one reports progress, and the main one recognizes batches of chunks.
+"""
+
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import asr
+from asr.decoding.request import Request
+from asr.errors import AsrError, AudioError, is_out_of_memory
+from serve.engine.messages import (
+    Alive,
+    BatchDone,
+    Cancel,
+    Done,
+    Failed,
+    FromEngine,
+    Partial,
+    Ready,
+    Refused,
+    Start,
+    Transcribe,
+)
+from serve.engine.queue import FairQueue
+from serve.logs import configure_logging
+
+if TYPE_CHECKING:
+    from asr.transcription.chunks import Chunk, ChunkedRecording
+    from asr.transcription.recognizer import Recognizer
+
+logger = logging.getLogger("serve.engine.process")
+
+# Audio that is read ahead for all recordings together, in seconds; each has one chunk anyhow.
+_AHEAD_SECONDS = 320.0
+_REPORT_SECONDS = 0.5
+
+
+@dataclass(eq=False)
+class Job:
+    """A request to transcribe, and how far it is."""
+
+    asked: Transcribe
+    recording: "ChunkedRecording"
+    chunks: Iterator["Chunk"]
+    request: Request
+    arrived: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    decode_seconds: float = 0.0
+    n_open: int = 0  # chunks that wait or are being recognized
+    is_read: bool = False  # there are no more chunks
+    is_paused: bool = False  # there are more, and no thread reads them now
+    sent: str = ""  # the text of partial results so far
+
+
+class Engine:
+    """Recognizers by name behind a pipe."""
+
+    def __init__(
+        self, pipe: Connection, recognizers: dict[str, "Recognizer"], start: Start
+    ) -> None:
+        self._pipe, self._recognizers, self._start = pipe, recognizers, start
+        self._jobs: dict[int, Job] = {}
+        self._queue: FairQueue[tuple[Job, Chunk]] = FairQueue()
+        self._changed = threading.Condition()
+        self._sending = threading.Lock()
+        self._readers = ThreadPoolExecutor(2, "asr-read")
+        self._batch: list[Request] = []  # of the utterances that are being recognized
+        self._n_turns = 0
+
+    def run(self) -> None:
+        """Take requests and recognize batches until the pipe is closed."""
+        for target in (self._listen, self._report_progress):
+            threading.Thread(target=target, name=f"asr{target.__name__}", daemon=True).start()
+        while True:
+            self.recognize_next()
+
+    def recognize_next(self) -> None:
+        """Recognize a batch, or wait a little for one."""
+        self._n_turns += 1
+        if batch := self._next_batch():
+            self._recognize(batch)
+
+    def _report_progress(self) -> None:
+        """Send a sign of life, only while decoding steps or turns of the main loop go on."""
+        before = -1
+        while True:
+            now = self._n_turns + sum(request.n_steps for request in self._batch)
+            if now != before:
+                before = now
+                self._send(Alive(len(self._queue), self._queue.seconds))
+            time.sleep(_REPORT_SECONDS)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._pipe.recv()
+                if isinstance(message, Cancel):
+                    self._cancel(message)
+                else:
+                    self._accept(message)
+        except (EOFError, OSError):
+            pass  # the service has ended
+        except Exception:
+            logger.exception("nothing more can be taken from the pipe")
+        _end()
+
+    def _accept(self, asked: Transcribe) -> None:
+        from asr.audio.recording import Samples
+
+        source: Samples | io.BytesIO = io.BytesIO(asked.audio)
+        if asked.pcm_rate:
+            source = Samples(np.frombuffer(asked.audio, "<i2"), asked.pcm_rate)
+        request = Request()
+        recording = self._recognizers[asked.model].open(
+            source, max_seconds=self._start.max_seconds, request=request
+        )
+        job = Job(asked, recording, recording.chunks(), request)
+        with self._changed:
+            self._jobs[asked.id] = job
+        self._readers.submit(self._read, job)
+
+    def _cancel(self, message: Cancel) -> None:
+        with self._changed:
+            if job := self._jobs.pop(message.id, None):
+                self._drop(job)
+
+    def _drop(self, job: Job) -> None:
+        """Forget what waits of a job, and stop what runs of it."""
+        self._queue.drop(job)
+        job.request.is_cancelled = True
+
+    # --- recordings to chunks -------------------------------------------------------------------
+
+    def _read(self, job: Job) -> None:
+        """Read a job's next chunk; go on after the other jobs as long as little waits."""
+        if job.request.is_cancelled:
+            return
+        try:
+            chunk = next(job.chunks, None)
+        except Exception as error:
+            self._fail(job, error)
+            return
+        with self._changed:
+            if job.request.is_cancelled:
+                return
+            if chunk is None:
+                job.is_read = True
+            else:
+                job.n_open += 1
+                kind = (job.asked.model, job.asked.quick)
+                self._queue.put(job, kind, chunk.seconds, (job, chunk))
+                job.is_paused = self._queue.seconds > _AHEAD_SECONDS
+                if not job.is_paused:
+                    self._readers.submit(self._read, job)
+                self._changed.notify()
+        self._finish(job)
+
+    # --- chunks to texts ------------------------------------------------------------------------
+
+    def _next_batch(self) -> list[tuple[Job, "Chunk"]]:
+        """Take the chunks to recognize now; none where there is no work for a while."""
+        limit, wait = self._start.batch_seconds, self._start.batch_wait
+        with self._changed:
+            if not len(self._queue):
+                self._changed.wait(_REPORT_SECONDS)
+                if len(self._queue) and wait:
+                    self._changed.wait_for(lambda: self._queue.seconds >= limit, wait)
+            batch = self._queue.take(limit)
+            for job in dict.fromkeys(job for job, _ in batch if job.is_paused):
+                job.is_paused = False
+                self._readers.submit(self._read, job)
+        return batch
+
+    def _recognize(self, batch: list[tuple[Job, "Chunk"]]) -> None:
+        started = time.monotonic()
+        for job, _ in batch:
+            job.started = job.started or started
+        asked = batch[0][0].asked
+        recognizer = self._recognizers[asked.model]
+        options = recognizer.config.decoding
+        if asked.quick and recognizer.model.ctc_head is not None:
+            options = options.changed({"method": "ctc_greedy"})
+        self._batch = [job.request for job, _ in batch]
+        try:
+            segments = recognizer.recognize([chunk for _, chunk in batch], options)
+        except Exception as error:
+            self._isolate(batch, error)
+            return
+        seconds = sum(chunk.seconds for _, chunk in batch)
+        work = time.monotonic() - started
+        self._send(BatchDone(len(batch), seconds, work))
+        for (job, chunk), segment in zip(batch, segments, strict=True):
+            job.recording.segments.append(segment)
+            job.decode_seconds += work * chunk.seconds / seconds
+            with self._changed:
+                job.n_open -= 1
+        for job in dict.fromkeys(job for job, _ in batch):
+            if not job.request.is_cancelled:
+                self._send_partial(job)
+            self._finish(job)
+
+    def _isolate(self, batch: list[tuple[Job, "Chunk"]], error: Exception) -> None:
+        """Recognize each chunk of a failed batch alone, so that only the culprit's job fails."""
+        is_broken = _breaks_the_gpu(error)
+        if is_broken or len(batch) == 1:
+            for job, _ in batch:
+                self._fail(job, error)
+            if is_broken:
+                _end()
+            return
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the whole batch
+        for each in batch:
+            if not each[0].request.is_cancelled:
+                self._recognize([each])
+
+    # --- results --------------------------------------------------------------------------------
+
+    def _send_partial(self, job: Job) -> None:
+        if not job.asked.partials:
+            return
+        result = job.recording.result()  # once: the thread that reads may find an error meanwhile
+        if isinstance(result, AudioError):
+            return
+        if result.text.startswith(job.sent) and result.text != job.sent:
+            self._send(Partial(job.asked.id, result.text[len(job.sent) :]))
+            job.sent = result.text
+
+    def _finish(self, job: Job) -> None:
+        """Send the result of a job that is done."""
+        with self._changed:
+            is_done = job.recording.error or (job.is_read and not job.n_open)
+            if not is_done or self._jobs.pop(job.asked.id, None) is None:
+                return
+            self._drop(job)
+        result = job.recording.result()
+        if isinstance(result, AudioError):
+            self._send(Failed(job.asked.id, result.code, str(result)))
+        else:
+            wait = (job.started or time.monotonic()) - job.arrived
+            self._send(Done(job.asked.id, result, wait, job.decode_seconds))
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        with self._changed:
+            self._drop(job)
+            if self._jobs.pop(job.asked.id, None) is None:
+                return
+        logger.error("a recording failed", exc_info=error)
+        code = "out_of_memory" if is_out_of_memory(error) else "failed"
+        self._send(Failed(job.asked.id, code, ""))
+
+    def _send(self, message: FromEngine) -> None:
+        with self._sending:
+            try:
+                self._pipe.send(message)
+            except OSError:
+                _end()
+
+
+def _end() -> None:
+    """End the process at once, whatever hangs in it: the service has ended, or restarts it."""
+    os._exit(0)
+
+
+def _breaks_the_gpu(error: Exception) -> bool:
+    """Tell whether all later work on the GPU fails too (a failed assertion)."""
+    is_gpu = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
+    return is_gpu and not is_out_of_memory(error)
+
+
+def main() -> None:
+    """Load the models that the first message names, and serve until the pipe is closed."""
+    configure_logging()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # for the whole group; the service ends this process
+    pipe: Connection = Connection(int(sys.argv[1]))
+    try:
+        start: Start = pipe.recv()
+        recognizers = {
+            name: asr.load(folder, start.device, start.int8)
+            for name, folder in start.models.items()
+        }
+        for recognizer in recognizers.values():  # now, since nothing is reported while it is read
+            recognizer.language_model(recognizer.config.decoding)
+    except EOFError:
+        return
+    except AsrError as error:
+        pipe.send(Refused(type(error).__name__, str(error)))
+        return
+    pipe.send(Ready())
+    Engine(pipe, recognizers, start).run()
+
+
+if __name__ == "__main__":
+    main()

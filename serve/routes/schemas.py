@@ -1,0 +1,198 @@
+"""What the routes take and give, as OpenAI's clients know it."""
+
+from typing import Any, Literal
+
+from fastapi import UploadFile
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from starlette.datastructures import UploadFile as Part
+
+from asr.decoding.hypothesis import Ended
+from asr.transcription.transcript import Segment
+
+ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
+Granularity = Literal["word", "segment"]
+
+
+class RecordingForm(BaseModel):
+    """The fields of POST /v1/transcribe; others are ignored."""
+
+    file: UploadFile = Field(
+        description="The recording: wav, flac, ogg or mp3, at any rate, of up to 8 channels. Its "
+        "content decides on the format, never its name."
+    )
+    model: str = Field(description="A name that GET /v1/models lists.")
+
+    @field_validator("file", mode="before")
+    @classmethod
+    def _is_a_file(cls, value: Any) -> Any:
+        if not isinstance(value, Part):
+            raise ValueError("send a file part with a file name, as `curl -F file=@a.wav` does")
+        return value
+
+
+class TranscriptionForm(RecordingForm):
+    """The fields of POST /v1/audio/transcriptions; others are ignored."""
+
+    response_format: ResponseFormat = "json"
+    language: str | None = Field(None, description="Repeated in verbose_json, else ignored.")
+    prompt: str | None = Field(None, description="Accepted and ignored.")
+    temperature: float = Field(0, ge=0, le=1, description="Ignored: the search is deterministic.")
+    stream: bool = Field(
+        False, description="Server-sent events: the text as it grows, by segments."
+    )
+    timestamp_granularities: list[Granularity] = Field(
+        [],
+        alias="timestamp_granularities[]",
+        description="With verbose_json: word (a Chinese character is one), segment, or both; "
+        "segment if empty.",
+    )
+    include: list[str] = Field(
+        [], alias="include[]", description="logprobs, with json or stream; others are ignored."
+    )
+
+    @field_validator("stream")
+    @classmethod
+    def _streams_json(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("response_format") not in ("json", None):
+            raise ValueError("needs response_format json, which is the default")
+        return value
+
+    @field_validator("timestamp_granularities")
+    @classmethod
+    def _has_room_for_times(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if value and info.data.get("response_format") not in ("verbose_json", None):
+            raise ValueError("needs response_format verbose_json")
+        return value
+
+
+class Usage(BaseModel):
+    """How much audio was transcribed, in seconds of the recording."""
+
+    type: Literal["duration"] = "duration"
+    seconds: float
+
+
+class Logprob(BaseModel):
+    """A token, its bytes and the log of its confidence."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Transcription(BaseModel):
+    """The text; `warnings` only where something was amiss, such as a truncated file."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {"text": "今天天气很好", "usage": {"type": "duration", "seconds": 1.52}}
+        }
+    )
+    text: str
+    usage: Usage
+    logprobs: list[Logprob] | None = None
+    warnings: list[str] | None = None
+
+
+class VerboseSegment(BaseModel):
+    """A part of a recording, from `start` to `end` in seconds.
+
+    `avg_logprob` is the mean log of its tokens' confidences, `seek` its start in hundredths of a
+    second; `no_speech_prob` is 1 where nothing was said and 0 elsewhere.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float = 0.0
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseWord(BaseModel):
+    """A word, or a Chinese character, and when it was said, in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+class VerboseTranscription(BaseModel):
+    """The text with times. `language` is the request's, for no model tells."""
+
+    task: Literal["transcribe"] = "transcribe"
+    language: str
+    duration: float
+    text: str
+    segments: list[VerboseSegment] | None = None
+    words: list[VerboseWord] | None = None
+    usage: Usage
+    warnings: list[str] | None = None
+
+
+class TextDelta(BaseModel):
+    """An event of a stream: what the text goes on with."""
+
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    delta: str
+
+
+class TextDone(BaseModel):
+    """The last event of a stream: the whole text."""
+
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    text: str
+    usage: Usage
+    logprobs: list[Logprob] | None = None
+
+
+class Timing(BaseModel):
+    """Seconds in the queue, of decoding (its share of batches), and of decoding by audio."""
+
+    wait_seconds: float
+    decode_seconds: float
+    real_time_factor: float
+
+
+class NativeTranscription(BaseModel):
+    """All that is known of a recording.
+
+    `ended` tells why the text is no longer: `eos`, the model was done; `length`, no more fits into
+    the audio; `no_speech`, there was none. The segment of a short recording has its n best
+    hypotheses; a token's confidence is its probability among its alternatives.
+    """
+
+    model: str
+    text: str
+    duration: float
+    score: float
+    ended: Ended
+    segments: list[Segment]
+    warnings: list[str]
+    timing: Timing
+
+
+class Model(BaseModel):
+    """A model's name; `created` is its bundle's time in Unix seconds."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "lrt-asr"
+
+
+class ModelList(BaseModel):
+    """All models served here."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Health(BaseModel):
+    """How the service is."""
+
+    status: Literal["ok"] = "ok"

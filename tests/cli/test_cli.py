@@ -1,0 +1,186 @@
+"""The four uses through the real command line, and what it says when it cannot."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+import asr
+from asr.config import Config
+from asr.data.manifest import load_cuts, text_of
+from asr.train.run import train
+from tests.helpers import RATE, learning_recipe, run_cli, speak
+
+
+@pytest.fixture(scope="module")
+def bundle(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = Config.model_validate(learning_recipe(tones))
+    return train(config, tmp_path_factory.mktemp("cli") / "tones")
+
+
+def told(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """One sentence with these words, this exit code, no traceback."""
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    sentence = " ".join(result.stderr.split())
+    for word in words:
+        assert word in sentence
+
+
+def test_evaluate_writes_what_it_prints(bundle: Path, tones: Path) -> None:
+    result = run_cli("evaluate", bundle, tones / "test.jsonl.gz", "--format", "json")
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    kept = json.loads((bundle / "evaluation.json").read_text("utf-8"))
+    assert {k: kept[k] for k in printed} == printed
+    cuts = load_cuts(tones / "test.jsonl.gz")
+    length = sum(len(text_of(c)) for c in cuts)
+    errors = printed["substitutions"] + printed["insertions"] + printed["deletions"]
+    assert printed["reference_length"] == length
+    assert printed["cer"] == pytest.approx(errors / length)
+    assert printed["cer"] < 0.2
+    assert printed["utterances"] == len(cuts) and printed["skipped"] == 0
+    assert 0 < printed["rtf"] < 5 and 0 < printed["mean_length"] < 5
+    assert "CER" in (bundle / "README.md").read_text("utf-8")
+    info = json.loads(run_cli("info", bundle, "--format", "json").stdout)
+    assert info["evaluation"]["cer"] == printed["cer"]
+    assert info["parameters"] == sum(info["parts"].values())
+
+
+def test_transcribe_many_files_of_many_kinds(bundle: Path, tmp_path: Path) -> None:
+    wave = speak("三一四", 99)
+    sf.write(tmp_path / "a.wav", wave, RATE, subtype="PCM_24")
+    sf.write(tmp_path / "b.flac", np.stack([wave, wave], 1), RATE)
+    sf.write(tmp_path / "c.ogg", wave, RATE)
+    (tmp_path / "bad.wav").write_bytes(b"not audio")
+    files = [tmp_path / name for name in ("a.wav", "bad.wav", "b.flac", "c.ogg", "none.wav")]
+    result = run_cli("transcribe", bundle, *files)
+    told(result, 1, "bad.wav", "none.wav")
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [Path(name).name for name, _ in lines] == ["a.wav", "b.flac", "c.ogg"]
+    assert [text for _, text in lines] == ["三一四"] * 3
+    one = run_cli("transcribe", bundle, files[0], "--format", "json")
+    parsed = json.loads(one.stdout)
+    expected = asr.load(bundle).transcribe(files[0])
+    assert parsed["text"] == expected.text == "三一四"
+    assert parsed["score"] == pytest.approx(expected.score, abs=1e-4)
+    assert parsed["duration"] == pytest.approx(len(wave) / RATE)
+
+
+def test_batches_give_the_texts_and_scores_that_each_utterance_gives_alone(bundle: Path) -> None:
+    import torch
+
+    model = asr.load(bundle)
+    rng = np.random.default_rng(5)
+    texts = ["".join(rng.choice(list("一二三四五"), size=rng.integers(1, 7))) for _ in range(16)]
+    waves = [torch.from_numpy(speak(text, i) * 0.3 ** (i % 3)) for i, text in enumerate(texts)]
+    for i in range(0, 16, 3):  # noise makes the choice between texts close
+        waves[i] = waves[i] + torch.from_numpy(rng.normal(0, 0.2, len(waves[i])).astype(np.float32))
+    waves.append(torch.zeros(10))
+    together = model.recognize(waves)
+    for wave, found in zip(waves, together, strict=True):
+        (alone,) = model.recognize([wave])
+        assert [h.tokens for h in alone] == [h.tokens for h in found]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-4)
+
+
+@pytest.mark.parametrize("seconds", [0.0005, 0.004, 0.02, 0.05])
+def test_very_short_and_silent_audio_is_no_error(
+    bundle: Path, tmp_path: Path, seconds: float
+) -> None:
+    n = max(1, int(seconds * RATE))
+    for name, wave in (
+        ("zero", np.zeros(n)),
+        ("noise", np.random.default_rng(0).normal(0, 0.1, n)),
+    ):
+        sf.write(tmp_path / f"{name}.wav", wave, RATE)
+        result = asr.load(bundle).transcribe(tmp_path / f"{name}.wav")
+        assert result.duration == pytest.approx(n / RATE)
+        assert len(result.text) <= seconds * 25
+
+
+def test_ten_minutes_are_cut_at_silences(bundle: Path, tmp_path: Path) -> None:
+    """The text of a long file is what its phrases say, in their order."""
+    rng = np.random.default_rng(3)
+    texts = ["".join(rng.choice(list("一二三四五"), size=4)) for _ in range(60)]
+    pause = np.zeros(int(9.4 * RATE), np.float32)
+    wave = np.concatenate([np.concatenate((speak(t, i), pause)) for i, t in enumerate(texts)])
+    assert len(wave) / RATE > 590
+    sf.write(tmp_path / "long.wav", wave, RATE)
+    result = asr.load(bundle).transcribe(tmp_path / "long.wav")
+    assert result.duration == pytest.approx(len(wave) / RATE)
+    assert result.warnings == ()
+    spoken = "".join(texts)
+    # The toy model never heard a pause; order and extent are what is asked here.
+    assert len(result.text) > 30 and set(result.text) <= set(spoken)
+
+
+def test_info_needs_no_corpus_but_a_vocabulary(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    told(run_cli("info", root / "recipes/aishell1/small_real.yaml"), 2, "tokenizer.vocab_size")
+    result = run_cli("info", root / "recipes/hkust/lrt_r50.yaml", cwd=tmp_path)
+    assert "7.79 M" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["train", "none.yaml"], 2, ["none.yaml", "cannot be read"]),
+        (["train", "recipe.yaml", "--set", "model.rank=3"], 2, ["model.rank", "unknown key"]),
+        (["evaluate", "nowhere", "cuts.jsonl.gz"], 4, ["nowhere", "config.yaml"]),
+        (["transcribe", "nowhere", "a.wav"], 4, ["nowhere"]),
+        (["prepare", "aishell1", "nowhere", "out"], 3, ["nowhere"]),
+        (["prepare", "demo", "out", "--train", "0"], 2, ["train"]),
+        (["train", "recipe.yaml", "--device", "cuda:7", "--out", "run"], 2, ["cuda:7", "cpu"]),
+        (["train", "recipe.yaml", "--out", "recipe.yaml"], 1, ["recipe.yaml", "in the way"]),
+        (["train", "recipe.yaml", "--set", "data.train=none.gz", "--out", "r"], 3, ["none.gz"]),
+    ],
+)
+def test_errors_are_one_sentence(
+    tmp_path: Path, tones: Path, args: list[str], code: int, words: list[str]
+) -> None:
+    from tests.helpers import tones_recipe, write_recipe
+
+    write_recipe(tmp_path / "recipe.yaml", tones_recipe(tones))
+    told(run_cli(*args, cwd=tmp_path), code, *words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("MemoryError()", "asr: memory is out"),
+        ("RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "asr: memory is out"),
+        ("RuntimeError('a bug')", "Traceback"),
+    ],
+)
+def test_memory_that_gives_out_is_told_and_a_bug_is_not_hidden(raised: str, told: str) -> None:
+    code = f"import asr.cli\ndef fail(): raise {raised}\nasr.cli.app = fail\nasr.cli.main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1 and told in result.stderr
+    assert ("Traceback" in result.stderr) == (told == "Traceback")
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = run_cli("--debug", "train", "none.yaml", cwd=tmp_path)
+    assert result.returncode != 0
+    assert "Traceback" in result.stderr and "ConfigError" in result.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(bundle: Path, tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", speak("一"), RATE)
+    command = [sys.executable, "-c", "from asr.cli import main; main()", "transcribe", str(bundle)]
+    process = subprocess.Popen(
+        [*command, *[str(tmp_path / "a.wav")] * 3], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    os.close(process.stdout.fileno())
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(timeout=60)

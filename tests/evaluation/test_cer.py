@@ -1,0 +1,166 @@
+"""The character error rate against hand counts and a Levenshtein distance written out here."""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import DataError
+from asr.evaluation.cer import ErrorCounts, alignment, character_errors, score_files
+from asr.tokenizer import normalize_text
+from tests.helpers import run_cli
+
+TEXTS = st.text(alphabet="ab今天好 Ａ", max_size=12)
+
+
+def levenshtein(a: str, b: str) -> int:
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        previous, row = row, [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(previous[j] + 1, row[-1] + 1, previous[j - 1] + (x != y)))
+    return row[-1]
+
+
+def columns(line: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "counts"),
+    [
+        ("今天天气很好", "今天天气很好", (0, 0, 0, 6)),
+        ("今天天气很好", "今天天汽很好", (1, 0, 0, 6)),
+        ("今天天气很好", "今天气很好", (0, 0, 1, 6)),
+        ("今天天气很好", "今天天天气很好", (0, 1, 0, 6)),
+        ("打开灯", "", (0, 0, 3, 3)),
+        ("", "打开灯", (0, 3, 0, 0)),
+        ("", "", (0, 0, 0, 0)),
+        ("灯", "打", (1, 0, 0, 1)),
+        ("go left", "go lft", (0, 0, 1, 7)),
+        ("go left", "goleft", (0, 0, 1, 7)),
+    ],
+)
+def test_counted_by_hand(reference, hypothesis, counts):
+    assert character_errors(reference, hypothesis) == ErrorCounts(*counts)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis"),
+    [("今天 天气", "今天天气"), ("ＡＢＣ１２", "abc12"), ("turn  left ", "TURN LEFT")],
+)
+def test_width_case_and_spaces_beside_chinese_are_no_errors(reference, hypothesis):
+    counts = character_errors(reference, hypothesis)
+    assert counts.errors == 0
+    assert counts.reference_length == len(normalize_text(reference)) > 0
+
+
+@given(TEXTS, TEXTS)
+def test_errors_are_the_levenshtein_distance(reference, hypothesis):
+    a, b = normalize_text(reference), normalize_text(hypothesis)
+    counts = character_errors(reference, hypothesis)
+    assert counts.errors == levenshtein(a, b)
+    assert counts.reference_length == len(a)
+    assert len(b) == len(a) - counts.deletions + counts.insertions
+
+
+def test_a_corpus_pools_counts_not_rates():
+    long, short = (
+        character_errors("一二三四五六七八九", "一二三四五六七八九"),
+        character_errors("十", ""),
+    )
+    assert (long + short).rate == pytest.approx(0.1)
+    assert long + short == ErrorCounts(0, 0, 1, 10)
+
+
+def test_rates_without_a_reference_are_finite():
+    assert ErrorCounts().rate == 0.0
+    assert character_errors("", "一二三").rate == 1.0
+    assert character_errors("一", "一二三").rate == 2.0
+    json.dumps(character_errors("", "一").rate, allow_nan=False)
+
+
+def test_alignment_lines_up_two_column_characters():
+    assert alignment("今天a好了", "今天A号了吗").split("\n") == [
+        "REF: 今天A好了**",
+        "HYP: 今天A号了吗",
+        "          S   I",
+    ]
+    assert alignment("打开", "").split("\n") == ["REF: 打开", "HYP: ****", "     D D"]
+
+
+@given(TEXTS, TEXTS)
+def test_alignment_shows_both_texts_and_every_error(reference, hypothesis):
+    above, below, marks = alignment(reference, hypothesis).split("\n")
+    counts = character_errors(reference, hypothesis)
+    found = [marks.count(mark) for mark in "SID"]
+    assert found == [counts.substitutions, counts.insertions, counts.deletions]
+    for line, text in ((above, reference), (below, hypothesis)):
+        shown = line[5:].replace("*", "").replace(" ", "")
+        assert shown == normalize_text(text).replace(" ", "")
+    # Whatever stands in one column in both lines is the same character, or marked below it.
+    places = []
+    for line in (above, below):
+        at, column = {}, 0
+        for character in line:
+            at[column] = character
+            column += columns(character)
+        places.append(at)
+    for column in set(places[0]) & set(places[1]):
+        same = places[0][column] == places[1][column]
+        assert column < 5 or same or marks[column : column + 1].strip()
+
+
+def texts(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return path
+
+
+REFERENCES = "a 今天天气\nb  ＧＯ left\nc\t打开\nd 好\n"
+
+
+def test_files_are_scored_by_id_whatever_their_order_width_case_and_spaces(tmp_path: Path) -> None:
+    said = texts(tmp_path / "ref.txt", REFERENCES)
+    heard = texts(tmp_path / "hyp.txt", "\ufeffc\t\r\nb go Left\r\n\r\nd\t好 吗\r\na\t今 天天汽")
+    assert score_files(said, heard) == ErrorCounts(1, 1, 2, 4 + 7 + 2 + 1)
+    printed = run_cli("score", said, heard, "--format", "json")
+    assert json.loads(printed.stdout) == {
+        "cer": pytest.approx(4 / 14), "substitutions": 1, "insertions": 1, "deletions": 2,
+        "reference_length": 14,
+    }  # fmt: skip
+    assert "CER 28.57%" in run_cli("score", said, heard).stdout
+    silent = texts(tmp_path / "silent.txt", "a\nb \nc\t\nd\n")
+    assert score_files(silent, silent) == ErrorCounts()
+    assert score_files(silent, said).rate == 1.0
+    assert score_files(said, silent) == ErrorCounts(0, 0, 14, 14)
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "words"),
+    [
+        ("a 今\nb x\n", ["hyp.txt: 2 utterances", "missing here", "c, d"]),
+        (REFERENCES + "e 好\n", ["ref.txt: 1 utterances", "(e)"]),
+        (REFERENCES + "a 好\n", ["hyp.txt, line 5", "a stands here a second time"]),
+        ("a 今\n\t今\n", ["hyp.txt, line 2", "no id"]),
+        ("", ["hyp.txt: holds no utterance"]),
+        ("a 今天".encode("gbk"), ["hyp.txt: not UTF-8"]),
+    ],
+)
+def test_files_of_other_utterances_are_refused(tmp_path: Path, hypotheses, words) -> None:
+    said = texts(tmp_path / "ref.txt", REFERENCES)
+    heard = texts(tmp_path / "hyp.txt", hypotheses)
+    with pytest.raises(DataError) as caught:
+        score_files(said, heard)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_score_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+    said = texts(tmp_path / "ref.txt", REFERENCES)
+    result = run_cli("score", said, texts(tmp_path / "hyp.txt", "a 今\n"))
+    assert result.returncode == 3 and "Traceback" not in result.stderr
+    missing = run_cli("score", said, tmp_path / "none.txt")
+    assert missing.returncode == 1 and "none.txt" in missing.stderr
+    assert "Traceback" not in missing.stderr

@@ -1,0 +1,112 @@
+"""The decoder's inference form against the decoder that was trained, all positions at once."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asr.errors import ConfigError
+from asr.model.inference.decoder import FastDecoder, for_inference
+from asr.model.layers import NormOrder
+from asr.model.projection import DenseConfig, LowRankConfig
+from asr.model.transformer import SpeechTransformer
+from tests.helpers import FREQS, VOCAB, padded_batch, tiny
+
+# Of heads 4 wide: LEDs whose own numbers are the keys (3), of which the products of D × D are
+# multiplied out (9), all of them (16); of heads 2 wide: LEDs with full keys (5).
+PROJECTIONS = [
+    (DenseConfig(), 4),
+    (LowRankConfig(rank=3), 4),
+    (LowRankConfig(rank=9), 4),
+    (LowRankConfig(rank=16), 4),
+    (LowRankConfig(rank=5), 8),
+]
+
+
+def build(projection: DenseConfig | LowRankConfig, n_heads: int = 4, norm: NormOrder = "post"):
+    torch.manual_seed(0)
+    config = tiny(projection, norm=norm).model_copy(update={"n_heads": n_heads})
+    model = config.build(FREQS, VOCAB).eval()
+    for parameter in model.parameters():  # no bias or gain may hide by being zero or one
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def expected(model: SpeechTransformer, history: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
+    """Log-probabilities (B, W, V) after each history (B, W, U), by the training path."""
+    rows = [model.decoder(history[:, w], memory, keep)[:, -1] for w in range(history.shape[1])]
+    return torch.stack(rows, 1).log_softmax(-1)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(("projection", "n_heads"), PROJECTIONS)
+def test_fast_steps_equal_the_decoder_run_at_once_reordered_and_with_leavers(
+    projection: DenseConfig | LowRankConfig, n_heads: int, norm: NormOrder
+) -> None:
+    model = build(projection, n_heads, norm)
+    batch, lengths, _ = padded_batch([23, 12, 17], 5.0)
+    memory, keep = model.encode(batch, lengths)
+    decoder, W, rng = for_inference(model.decoder), 3, torch.Generator().manual_seed(1)
+    assert isinstance(decoder, FastDecoder)
+    with torch.inference_mode():
+        state = decoder.start(memory, keep)
+        history = torch.zeros(3, W, 0, dtype=torch.long)
+        for step in range(36):  # beyond the buffers' first size
+            tokens = torch.randint(1, VOCAB, (len(keep), W), generator=rng)
+            history = torch.cat((history, tokens[..., None]), dim=2)
+            found = decoder.step(tokens, state)
+            if step in (0, 1, 4, 5, 35):
+                wanted = expected(model, history, memory, keep)
+                torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+            if step == 4:  # an utterance leaves
+                rest = torch.tensor([0, 2])
+                state.select(rest)
+                memory, keep, history = memory[rest], keep[rest], history[rest]
+            parents = torch.randint(0, W, (len(keep), W), generator=rng)
+            state.reorder(parents)
+            history = history.gather(1, parents[..., None].expand_as(history))
+
+
+def test_maps_of_one_input_are_one_product() -> None:
+    torch.manual_seed(0)
+    from asr.model.inference.linear import Scratch, compile_maps
+
+    wide, thin = nn.Linear(7, 1300), nn.Linear(7, 3)
+    x = torch.randn(5, 7)
+    with torch.inference_mode():
+        found = compile_maps([wide, thin])(x, Scratch(x), "y")
+        torch.testing.assert_close(found, torch.cat((wide(x), thin(x)), 1), atol=1e-5, rtol=1e-5)
+
+
+def test_int8_is_near_and_is_not_float32() -> None:
+    from asr.model.inference.linear import Scratch, compile_maps
+
+    torch.manual_seed(0)
+    linear = nn.Linear(512, 700)
+    x = torch.randn(9, 512)
+    with torch.inference_mode():
+        found, exact = compile_maps([linear], int8=True)(x, Scratch(x), "y"), linear(x)
+    error = (found - exact).abs().max() / exact.abs().max()
+    assert 1e-5 < error < 0.03
+
+
+def test_int8_without_fbgemm_has_another_engine_or_is_refused(monkeypatch) -> None:
+    from asr.model.inference import linear as products
+
+    torch.manual_seed(0)
+    linear, x = nn.Linear(512, 700), torch.randn(9, 512)
+    with torch.inference_mode():
+        usual = products.compile_maps([linear], int8=True)(x, products.Scratch(x), "y")
+        monkeypatch.setattr(products, "_INT8_ENGINES", ("no such", "qnnpack"))  # as on ARM
+        found = products.compile_maps([linear], int8=True)(x, products.Scratch(x), "y")
+        assert torch.backends.quantized.engine == "qnnpack"
+        assert (found - usual).abs().max() < 0.03 * usual.abs().max()
+        monkeypatch.setattr(products, "_INT8_ENGINES", ("no such",))
+        with pytest.raises(ConfigError, match="leave --int8 out"):
+            products.compile_maps([linear], int8=True)
+
+
+def test_the_fast_decoder_has_the_trained_ones_weights_under_the_same_names() -> None:
+    model = build(LowRankConfig(rank=3))
+    fast = for_inference(model.decoder)
+    assert fast.state_dict().keys() == model.decoder.state_dict().keys()
+    assert all(a is b for a, b in zip(fast.parameters(), model.decoder.parameters(), strict=True))

@@ -1,0 +1,365 @@
+"""Live transcription over a real socket: the library's texts, limits, and bad clients."""
+
+import asyncio
+import base64
+import io
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+import asr
+from asr.tokenizer import normalize_text
+from asr.transcription.recognizer import Recognizer
+from serve.routes.live_session import Session
+from tests.helpers import RATE, Service, changed, refused, running, say, stopped, wait_for
+
+START = {"sample_rate": RATE, "model": "tiny"}
+
+
+@pytest.fixture(scope="module")
+def library(hearing: Path) -> Recognizer:
+    return asr.load(hearing, "cpu")
+
+
+@contextmanager
+def session(service: Service, start: Any = START, **options: Any) -> Iterator[ClientConnection]:
+    url = f"ws://{service.host}:{service.port}/v1/live"
+    with connect(url, proxy=None, compression=None, **options) as socket:
+        with suppress(ConnectionClosed):  # it may be refused before
+            if start:
+                socket.send(json.dumps(start))
+        yield socket
+
+
+def pcm(wave: np.ndarray) -> bytes:
+    return (wave * 2**15).clip(-(2**15), 2**15 - 1).astype("<i2").tobytes()
+
+
+def recording(n_seconds: float, seed: int = 0) -> bytes:
+    """Tones and pauses of so many seconds, as PCM."""
+    wave = np.concatenate([say(6, seed + i)[0] for i in range(round(n_seconds))])
+    return pcm(wave[: int(n_seconds * RATE)])
+
+
+def heard(library: Recognizer, audio: bytes, **changes: Any) -> str:
+    file = io.BytesIO()
+    sf.write(file, np.frombuffer(audio, "<i2"), RATE, format="WAV", subtype="PCM_16")
+    return library.transcribe(file, library.config.decoding.changed(changes)).text
+
+
+def speak(socket: ClientConnection, audio: bytes, rate: int = RATE) -> None:
+    for at in range(0, len(audio), rate // 5):
+        socket.send(audio[at : at + rate // 5])
+    socket.send('{"type": "end"}')
+
+
+def answers(socket: ClientConnection) -> list[dict[str, Any]]:
+    """All that comes until the service closes."""
+    found = []
+    with suppress(ConnectionClosed):
+        while True:
+            found.append(json.loads(socket.recv(timeout=60)))
+    return found
+
+
+def refusal(socket: ClientConnection) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """The close code, the error in OpenAI's shape, and what came before it."""
+    *before, last = answers(socket)
+    error = last["error"]
+    assert last.keys() == {"error"}
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert "\n" not in error["message"] and "Traceback" not in error["message"]
+    assert socket.close_code is not None
+    return socket.close_code, error, before
+
+
+# --- texts --------------------------------------------------------------------------------------
+
+
+def test_segments_are_what_the_library_makes_of_them(hearing_service, library):
+    audio = recording(26)
+    with session(hearing_service) as socket:
+        speak(socket, audio)
+        *told, end = answers(socket)
+        assert socket.close_code == 1000
+    assert end == {"type": "end", "duration": 26.0}
+    finals = [message["segment"] for message in told if message["type"] == "final"]
+    assert len(finals) > 2 and (finals[0]["start"], finals[-1]["end"]) == (0, 26)
+    assert all(a["end"] == b["start"] for a, b in pairwise(finals))
+    for segment in finals:
+        assert segment["end"] - segment["start"] <= 10
+        first, last = (2 * round(segment[key] * RATE) for key in ("start", "end"))
+        assert segment["text"] == heard(library, audio[first:last])
+        assert normalize_text("".join(t["text"] for t in segment["tokens"])) == segment["text"]
+        times = [t for token in segment["tokens"] for t in (token["start"], token["end"])]
+        assert times == sorted(times)
+        assert segment["start"] <= times[0] and times[-1] <= segment["end"]
+    assert sum(len(segment["text"]) for segment in finals) > 60
+
+
+def test_partial_texts_grow_while_one_speaks(hearing_service, library):
+    audio = recording(3, seed=50)
+    with session(hearing_service) as socket:
+        partials = []
+        for at in range(0, len(audio), 2 * RATE):  # a second, then its text
+            socket.send(audio[at : at + 2 * RATE])
+            partials.append(json.loads(socket.recv(timeout=60)))
+        socket.send('{"type": "end"}')
+        final, _ = answers(socket)
+    assert [p["type"] for p in partials] == ["partial"] * 3
+    for i, partial in enumerate(partials, 1):
+        assert partial["text"] == heard(library, audio[: i * 2 * RATE], method="ctc_greedy")
+    assert len(partials[0]["text"]) < len(partials[-1]["text"])
+    assert final["segment"]["text"] == heard(library, audio)
+    assert final["nbest"][0]["text"] == final["segment"]["text"]
+
+
+@pytest.mark.parametrize("rate", [16000, 44100, 48000])
+def test_any_rate_will_do(hearing_service, library, rate):
+    wave, spoken = say(5, 7)
+    fine = np.interp(np.arange(0, len(wave), RATE / rate), np.arange(len(wave)), wave)
+    with session(hearing_service, {**START, "sample_rate": rate}) as socket:
+        speak(socket, pcm(fine), rate)
+        found = [m["segment"]["text"] for m in answers(socket) if m["type"] == "final"]
+    assert found == ["".join(text for text, _, _ in spoken)] == [heard(library, pcm(wave))]
+
+
+def test_silence_and_nothing_have_no_text(hearing_service):
+    with session(hearing_service) as socket:
+        speak(socket, bytes(2 * RATE))
+        (final, _end) = (m for m in answers(socket) if m["type"] != "partial")
+    assert (final["segment"]["text"], final["segment"]["ended"]) == ("", "no_speech")
+    with session(hearing_service) as socket:
+        speak(socket, b"")
+        assert answers(socket) == [{"type": "end", "duration": 0.0}]
+
+
+# --- clients that misbehave ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "close_code", "code", "param"),
+    [
+        (["hello"], 1007, "invalid_message", None),
+        (["[" * 50000], 1007, "invalid_message", None),
+        (["[]"], 1007, "invalid_message", None),
+        (['{"model": "tiny"}'], 1007, "invalid_message", "sample_rate"),
+        (['{"model": "tiny", "sample_rate": 0}'], 1007, "invalid_message", "sample_rate"),
+        (['{"model": "tiny", "sample_rate": 1e400}'], 1007, "invalid_message", "sample_rate"),
+        (['{"model": "../x", "sample_rate": 8000}'], 1008, "model_not_found", "model"),
+        ([b"\0\0"], 1003, "invalid_message", None),
+        ([json.dumps(START), b"\0\0\0"], 1007, "invalid_message", None),
+        ([json.dumps(START), b"\0" * (2**17 + 2)], 1009, "message_too_large", None),
+        ([json.dumps(START), "x" * (2**17 + 2)], 1009, "message_too_large", None),
+        ([json.dumps(START), '{"type": "stop"}'], 1003, "invalid_message", None),
+        ([json.dumps(START), "end"], 1007, "invalid_message", None),
+    ],
+)
+def test_what_cannot_be_understood_is_refused(hearing_service, messages, close_code, code, param):
+    with session(hearing_service, None) as socket:
+        for message in messages:
+            socket.send(message)
+        found, error, before = refusal(socket)
+    assert (found, error["code"], error["param"], before) == (close_code, code, param, [])
+    assert error["type"] == "invalid_request_error"
+
+
+def test_text_that_is_no_text_closes_the_connection(hearing_service):
+    with session(hearing_service, None) as socket, pytest.raises(ConnectionClosed):
+        socket.send(b"\xff\xfe", text=True)
+        socket.recv(timeout=30)
+    assert socket.close_code == 1007
+
+
+def test_who_says_nothing_is_told_what_was_heard_and_left(hearing_service, library):
+    audio = recording(2)
+    with changed(hearing_service, live_idle_seconds=0.3):
+        with session(hearing_service) as socket:
+            socket.send(audio)
+            code, error, before = refusal(socket)
+        assert (code, error["code"]) == (1008, "idle") and "0.3 seconds" in error["message"]
+        assert before[-1]["segment"]["text"] == heard(library, audio)
+        with session(hearing_service, None) as socket:
+            assert refusal(socket)[0] == 1008
+
+
+def test_who_speaks_too_long_is_told_what_was_heard(hearing_service, library):
+    audio = recording(4)
+    with changed(hearing_service, max_live_seconds=3), session(hearing_service) as socket:
+        for at in range(0, len(audio), RATE):
+            socket.send(audio[at : at + RATE])
+        code, error, before = refusal(socket)
+    assert (code, error["code"]) == (1009, "too_long") and "3 seconds" in error["message"]
+    assert before[-1]["type"] == "final" and before[-1]["segment"]["end"] == 3.5
+    assert before[-1]["segment"]["text"] == heard(library, audio[: 7 * RATE])
+
+
+def test_who_leaves_makes_place(hearing_service):
+    state = hearing_service.state
+    with changed(hearing_service, max_live_sessions=1), stopped(hearing_service.worker.pid):
+        with session(hearing_service) as first:
+            first.send(recording(2))
+            wait_for(lambda: hearing_service.worker._jobs)
+            with session(hearing_service) as second:
+                code, error, _ = refusal(second)
+            assert (code, error["code"], error["type"]) == (1013, "busy", "server_error")
+            first.socket.close()  # as a browser that crashed
+        wait_for(lambda: not state.n_live and not hearing_service.worker._jobs)
+        assert state.load.n_accepted == 0
+
+
+def test_a_service_that_stops_ends_sessions(hearing_service, library):
+    audio = recording(2)
+    with session(hearing_service) as socket:
+        socket.send(audio[:RATE])
+        wait_for(lambda: hearing_service.state.load.n_accepted)
+        hearing_service.state.load.draining = True
+        try:
+            socket.send(audio[RATE:])
+            code, error, before = refusal(socket)
+            with session(hearing_service) as late:
+                assert refusal(late)[0] == 1013
+        finally:
+            hearing_service.state.load.draining = False
+    assert (code, error["code"]) == (1001, "unavailable")
+    last = before[-1]["segment"]  # of what had come by then
+    assert last["text"] == heard(library, audio[: 2 * round(last["end"] * RATE)])
+
+
+def test_a_segment_survives_the_decoding_process(hearing_service, library):
+    audio = recording(2)
+    with session(hearing_service) as socket:
+        with stopped(hearing_service.worker.pid):
+            speak(socket, audio)
+            wait_for(lambda: hearing_service.worker._jobs)
+            hearing_service.worker._process.kill()
+        *_, final, end = answers(socket)
+    assert final["segment"]["text"] == heard(library, audio)
+    assert end["type"] == "end"
+
+
+WITHOUT_MEMORY = """
+import sys
+from multiprocessing.connection import Connection
+
+pipe = Connection(int(sys.argv[1]))
+pipe.recv()
+pipe.send(("ready",))
+while True:
+    kind, number, *_ = pipe.recv()
+    if kind == "job":
+        pipe.send(("error", number, "out_of_memory", ""))
+"""
+
+
+def test_what_the_memory_does_not_hold_is_told_and_not_tried_again(tiny_bundle, monkeypatch):
+    popen = subprocess.Popen
+    monkeypatch.setattr("serve.engine.client.subprocess", SimpleNamespace(Popen=lambda command, **options:
+        popen([sys.executable, "-c", WITHOUT_MEMORY, command[-1]], **options)))  # fmt: skip
+    with running(tiny_bundle, deadline_seconds=5.0) as service:
+        reply = service.post(recording(2))
+        assert "shorter parts" in refused(reply, 413, "file", "out_of_memory")
+        assert "retry-after" not in reply.headers
+        with session(service) as socket:
+            speak(socket, recording(2))
+            code, error, _ = refusal(socket)
+    assert (code, error["code"]) == (1011, "out_of_memory")
+
+
+def test_a_flood_is_held_back() -> None:
+    """Whatever a client sends while nothing is decoded: a segment and a backlog are held."""
+
+    async def flood() -> int:
+        async def never(_audio: bytes, _quick: bool) -> dict[str, Any]:
+            await asyncio.sleep(3600)
+            return {}
+
+        session = Session(RATE, never)
+        reader = asyncio.create_task(anext(session.answers()))
+        n_taken = 0
+        try:
+            async with asyncio.timeout(1):
+                while n_taken < 3600:
+                    await session.hear(bytes(2 * RATE))
+                    n_taken += 1
+        except TimeoutError:
+            pass
+        reader.cancel()
+        return n_taken
+
+    assert 10 <= asyncio.run(flood()) <= 60
+
+
+def test_a_small_message_copies_nothing_of_what_is_held() -> None:
+    async def peaks() -> list[int]:
+        session = Session(RATE, lambda *_: pytest.fail("nobody asks"))
+        await session.hear(recording(30))
+        found = []
+        for _ in range(50):
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            await session.hear(b"\0\0")
+            found.append(tracemalloc.get_traced_memory()[1] - before)
+        return found
+
+    tracemalloc.start()
+    try:
+        assert sorted(asyncio.run(peaks()))[25] < RATE, "half a second of the 30 that are held"
+    finally:
+        tracemalloc.stop()
+
+
+def test_other_requests_are_answered_meanwhile(hearing_service):
+    with session(hearing_service) as socket:
+        socket.send(recording(8))
+        waits = []
+        for _ in range(20):
+            before = time.monotonic()
+            assert hearing_service.client.get("/health/live").status_code == 200
+            waits.append(time.monotonic() - before)
+        socket.send('{"type": "end"}')
+        assert answers(socket)[-1]["type"] == "end"
+    assert sorted(waits)[10] < 1
+
+
+def test_a_key_is_wanted_where_keys_are(hearing):
+    def offered(key: str) -> dict[str, Any]:
+        text = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+        return {"subprotocols": ["lrt-asr", f"bearer.{text}"]}
+
+    with running(hearing, api_keys="höchst geheim,密钥à,b") as service:
+        for options in (
+            {},
+            offered("密"),
+            offered("höchst"),
+            {"subprotocols": ["lrt-asr", "bearer.Yg"[:-1]]},
+            {"additional_headers": {"authorization": "Bearer a"}},
+        ):
+            with pytest.raises(InvalidStatus) as caught, session(service, None, **options):
+                pass
+            assert caught.value.response.status_code == 403
+        header = {"authorization": "Bearer 密钥à".encode()}
+        assert service.client.get("/v1/models", headers=header).status_code == 200
+        for options in (
+            {"subprotocols": ["lrt-asr", "bearer.Yg"]},
+            offered("höchst geheim"),
+            offered("密钥à"),
+            {"additional_headers": {"authorization": "Bearer b"}},
+        ):
+            with session(service, **options) as socket:
+                speak(socket, b"")
+                assert answers(socket)[-1]["type"] == "end"

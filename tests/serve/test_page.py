@@ -1,0 +1,310 @@
+"""The page, driven by Debian's Chromium: a file, a microphone, the keyboard, the dark."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import soundfile as sf
+from playwright.sync_api import Browser, BrowserContext, Download, Page, expect, sync_playwright
+
+import asr
+from asr.transcription.recognizer import Recognizer
+from asr.transcription.transcript import Transcript
+from asr.transcription.writers import FORMATS
+from tests.helpers import RATE, Service, changed, running, say
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM, reason="there is no chromium: apt-get install chromium"
+)
+expect.set_options(timeout=60_000)
+
+
+@pytest.fixture(scope="module")
+def library(hearing: Path) -> Recognizer:
+    return asr.load(hearing, "cpu")
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Half a minute of tones, more than one segment."""
+    path = tmp_path_factory.mktemp("spoken") / "tones.wav"
+    sf.write(path, np.concatenate([say(6, seed)[0] for seed in range(16)]), RATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sentence(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five tones, which have n best, and which the microphone hears."""
+    path = tmp_path_factory.mktemp("sentence") / "sentence.wav"
+    sf.write(path, say(5, 7)[0], RATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser(sentence: Path) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--use-fake-device-for-media-stream",
+                "--use-fake-ui-for-media-stream",
+                f"--use-file-for-fake-audio-capture={sentence}",
+            ],
+        )
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Seen:
+    """What a browser did behind a page."""
+
+    problems: list[str] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+    audio: list[bytes] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda message: self.problems.append(message.text))
+        page.on("request", lambda request: self.urls.append(request.url))
+        page.on("websocket", lambda socket: socket.on("framesent", self.send))
+
+    def send(self, payload: str | bytes) -> None:
+        if isinstance(payload, bytes):
+            self.audio.append(payload)
+        else:
+            self.starts.append(payload)
+
+
+@contextmanager
+def opened(browser: Browser, service: Service, **options) -> Iterator[tuple[Page, Seen]]:
+    """The page in a browser of its own; nothing may go wrong in it, or to another host."""
+    base = f"http://{service.host}:{service.port}"
+    context: BrowserContext = browser.new_context(base_url=base, **options)
+    page, seen = context.new_page(), Seen()
+    seen.watch(page)
+    page.goto("/")
+    yield page, seen
+    context.close()
+    assert not seen.problems
+    assert all(url.startswith((f"{base}/", f"blob:{base}/")) for url in seen.urls)
+
+
+def loaded(page: Page) -> None:
+    expect(page.locator("#model")).to_be_enabled()
+
+
+def text_of(page: Page) -> str:
+    return "".join(page.locator("#segments .text").all_inner_texts())
+
+
+def downloaded(page: Page, format: str) -> str:
+    with page.expect_download() as download:
+        page.get_by_role("button", name=format, exact=True).click()
+    found: Download = download.value
+    assert found.suggested_filename.endswith(f".{format}")
+    return Path(found.path()).read_text("utf-8")
+
+
+def test_a_file_is_dropped_and_its_text_seen(browser, hearing_service, library, spoken):
+    expected = library.transcribe(spoken)
+    assert len(expected.segments) > 1 and len(expected.text) > 50
+    with opened(browser, hearing_service) as (page, _):
+        loaded(page)
+        dropped = page.evaluate_handle(
+            """bytes => {
+                const dropped = new DataTransfer();
+                dropped.items.add(new File([new Uint8Array(bytes)], "talk.wav"));
+                return dropped;
+            }""",
+            list(spoken.read_bytes()),
+        )
+        for event in ("dragover", "drop"):
+            page.dispatch_event("#drop", event, {"dataTransfer": dropped})
+        expect(page.locator("#segments li")).to_have_count(len(expected.segments))
+        assert text_of(page) == expected.text
+        expect(page.locator("#name")).to_have_text("talk.wav")
+        times = page.locator("#segments .time").all_inner_texts()
+        assert times == [f"0:{int(s.start):02}" for s in expected.segments]
+        check_downloads(page, expected)
+        # A word is clicked: it plays from there.
+        word = page.locator(".word").nth(20)
+        word.click()
+        token = [t for s in expected.segments for t in s.tokens or ()][20]
+        expect(page.locator(".word.now").first).to_be_visible()
+        assert page.locator("#audio").evaluate("a => a.currentTime") >= token.start - 0.01
+        expect(page.locator("#wave")).to_have_attribute("aria-valuemax", f"{expected.duration:.1f}")
+        assert drawn(page) > 1000
+
+
+def check_downloads(page: Page, expected: Transcript) -> None:
+    for format in ("txt", "srt", "vtt"):
+        assert downloaded(page, format) == FORMATS[format](expected)
+    found = json.loads(downloaded(page, "json"))
+    assert found["text"] == expected.text
+    assert found["segments"][1]["tokens"][2]["start"] == expected.segments[1].tokens[2].start
+
+
+def drawn(page: Page) -> int:
+    """How many pixels of the waveform are painted."""
+    script = """canvas => canvas.getContext("2d")
+        .getImageData(0, 0, canvas.width, canvas.height).data.filter((v, i) => i % 4 == 3 && v)
+        .length"""
+    return int(page.locator("#wave").evaluate(script))
+
+
+def test_the_microphone_is_heard(browser, hearing_service, library, tmp_path):
+    with opened(browser, hearing_service, permissions=["microphone"]) as (page, seen):
+        loaded(page)
+        page.get_by_role("button", name="Record").click()
+        expect(page.locator("#partial")).to_have_text(re.compile("[一二三四五]{3}"))
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        # What the page sent is what it shows the text of, and what it kept to be played.
+        rate = json.loads(seen.starts[0])["sample_rate"]
+        wave = np.frombuffer(b"".join(seen.audio), "<i2")
+        sf.write(tmp_path / "sent.wav", wave, rate, subtype="PCM_16")
+        assert len(wave) > rate / 2 and np.abs(wave).max() > 5000
+        if len(wave) < 10 * rate:  # on a busy machine it may have been more than a segment
+            expected = library.transcribe(tmp_path / "sent.wav")
+            assert text_of(page) == expected.text
+            assert downloaded(page, "srt") == FORMATS["srt"](expected)
+        assert len(text_of(page)) >= 3
+        assert page.locator("#audio").evaluate("a => a.duration") == pytest.approx(
+            len(wave) / rate, abs=0.2
+        )
+
+
+def test_what_was_said_is_kept_where_live_text_fails(browser, hearing_service):
+    with changed(hearing_service, max_live_seconds=0.5):
+        options = {"permissions": ["microphone"]}
+        with opened(browser, hearing_service, **options) as (page, seen):
+            loaded(page)
+            page.get_by_role("button", name="Record").click()
+            expect(page.locator("#status")).to_have_text(re.compile("at most 0.5 seconds"))
+            page.wait_for_timeout(1500)
+            page.get_by_role("button", name="Stop").click()
+            expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+            assert len(text_of(page)) >= 3
+            assert any(url.endswith("/v1/transcribe") for url in seen.urls)
+
+
+def test_the_keyboard_is_enough(browser, hearing_service, library, sentence):
+    expected = library.transcribe(sentence)
+    with opened(browser, hearing_service, reduced_motion="reduce") as (page, _):
+        loaded(page)
+        page.on("filechooser", lambda chooser: chooser.set_files(sentence))
+        stops = []
+        for _ in range(4):
+            page.keyboard.press("Tab")
+            stops.append(focused(page))
+        assert stops == ["model", "choose", "record", "docs"]
+        for _ in range(2):
+            page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Enter")
+        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        while focused(page) != "wave":
+            page.keyboard.press("Tab")
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline == "solid"
+        page.keyboard.press("End")
+        duration = f"{expected.duration:.1f}"
+        expect(page.locator("#wave")).to_have_attribute("aria-valuenow", duration)
+        page.keyboard.press("Home")
+        expect(page.locator("#wave")).to_have_attribute("aria-valuenow", "0.0")
+        while "word" not in focused(page):
+            page.keyboard.press("Tab")
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        assert page.evaluate("document.activeElement.textContent") == expected.text[3]
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(100)
+        start = expected.segments[0].tokens[3].start
+        assert page.locator("#audio").evaluate("a => a.currentTime") >= start - 0.01
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        rows = page.locator("#nbest tbody tr")
+        expect(rows).to_have_count(len(expected.nbest))
+        texts = [row.split("\t")[0] for row in rows.all_inner_texts()]
+        assert texts == [candidate.text or "(nothing)" for candidate in expected.nbest]
+
+
+def focused(page: Page) -> str:
+    return str(
+        page.evaluate(
+            "(e => e.id || e.className || e.getAttribute('href') || e.tagName)"
+            "(document.activeElement)"
+        )
+    )
+
+
+def test_it_is_light_or_dark_and_fits_a_phone(browser, hearing_service, sentence):
+    shades = {}
+    for scheme in ("light", "dark"):
+        options = {"color_scheme": scheme, "viewport": {"width": 340, "height": 700}}
+        with opened(browser, hearing_service, **options) as (page, _):
+            loaded(page)
+            page.set_input_files("#file", sentence)
+            expect(page.locator("#segments li")).to_have_count(1)
+            shades[scheme] = [
+                sum(map(int, re.findall(r"\d+", page.locator(at).evaluate(script))[:3]))
+                for at in ("body", "#result")
+                for script in ("e => getComputedStyle(e).backgroundColor",
+                               "e => getComputedStyle(e).color")
+            ]  # fmt: skip
+            assert page.evaluate("document.documentElement.scrollWidth") <= 340
+    for ground, ink in (shades["light"][:2], shades["light"][2:]):
+        assert ground - ink > 500
+    for ground, ink in (shades["dark"][:2], shades["dark"][2:]):
+        assert ink - ground > 500
+
+
+def test_errors_are_told_as_the_service_says_them(browser, hearing_service, tmp_path):
+    bad = tmp_path / "page.wav"
+    bad.write_text("<!doctype html>")
+    reply = hearing_service.post(bad.read_bytes())
+    with opened(browser, hearing_service) as (page, seen):
+        loaded(page)
+        page.set_input_files("#file", bad)
+        expect(page.get_by_role("alert")).to_have_text(reply.json()["error"]["message"])
+        page.get_by_role("button", name="Record").focus()
+        # Chromium itself logs every answer of 4xx; and what cannot be decoded cannot be played.
+        seen.problems = [p for p in seen.problems if "status of 415" not in p]
+
+
+def test_a_key_is_asked_for(browser, hearing, sentence):
+    with (
+        running(hearing, api_keys="höchst 密钥à") as service,
+        opened(browser, service, permissions=["microphone"]) as (page, seen),
+    ):
+        page.get_by_label("This service wants a key").fill("höchst 密钥à")
+        page.keyboard.press("Enter")
+        loaded(page)
+        page.set_input_files("#file", sentence)
+        expect(page.locator("#segments li")).to_have_count(1)
+        page.get_by_role("button", name="Record").click()
+        expect(page.locator("#partial")).to_have_text(re.compile("."))
+        seen.problems = [p for p in seen.problems if "status of 401" not in p]
+
+
+def test_nothing_but_the_page_is_there(hearing_service):
+    base = f"http://{hearing_service.host}:{hearing_service.port}"
+    page = httpx.get(base)
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self'" in policy and "default-src 'none'" in policy
+    assert "unsafe" not in policy and "<script>" not in page.text and " style=" not in page.text
+    assert page.headers["x-content-type-options"] == "nosniff"
+    for name in ("../page.py", "..%2fpage.py", "%2e%2e/page.py", "x.js"):
+        assert httpx.get(f"{base}/page/{name}").status_code == 404
+    for name in re.findall(r'(?:src|href)="(page/[^"]+)"', page.text):
+        assert httpx.get(f"{base}/{name}").is_success

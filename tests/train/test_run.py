@@ -1,0 +1,238 @@
+"""Training through the real command line: it learns, it survives kill -9, it keeps its promises."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import asr
+from asr.config import Config
+from asr.data.manifest import load_cuts, text_of
+from asr.data.sampling import plan_epoch
+from asr.errors import ConfigError, DataError
+from asr.train.run import train
+from asr.train.schedule import rate
+from tests.helpers import learning_recipe, run_cli, speak, tones_recipe, write_recipe
+
+
+@pytest.fixture(scope="session")
+def learned(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that has learned the tones."""
+    folder = tmp_path_factory.mktemp("learned")
+    return train(Config.model_validate(learning_recipe(tones)), folder / "bundle")
+
+
+def test_it_learns_what_it_has_not_heard(learned: Path, tmp_path: Path) -> None:
+    import soundfile as sf
+
+    model = asr.load(learned)
+    texts = ["四一五", "二二三", "五四三一", "三"]
+    for i, text in enumerate(texts):
+        sf.write(tmp_path / f"{i}.wav", speak(text, 1000 + i), 8000)
+    found = [model.transcribe(tmp_path / f"{i}.wav") for i in range(len(texts))]
+    assert [f.text for f in found] == texts
+    assert all(f.nbest[0].text == f.text and f.nbest[0].score == f.score for f in found)
+    assert any(len(f.nbest) > 1 for f in found)
+
+
+def weights(bundle: Path) -> dict[str, torch.Tensor]:
+    return load_file(bundle / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(Config.model_validate(tones_recipe(tones)), tmp_path_factory.mktemp("u") / "run")
+
+
+KILLS = {
+    "in the first epoch": ("t.SpeechModule.training_step", 3),
+    "in the second epoch": ("t.SpeechModule.training_step", 20),
+    "after an epoch's end": ("t.SpeechModule.on_train_batch_start", 15),
+    "in validation": ("t.SpeechModule.on_validation_epoch_end", 15),
+    "before the bundle": ("r.average_into", None),
+}
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
+    tones: Path, tmp_path: Path, undisturbed: Path, kill: str
+) -> None:
+    recipe = write_recipe(tmp_path / "recipe.yaml", tones_recipe(tones))
+    cut, (place, step) = tmp_path / "cut", KILLS[kill]
+
+    killer = (
+        "import os, signal; import asr.train.module as t; import asr.train.run as r\n"
+        f"place = {place}\n"
+        "def die(*args):\n"
+        f"    if {step} in (None, getattr(args[0], 'global_step', None)):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return place(*args)\n"
+        f"{place} = die\n"
+        "from asr.cli import main; main()"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", killer, "train", recipe, "--out", cut],
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert (cut / "training" / "last.ckpt").is_file()
+    assert not (cut / "model.safetensors").exists()
+    resumed = run_cli("train", recipe, "--out", cut, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    expected, found = weights(undisturbed), weights(cut)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(
+    tones: Path, tmp_path: Path
+) -> None:
+    values = tones_recipe(tones, training={"epochs": 1})
+    same = [train(Config.model_validate(values), tmp_path / f"{i}") for i in range(2)]
+    other = train(Config.model_validate({**values, "seed": 2}), tmp_path / "other")
+    a, b, c = (weights(path) for path in (*same, other))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert not all(torch.equal(a[name], c[name]) for name in a)
+
+
+def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
+    learned: Path, tones: Path, tmp_path: Path
+) -> None:
+    values = learning_recipe(tones)
+    with pytest.raises(ConfigError, match="--resume"):
+        train(Config.model_validate(values), learned)
+    before = (learned / "model.safetensors").stat().st_mtime_ns
+    train(Config.model_validate(values), learned, resume=True)
+    assert (learned / "model.safetensors").stat().st_mtime_ns == before
+    values["model"] = {**values["model"], "d_inner": 96}
+    with pytest.raises(ConfigError, match="another model"):
+        train(Config.model_validate(values), learned, resume=True)
+
+
+def test_ctrl_c_says_how_to_go_on(tones: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "r.yaml", tones_recipe(tones, training={"epochs": 2000}))
+    # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}; from asr.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", str(recipe)]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    last = tmp_path / "run" / "training" / "last.ckpt"
+    for _ in range(600):
+        if last.is_file():
+            break
+        time.sleep(0.1)
+    for _ in range(6):  # Python drops an interrupt that falls into a destructor: press again
+        process.send_signal(signal.SIGINT)
+        try:
+            _, stderr = process.communicate(timeout=10)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    else:
+        process.kill()
+        pytest.fail("Ctrl-C does not stop a run")
+    assert process.returncode == 130
+    assert "--resume" in stderr
+    assert "Traceback" not in stderr
+
+
+def test_an_epoch_holds_every_cut_once_in_another_order_each_time(tones: Path) -> None:
+    cuts = load_cuts(tones / "train.jsonl.gz")
+    epochs = [[c.id for batch in plan_epoch(cuts, 3.0, 1, e) for c in batch] for e in (0, 1, 0)]
+    assert sorted(epochs[0]) == sorted(c.id for c in cuts)
+    assert sorted(epochs[1]) == sorted(epochs[0])
+    assert epochs[1] != epochs[0] == epochs[2]
+    for batch in plan_epoch(cuts, 3.0, 1, 0):
+        assert sum(c.duration for c in batch) <= 3.0
+
+
+def test_a_bad_recording_is_skipped_and_reported(tones: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(tones, tmp_path / "data")
+    cuts = load_cuts(tones / "train.jsonl.gz")
+    bad = tmp_path / "bad.wav"
+    bad.write_bytes(b"RIFF but nothing else")
+    broken = next(iter(cuts))
+    broken.recording.sources[0].source = str(bad)
+    cuts.to_file(tmp_path / "train.jsonl.gz")
+    values = tones_recipe(tones, training={"epochs": 1})
+    values["data"]["train"] = str(tmp_path / "train.jsonl.gz")
+    recipe = write_recipe(tmp_path / "r.yaml", values)
+    result = run_cli("train", recipe, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert f"skipped: {broken.id}" in " ".join(result.stderr.split())
+
+
+def test_batches_without_one_readable_recording_are_skipped_too(
+    tones: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    cuts = load_cuts(tones / "train.jsonl.gz")
+    is_cancelled = sorted(cuts, key=lambda c: c.duration)[
+        -3:
+    ]  # batches of their own, at 1 s a batch
+    for cut in is_cancelled:
+        cut.recording.sources[0].source = str(tmp_path / "gone.wav")
+    cuts.to_file(tmp_path / "train.jsonl.gz")
+    shutil.copy(tones / "dev.jsonl.gz", tmp_path / "dev.jsonl.gz")
+    data = {"train": str(tmp_path / "train.jsonl.gz"), "batch_seconds": 1.0}
+    bundle = train(
+        Config.model_validate(tones_recipe(tones, data=data, training={"epochs": 1})),
+        tmp_path / "run",
+    )
+    assert "skipped as unreadable | 3" in (bundle / "README.md").read_text("utf-8")
+
+
+def test_a_diverging_run_stops_and_keeps_its_last_sound_state(tones: Path, tmp_path: Path) -> None:
+    schedule = {"kind": "constant", "lr": 1e30}
+    recipe = tones_recipe(tones, training={"schedule": schedule, "checkpoint_steps": 1})
+    result = run_cli("train", write_recipe(tmp_path / "r.yaml", recipe), "--out", tmp_path / "run")
+    assert result.returncode == 1
+    assert "lower the learning rate" in " ".join(result.stderr.split())
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_unusable_manifests_are_named(tmp_path: Path, tones: Path) -> None:
+    values = tones_recipe(tones)
+    missing = tmp_path / "none.jsonl.gz"
+    with pytest.raises(DataError, match=r"none\.jsonl\.gz: no such manifest"):
+        load_cuts(missing)
+    missing.write_bytes(b"not gzip at all")
+    with pytest.raises(DataError, match=r"none\.jsonl\.gz: not a lhotse manifest"):
+        load_cuts(missing)
+    values["data"] = {**values["data"], "min_seconds": 9.0}
+    with pytest.raises(DataError, match="no utterance is left"):
+        train(Config.model_validate(values), tmp_path / "run")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_the_schedules_are_what_they_say(tones: Path) -> None:
+    noam = Config.model_validate(tones_recipe(tones)).training
+    rates = [rate(step, noam, 32, 0) for step in range(1, 200)]
+    assert max(rates) == rates[49] == pytest.approx(32**-0.5 * 50**-0.5)
+    assert rates[0] == pytest.approx(rates[49] / 50)
+    assert rates[198] == pytest.approx(32**-0.5 * 199**-0.5)
+    linear = Config.model_validate(learning_recipe(tones)).training
+    rates = [rate(step, linear, 32, 240) for step in range(1, 242)]
+    assert rates[39] == pytest.approx(4e-3)
+    assert rates[139] == pytest.approx(4e-3 * 101 / 200)
+    assert rates[240] == 0
+
+
+def test_transcripts_reach_the_tokenizer_as_they_are_scored(tones: Path) -> None:
+    texts = {text_of(cut) for cut in load_cuts(tones / "train.jsonl.gz")}
+    assert texts and all(set(text) <= set("一二三四五") for text in texts)
+    assert (tones / "wav").is_dir()

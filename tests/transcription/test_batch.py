@@ -1,0 +1,164 @@
+"""Jobs over many recordings through the real command line: found, spread, killed, resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import soundfile as sf
+
+import asr
+from asr.bundle import Bundle
+from asr.config import Config
+from asr.errors import ConfigError, DataError
+from asr.tokenizer import Tokenizer, TokenizerConfig
+from asr.transcription.jobs import find_tasks
+from tests.helpers import RATE, TONES, run_cli, speak, tones_recipe
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights: what is said does not matter here, only that it is said once."""
+    folder = tmp_path_factory.mktemp("random") / "model"
+    config = Config.model_validate(tones_recipe(Path("data")))
+    tokenizer = Tokenizer.train(["".join(TONES)], TokenizerConfig())
+    Bundle.create(config, tokenizer).save(folder, "random")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("recordings")
+    for i in range(300):
+        path = root / f"{i % 3}" / f"{i:03}.wav"
+        path.parent.mkdir(exist_ok=True)
+        sf.write(path, speak("一二三四"[: 1 + i % 4], i), RATE)
+    (root / "0" / "notes.txt").write_text("not a recording")
+    (root / "1" / "bad.MP3").write_bytes(b"not audio")
+    return root
+
+
+def names(tasks: list) -> list[str]:
+    return [task.recording.name for task in tasks]
+
+
+def test_files_folders_and_globs_are_found_once(folder: Path, tmp_path: Path) -> None:
+    everything = find_tasks([str(folder)], tmp_path, "srt")
+    assert len(everything) == 301 and "notes.txt" not in names(everything)
+    assert everything[0].out == tmp_path / "0" / "000.srt"
+    files = [str(folder / "0" / "003.wav"), "none.wav"]
+    assert names(find_tasks([*files, str(folder / "*" / "00*.wav")], None, "txt")) == [
+        "003.wav", "none.wav", *(f"00{i}.wav" for i in (0, 6, 9, 1, 4, 7, 2, 5, 8)),
+    ]  # fmt: skip
+    (inside,) = find_tasks([str(folder / "*" / "004.wav")], tmp_path, "txt")
+    assert inside.out == tmp_path / "1" / "004.txt"
+    assert len(find_tasks([str(folder / "**" / "*.wav")], tmp_path, "txt")) == 300
+
+
+def test_what_stands_for_nothing_or_for_two_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"x\*\.wav: no file matches"):
+        find_tasks([str(folder / "x*.wav")], None, "txt")
+    with pytest.raises(DataError, match="no recording in this folder"):
+        find_tasks([str(tmp_path)], None, "txt")
+    (tmp_path / "000.flac").touch()
+    with pytest.raises(ConfigError, match=r"000\.txt"):
+        files = [str(folder / "0" / "000.wav"), str(tmp_path / "000.flac")]
+        find_tasks(files, tmp_path, "txt")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_killed_job_goes_on_where_it_was(
+    bundle: Path, folder: Path, tmp_path: Path, jobs: int
+) -> None:
+    args = ["transcribe", bundle, folder, "--out", tmp_path, "--format", "json", "--jobs", jobs]
+    command = [sys.executable, "-c", "from asr.cli import main; main()", *map(str, args)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while not (done := list(tmp_path.rglob("*.json"))) and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    if jobs > 1:
+        time.sleep(1)  # its processes end with it
+    done = list(tmp_path.rglob("*.json"))
+    assert 0 < len(done) < 300, "killed half-way"
+    before = {path: path.stat().st_mtime_ns for path in done}
+    for path in done:
+        assert json.loads(path.read_text("utf-8"))["duration"] > 0, "what is there is whole"
+
+    again = run_cli(*map(str, args))
+    assert again.returncode == 1 and "bad.MP3" in again.stderr
+    assert f"{300 - len(done)} written" in again.stderr
+    assert f"{len(done)} were there" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in done} == before
+    assert len(list(tmp_path.rglob("*.json"))) == 300
+    model = asr.load(bundle, "cpu")
+    for name in ("0/000", "2/299"):
+        found = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
+        assert found["text"] == model.transcribe(folder / f"{name}.wav").text
+    if jobs == 1:
+        once_more = run_cli(*map(str, args), "--overwrite")
+        assert "300 written" in once_more.stderr and "0 were there" in once_more.stderr
+
+
+def test_processes_print_in_order_what_one_prints(bundle: Path, folder: Path) -> None:
+    one = run_cli("transcribe", bundle, folder)
+    two = run_cli("transcribe", bundle, folder, "--jobs", "2", env={**os.environ, "LC_ALL": "C"})
+    assert one.stdout == two.stdout and len(one.stdout.splitlines()) == 300
+    assert one.stdout.splitlines()[0].startswith(f"{folder / '0' / '000.wav'}\t")
+
+
+@pytest.mark.parametrize("format", ["txt", "json"])
+def test_a_name_that_is_not_utf_8_is_printed_as_it_is(
+    bundle: Path, tmp_path: Path, format: str
+) -> None:
+    recordings = [
+        os.fsdecode(bytes(tmp_path) + b"/" + name) for name in (b"\xc4\xe3.wav", b"z.wav")
+    ]
+    for recording in recordings:
+        with Path(recording).open("wb") as file:
+            sf.write(file, speak("一"), RATE, format="WAV")
+    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    args = ["transcribe", bundle, tmp_path, "--format", format]
+    result = run_cli(*args, env=env, errors="surrogateescape")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    named = [json.loads(x)["file"] if format == "json" else x.split("\t")[0] for x in lines]
+    assert sorted(named) == sorted(recordings)
+    if format == "json":
+        result.stdout.encode()  # as JSON must be, whatever the names are
+
+
+def test_what_the_caller_started_goes_on(bundle: Path, folder: Path, tmp_path: Path) -> None:
+    code = f"""if __name__ == "__main__":
+        import multiprocessing, time
+        from pathlib import Path
+        from asr.transcription.batch import find_tasks, transcribe_all
+        tasks = find_tasks([{str(folder / "0" / "00*.wav")!r}], None, "txt")
+        bundle = Path({str(bundle)!r})
+        results = transcribe_all(tasks, bundle, "cpu", False, {{}}, 2, lambda n: None)
+        next(results)
+        other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+        other.start()
+        assert len(multiprocessing.active_children()) > 1
+        results.close()
+        deadline = time.monotonic() + 30
+        while len(multiprocessing.active_children()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert multiprocessing.active_children() == [other]
+        other.terminate()"""
+    script = tmp_path / "run.py"
+    script.write_text(code)
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_subtitles_of_several_recordings_need_a_folder(bundle: Path, folder: Path) -> None:
+    result = run_cli("transcribe", bundle, folder, "--format", "srt")
+    assert result.returncode == 2 and "--out DIR" in result.stderr
+    assert "Traceback" not in result.stderr
+    alone = run_cli("transcribe", bundle, folder / "0" / "003.wav", "--format", "vtt")
+    assert alone.returncode == 0 and alone.stdout.startswith("WEBVTT\n")

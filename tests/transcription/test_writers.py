@@ -1,0 +1,119 @@
+"""Output formats: exact text of transcripts made by hand, and what any transcript must give."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.tokenizer import normalize_text
+from asr.transcription.transcript import Segment, Token, Transcript
+from asr.transcription.writers import FORMATS, as_json, as_srt, as_tsv, as_txt, as_vtt, cues
+
+
+def segment(tokens: list[tuple[str, float, float]], start: float, end: float) -> Segment:
+    text = normalize_text("".join(text for text, _, _ in tokens))
+    return Segment(start, end, text, -1.0, "eos", tuple(Token(*token) for token in tokens))
+
+
+def transcript(*segments: Segment) -> Transcript:
+    text = normalize_text(" ".join(s.text for s in segments))
+    return Transcript(text, -2.0, segments[-1].end, (), (), segments)
+
+
+TALK = transcript(
+    segment([("你", 0.5, 0.75), ("好", 0.75, 1.0), ("吗", 2.0, 2.25)], 0.0, 19.0),
+    Segment(19.0, 30.0, "", 0.0, "no_speech", None),
+    segment([(" A", 3723.0, 3723.2), ("<B", 3723.2, 3723.4), (" &", 3723.5, 3723.6004)], 30, 3724),
+)
+
+
+def test_exact_texts() -> None:
+    assert as_txt(TALK) == "你好吗A<B &\n"
+    assert as_srt(TALK) == (
+        "1\n00:00:00,500 --> 00:00:01,000\n你好\n\n"
+        "2\n00:00:02,000 --> 00:00:02,250\n吗\n\n"
+        "3\n01:02:03,000 --> 01:02:03,600\nA<B &\n\n"
+    )
+    assert as_vtt(TALK) == (
+        "WEBVTT\n\n"
+        "00:00:00.500 --> 00:00:01.000\n你好\n\n"
+        "00:00:02.000 --> 00:00:02.250\n吗\n\n"
+        "01:02:03.000 --> 01:02:03.600\nA&lt;B &amp;\n\n"
+    )
+    assert as_tsv(TALK) == (
+        "start\tend\ttext\n500\t1000\t你好\n2000\t2250\t吗\n3723000\t3723600\tA<B &\n"
+    )
+
+
+def test_json_holds_everything_on_one_line() -> None:
+    text = as_json(TALK)
+    assert text.count("\n") == 1 and "你" in text
+    parsed = json.loads(text)
+    assert parsed["segments"][0]["tokens"][1] == {"text": "好", "start": 0.75, "end": 1.0}
+    assert parsed["segments"][1]["tokens"] is None
+    assert parsed["duration"] == 3724
+
+
+def test_without_times_of_tokens_a_segment_is_shared_evenly() -> None:
+    whole = Transcript("一" * 60, 0, 6, (), (), (Segment(0, 6, "一" * 60, 0, "eos", None),))
+    shown = list(cues(whole))
+    assert [(round(c.start, 6), round(c.end, 6)) for c in shown] == [(0, 4), (4, 6)]
+    assert [c.lines for c in shown] == [("一" * 20, "一" * 20), ("一" * 20,)]
+
+
+def test_words_are_not_torn_apart() -> None:
+    tokens = [(text, i / 10, i / 10 + 0.1) for i, text in enumerate([" TRANS", "FORMER"] * 9)]
+    shown = list(cues(transcript(segment(tokens, 0, 20))))
+    assert [c.lines for c in shown] == [
+        ("TRANSFORMER TRANSFORMER TRANSFORMER",) * 2, ("TRANSFORMER TRANSFORMER TRANSFORMER",),
+    ]  # fmt: skip
+
+
+@st.composite
+def talks(draw: st.DrawFn) -> Transcript:
+    texts = st.sampled_from(["一", "二", " GO", "ING", " ON", "&", "<I>", "3"])
+    at, segments = 0.0, []
+    for _ in range(draw(st.integers(1, 3))):
+        start, tokens = at, []
+        for _ in range(draw(st.integers(0, 60))):
+            begin = at + draw(st.sampled_from([0.0, 0.0, 0.04, 1.0]))
+            at = begin + draw(st.sampled_from([0.04, 0.2]))
+            tokens.append((draw(texts), begin, at))
+        at += 0.5
+        segments.append(segment(tokens, start, at))
+    return transcript(*segments)
+
+
+@settings(max_examples=60, deadline=None)
+@given(talks())
+def test_subtitles_hold_the_whole_text_in_order_without_overlap(talk: Transcript) -> None:
+    block = re.compile(r"(\d+)\n(\d+):(\d\d):(\d\d),(\d{3}) --> (\d+):(\d\d):(\d\d),(\d{3})\n(.+?)\n\n", re.S)  # fmt: skip # noqa: E501
+    text = as_srt(talk)
+    found = block.findall(text)
+    assert block.sub("", text) == "", "nothing but subtitles"
+    times = []
+    for number, (n, *clock, lines) in enumerate(found, 1):
+        assert int(n) == number
+        h, m, s, ms, *end = map(int, clock)
+        times += [((h * 60 + m) * 60 + s) * 1000 + ms]
+        h, m, s, ms = end
+        times += [((h * 60 + m) * 60 + s) * 1000 + ms]
+        assert times[-2] < times[-1] <= times[-2] + 7000
+        assert len(lines.split("\n")) <= 2
+        for line in lines.split("\n"):
+            assert line == line.strip() != ""
+            assert sum(1 + (c in "一二") for c in line) <= 40 or " " not in line
+    assert times == sorted(times)
+    spoken = "".join(lines for *_, lines in found)
+    assert re.sub(r"\s", "", spoken) == re.sub(r"\s", "", talk.text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nothing_said_is_no_error(name: str) -> None:
+    nothing = Transcript("", 0.0, 1.0, (), (), (Segment(0, 1, "", 0.0, "no_speech", None),))
+    text = FORMATS[name](nothing)
+    assert text == {"txt": "\n", "srt": "", "vtt": "WEBVTT\n\n", "tsv": "start\tend\ttext\n"}.get(
+        name, as_json(nothing)
+    )
