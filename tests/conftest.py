@@ -32,7 +32,7 @@ def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that has learned tones with pauses between them."""
     from asr.config import Config
     from asr.train.run import train
@@ -54,9 +54,9 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hearing_service(hearing: Path) -> Iterator[Service]:
+def trained_service(trained_bundle: Path) -> Iterator[Service]:
     """A service of that bundle, under the name of `tiny`."""
-    with running(hearing) as found:
+    with running(trained_bundle) as found:
         yield found
 
 

@@ -31,8 +31,8 @@ START = {"sample_rate": RATE, "model": "tiny"}
 
 
 @pytest.fixture(scope="module")
-def library(hearing: Path) -> Recognizer:
-    return asr.load(hearing, "cpu")
+def library(trained_bundle: Path) -> Recognizer:
+    return asr.load(trained_bundle, "cpu")
 
 
 @contextmanager
@@ -90,9 +90,9 @@ def refusal(socket: ClientConnection) -> tuple[int, dict[str, Any], list[dict[st
 # --- texts --------------------------------------------------------------------------------------
 
 
-def test_segments_are_what_the_library_makes_of_them(hearing_service, library):
+def test_segments_are_what_the_library_makes_of_them(trained_service, library):
     audio = recording(26)
-    with session(hearing_service) as socket:
+    with session(trained_service) as socket:
         speak(socket, audio)
         *told, end = answers(socket)
         assert socket.close_code == 1000
@@ -111,9 +111,9 @@ def test_segments_are_what_the_library_makes_of_them(hearing_service, library):
     assert sum(len(segment["text"]) for segment in finals) > 60
 
 
-def test_partial_texts_grow_while_one_speaks(hearing_service, library):
+def test_partial_texts_grow_while_one_speaks(trained_service, library):
     audio = recording(3, seed=50)
-    with session(hearing_service) as socket:
+    with session(trained_service) as socket:
         partials = []
         for at in range(0, len(audio), 2 * RATE):  # a second, then its text
             socket.send(audio[at : at + 2 * RATE])
@@ -129,21 +129,21 @@ def test_partial_texts_grow_while_one_speaks(hearing_service, library):
 
 
 @pytest.mark.parametrize("rate", [16000, 44100, 48000])
-def test_any_rate_will_do(hearing_service, library, rate):
+def test_any_rate_will_do(trained_service, library, rate):
     wave, spoken = say(5, 7)
     fine = np.interp(np.arange(0, len(wave), RATE / rate), np.arange(len(wave)), wave)
-    with session(hearing_service, {**START, "sample_rate": rate}) as socket:
+    with session(trained_service, {**START, "sample_rate": rate}) as socket:
         speak(socket, pcm(fine), rate)
         found = [m["segment"]["text"] for m in answers(socket) if m["type"] == "final"]
     assert found == ["".join(text for text, _, _ in spoken)] == [heard(library, pcm(wave))]
 
 
-def test_silence_and_nothing_have_no_text(hearing_service):
-    with session(hearing_service) as socket:
+def test_silence_and_nothing_have_no_text(trained_service):
+    with session(trained_service) as socket:
         speak(socket, bytes(2 * RATE))
         (final, _end) = (m for m in answers(socket) if m["type"] != "partial")
     assert (final["segment"]["text"], final["segment"]["ended"]) == ("", "no_speech")
-    with session(hearing_service) as socket:
+    with session(trained_service) as socket:
         speak(socket, b"")
         assert answers(socket) == [{"type": "end", "duration": 0.0}]
 
@@ -169,8 +169,8 @@ def test_silence_and_nothing_have_no_text(hearing_service):
         ([json.dumps(START), "end"], 1007, "invalid_message", None),
     ],
 )
-def test_what_cannot_be_understood_is_refused(hearing_service, messages, close_code, code, param):
-    with session(hearing_service, None) as socket:
+def test_what_cannot_be_understood_is_refused(trained_service, messages, close_code, code, param):
+    with session(trained_service, None) as socket:
         for message in messages:
             socket.send(message)
         found, error, before = refusal(socket)
@@ -178,28 +178,28 @@ def test_what_cannot_be_understood_is_refused(hearing_service, messages, close_c
     assert error["type"] == "invalid_request_error"
 
 
-def test_text_that_is_no_text_closes_the_connection(hearing_service):
-    with session(hearing_service, None) as socket, pytest.raises(ConnectionClosed):
+def test_text_that_is_no_text_closes_the_connection(trained_service):
+    with session(trained_service, None) as socket, pytest.raises(ConnectionClosed):
         socket.send(b"\xff\xfe", text=True)
         socket.recv(timeout=30)
     assert socket.close_code == 1007
 
 
-def test_who_says_nothing_is_told_what_was_heard_and_left(hearing_service, library):
+def test_who_says_nothing_is_told_what_was_heard_and_left(trained_service, library):
     audio = recording(2)
-    with changed(hearing_service, live_idle_seconds=0.3):
-        with session(hearing_service) as socket:
+    with changed(trained_service, live_idle_seconds=0.3):
+        with session(trained_service) as socket:
             socket.send(audio)
             code, error, before = refusal(socket)
         assert (code, error["code"]) == (1008, "idle") and "0.3 seconds" in error["message"]
         assert before[-1]["segment"]["text"] == heard(library, audio)
-        with session(hearing_service, None) as socket:
+        with session(trained_service, None) as socket:
             assert refusal(socket)[0] == 1008
 
 
-def test_who_speaks_too_long_is_told_what_was_heard(hearing_service, library):
+def test_who_speaks_too_long_is_told_what_was_heard(trained_service, library):
     audio = recording(4)
-    with changed(hearing_service, max_live_seconds=3), session(hearing_service) as socket:
+    with changed(trained_service, max_live_seconds=3), session(trained_service) as socket:
         for at in range(0, len(audio), RATE):
             socket.send(audio[at : at + RATE])
         code, error, before = refusal(socket)
@@ -208,45 +208,45 @@ def test_who_speaks_too_long_is_told_what_was_heard(hearing_service, library):
     assert before[-1]["segment"]["text"] == heard(library, audio[: 7 * RATE])
 
 
-def test_who_leaves_makes_place(hearing_service):
-    state = hearing_service.state
-    with changed(hearing_service, max_live_sessions=1), stopped(hearing_service.worker.pid):
-        with session(hearing_service) as first:
+def test_who_leaves_makes_place(trained_service):
+    state = trained_service.state
+    with changed(trained_service, max_live_sessions=1), stopped(trained_service.worker.pid):
+        with session(trained_service) as first:
             first.send(recording(2))
-            wait_for(lambda: hearing_service.worker._jobs)
-            with session(hearing_service) as second:
+            wait_for(lambda: trained_service.worker._jobs)
+            with session(trained_service) as second:
                 code, error, _ = refusal(second)
             assert (code, error["code"], error["type"]) == (1013, "busy", "server_error")
             first.socket.close()  # as a browser that crashed
-        wait_for(lambda: not state.n_live and not hearing_service.worker._jobs)
+        wait_for(lambda: not state.n_live and not trained_service.worker._jobs)
         assert state.load.n_accepted == 0
 
 
-def test_a_service_that_stops_ends_sessions(hearing_service, library):
+def test_a_service_that_stops_ends_sessions(trained_service, library):
     audio = recording(2)
-    with session(hearing_service) as socket:
+    with session(trained_service) as socket:
         socket.send(audio[:RATE])
-        wait_for(lambda: hearing_service.state.load.n_accepted)
-        hearing_service.state.load.draining = True
+        wait_for(lambda: trained_service.state.load.n_accepted)
+        trained_service.state.load.draining = True
         try:
             socket.send(audio[RATE:])
             code, error, before = refusal(socket)
-            with session(hearing_service) as late:
+            with session(trained_service) as late:
                 assert refusal(late)[0] == 1013
         finally:
-            hearing_service.state.load.draining = False
+            trained_service.state.load.draining = False
     assert (code, error["code"]) == (1001, "unavailable")
     last = before[-1]["segment"]  # of what had come by then
     assert last["text"] == heard(library, audio[: 2 * round(last["end"] * RATE)])
 
 
-def test_a_segment_survives_the_decoding_process(hearing_service, library):
+def test_a_segment_survives_the_decoding_process(trained_service, library):
     audio = recording(2)
-    with session(hearing_service) as socket:
-        with stopped(hearing_service.worker.pid):
+    with session(trained_service) as socket:
+        with stopped(trained_service.worker.pid):
             speak(socket, audio)
-            wait_for(lambda: hearing_service.worker._jobs)
-            hearing_service.worker._process.kill()
+            wait_for(lambda: trained_service.worker._jobs)
+            trained_service.worker._process.kill()
         *_, final, end = answers(socket)
     assert final["segment"]["text"] == heard(library, audio)
     assert end["type"] == "end"
@@ -323,25 +323,25 @@ def test_a_small_message_copies_nothing_of_what_is_held() -> None:
         tracemalloc.stop()
 
 
-def test_other_requests_are_answered_meanwhile(hearing_service):
-    with session(hearing_service) as socket:
+def test_other_requests_are_answered_meanwhile(trained_service):
+    with session(trained_service) as socket:
         socket.send(recording(8))
         waits = []
         for _ in range(20):
             before = time.monotonic()
-            assert hearing_service.client.get("/health/live").status_code == 200
+            assert trained_service.client.get("/health/live").status_code == 200
             waits.append(time.monotonic() - before)
         socket.send('{"type": "end"}')
         assert answers(socket)[-1]["type"] == "end"
     assert sorted(waits)[10] < 1
 
 
-def test_a_key_is_wanted_where_keys_are(hearing):
+def test_a_key_is_wanted_where_keys_are(trained_bundle):
     def offered(key: str) -> dict[str, Any]:
         text = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
         return {"subprotocols": ["lrt-asr", f"bearer.{text}"]}
 
-    with running(hearing, api_keys="höchst geheim,密钥à,b") as service:
+    with running(trained_bundle, api_keys="höchst geheim,密钥à,b") as service:
         for options in (
             {},
             offered("密"),

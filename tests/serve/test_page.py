@@ -28,8 +28,8 @@ expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")
-def library(hearing: Path) -> Recognizer:
-    return asr.load(hearing, "cpu")
+def library(trained_bundle: Path) -> Recognizer:
+    return asr.load(trained_bundle, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +116,10 @@ def downloaded(page: Page, format: str) -> str:
     return Path(found.path()).read_text("utf-8")
 
 
-def test_a_file_is_dropped_and_its_text_seen(browser, hearing_service, library, spoken):
+def test_a_file_is_dropped_and_its_text_seen(browser, trained_service, library, spoken):
     expected = library.transcribe(spoken)
     assert len(expected.segments) > 1 and len(expected.text) > 50
-    with opened(browser, hearing_service) as (page, _):
+    with opened(browser, trained_service) as (page, _):
         loaded(page)
         dropped = page.evaluate_handle(
             """bytes => {
@@ -163,8 +163,8 @@ def drawn(page: Page) -> int:
     return int(page.locator("#wave").evaluate(script))
 
 
-def test_the_microphone_is_heard(browser, hearing_service, library, tmp_path):
-    with opened(browser, hearing_service, permissions=["microphone"]) as (page, seen):
+def test_the_microphone_is_heard(browser, trained_service, library, tmp_path):
+    with opened(browser, trained_service, permissions=["microphone"]) as (page, seen):
         loaded(page)
         page.get_by_role("button", name="Record").click()
         expect(page.locator("#partial")).to_have_text(re.compile("[一二三四五]{3}"))
@@ -185,10 +185,10 @@ def test_the_microphone_is_heard(browser, hearing_service, library, tmp_path):
         )
 
 
-def test_what_was_said_is_kept_where_live_text_fails(browser, hearing_service):
-    with changed(hearing_service, max_live_seconds=0.5):
+def test_what_was_said_is_kept_where_live_text_fails(browser, trained_service):
+    with changed(trained_service, max_live_seconds=0.5):
         options = {"permissions": ["microphone"]}
-        with opened(browser, hearing_service, **options) as (page, seen):
+        with opened(browser, trained_service, **options) as (page, seen):
             loaded(page)
             page.get_by_role("button", name="Record").click()
             expect(page.locator("#status")).to_have_text(re.compile("at most 0.5 seconds"))
@@ -199,9 +199,9 @@ def test_what_was_said_is_kept_where_live_text_fails(browser, hearing_service):
             assert any(url.endswith("/v1/transcribe") for url in seen.urls)
 
 
-def test_the_keyboard_is_enough(browser, hearing_service, library, sentence):
+def test_the_keyboard_is_enough(browser, trained_service, library, sentence):
     expected = library.transcribe(sentence)
-    with opened(browser, hearing_service, reduced_motion="reduce") as (page, _):
+    with opened(browser, trained_service, reduced_motion="reduce") as (page, _):
         loaded(page)
         page.on("filechooser", lambda chooser: chooser.set_files(sentence))
         stops = []
@@ -248,11 +248,11 @@ def focused(page: Page) -> str:
     )
 
 
-def test_it_is_light_or_dark_and_fits_a_phone(browser, hearing_service, sentence):
+def test_it_is_light_or_dark_and_fits_a_phone(browser, trained_service, sentence):
     shades = {}
     for scheme in ("light", "dark"):
         options = {"color_scheme": scheme, "viewport": {"width": 340, "height": 700}}
-        with opened(browser, hearing_service, **options) as (page, _):
+        with opened(browser, trained_service, **options) as (page, _):
             loaded(page)
             page.set_input_files("#file", sentence)
             expect(page.locator("#segments li")).to_have_count(1)
@@ -269,11 +269,11 @@ def test_it_is_light_or_dark_and_fits_a_phone(browser, hearing_service, sentence
         assert ink - ground > 500
 
 
-def test_errors_are_told_as_the_service_says_them(browser, hearing_service, tmp_path):
+def test_errors_are_told_as_the_service_says_them(browser, trained_service, tmp_path):
     bad = tmp_path / "page.wav"
     bad.write_text("<!doctype html>")
-    reply = hearing_service.post(bad.read_bytes())
-    with opened(browser, hearing_service) as (page, seen):
+    reply = trained_service.post(bad.read_bytes())
+    with opened(browser, trained_service) as (page, seen):
         loaded(page)
         page.set_input_files("#file", bad)
         expect(page.get_by_role("alert")).to_have_text(reply.json()["error"]["message"])
@@ -282,9 +282,9 @@ def test_errors_are_told_as_the_service_says_them(browser, hearing_service, tmp_
         seen.problems = [p for p in seen.problems if "status of 415" not in p]
 
 
-def test_a_key_is_asked_for(browser, hearing, sentence):
+def test_a_key_is_asked_for(browser, trained_bundle, sentence):
     with (
-        running(hearing, api_keys="höchst 密钥à") as service,
+        running(trained_bundle, api_keys="höchst 密钥à") as service,
         opened(browser, service, permissions=["microphone"]) as (page, seen),
     ):
         page.get_by_label("This service wants a key").fill("höchst 密钥à")
@@ -297,8 +297,8 @@ def test_a_key_is_asked_for(browser, hearing, sentence):
         seen.problems = [p for p in seen.problems if "status of 401" not in p]
 
 
-def test_nothing_but_the_page_is_there(hearing_service):
-    base = f"http://{hearing_service.host}:{hearing_service.port}"
+def test_nothing_but_the_page_is_there(trained_service):
+    base = f"http://{trained_service.host}:{trained_service.port}"
     page = httpx.get(base)
     policy = page.headers["content-security-policy"]
     assert "script-src 'self'" in policy and "default-src 'none'" in policy

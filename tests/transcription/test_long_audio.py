@@ -19,8 +19,8 @@ from tests.helpers import RATE, say
 
 
 @pytest.fixture(scope="module")
-def model(hearing: Path) -> Recognizer:
-    return asr.load(hearing, "cpu")
+def model(trained_bundle: Path) -> Recognizer:
+    return asr.load(trained_bundle, "cpu")
 
 
 def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Path) -> None:

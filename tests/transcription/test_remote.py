@@ -38,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(hearing_service) -> str:
-    return f"http://{hearing_service.host}:{hearing_service.port}"
+def url(trained_service) -> str:
+    return f"http://{trained_service.host}:{trained_service.port}"
 
 
-def test_files_are_those_that_the_library_writes(hearing, folder, url, tmp_path):
-    model = asr.load(hearing, "cpu")
+def test_files_are_those_that_the_library_writes(trained_bundle, folder, url, tmp_path):
+    model = asr.load(trained_bundle, "cpu")
     transcripts = {path: model.transcribe(path) for path in folder.rglob("*.wav")}
     for format in ("txt", "srt", "vtt", "tsv"):
         tasks = find_tasks([str(folder)], tmp_path, format)
@@ -55,11 +55,11 @@ def test_files_are_those_that_the_library_writes(hearing, folder, url, tmp_path)
             assert task.out and task.out.read_text("utf-8") == text
 
 
-def test_it_prints_in_order_and_goes_on_after_a_bad_one(hearing, folder, url, tmp_path):
+def test_it_prints_in_order_and_goes_on_after_a_bad_one(trained_bundle, folder, url, tmp_path):
     bad = tmp_path / "bad.wav"
     bad.write_bytes(b"no audio")
     arguments = [bad, tmp_path / "none.wav", folder]
-    here = run_cli("transcribe", hearing, *arguments)
+    here = run_cli("transcribe", trained_bundle, *arguments)
     there = run_cli("transcribe", *arguments, "--server", f"{url}/v1/", "--jobs", "3")
     assert there.stdout == here.stdout and len(there.stdout.splitlines()) == 12
     assert (there.returncode, here.returncode) == (1, 1)
@@ -92,12 +92,12 @@ def test_a_killed_job_goes_on_where_it_was(folder, url, tmp_path):
     assert len(list(tmp_path.rglob("*.srt"))) == 300
 
 
-def test_keys_and_names(hearing, folder, tmp_path):
+def test_keys_and_names(trained_bundle, folder, tmp_path):
     one = folder / "0" / "00.wav"
     other = tmp_path / "other"
-    shutil.copytree(hearing, other)
-    bundles = (f"tiny={hearing}", str(other))
-    with running(hearing, bundles=bundles, api_keys="密钥") as service:
+    shutil.copytree(trained_bundle, other)
+    bundles = (f"tiny={trained_bundle}", str(other))
+    with running(trained_bundle, bundles=bundles, api_keys="密钥") as service:
         url = f"http://{service.host}:{service.port}"
         for key in ("", "wrong"):
             result = run_cli(
