@@ -152,7 +152,7 @@ def measure(make: Make, T: int, mode: str) -> tuple[float, float]:
     process.start()
     theirs.close()
     try:
-        found = ours.recv()
+        found: tuple[float, float] = ours.recv()
     except EOFError:
         found = (math.nan, math.nan)
     process.join()

@@ -7,29 +7,34 @@ Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encod
 engines: `pip install transformers ctranslate2`; those that are not installed are left out. A
 setting is how many share a batch and the threads of each: ours and `generate` share it as processes
 (as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects take turns, of as many
-batches as hold 16 utterances; only one works at a time, and the threads of the last one have gone
-to sleep when the next begins. A number is the median of its turns in the best setting of its row.
+batches as hold 16 utterances; only one works at a time, and the threads of the last one are
+asleep when the next begins. A number is the median of its turns in the best setting of its row.
 """
 
 import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from benchmarks import record
+from benchmarks.engines import (
+    BEAM,
+    STEPS,
+    TOKENS,
+    VOCAB,
+    D,
+    Run,
+    ctranslate2_translate,
+    transformers_generate,
+)
 from benchmarks.record import Result, Value
 
-SECONDS, RATE, STEPS, BEAM, TOKENS, VOCAB, D = 4.5, 16000, 112, 8, 24, 4364, 512
-SPECIALS = {"sos": 1, "eos": 2, "pad": 0}
+SECONDS, RATE = 4.5, 16000
 OURS = ["dense", "lrt", "lrt_int8"]
 WHOLE = [f"{name} whole" for name in OURS]
 FRONTEND = "front end"
@@ -44,7 +49,6 @@ PAIRS = [
     ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
     ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
 ]  # fmt: skip
-Run = Callable[[int], object]
 Best = dict[int, tuple[float, str]]  # by batch: utterances a second, the setting
 
 
@@ -97,102 +101,6 @@ def frontend() -> Run:
     model = ModelConfig(projection=LowRankConfig(rank=50)).build(161, VOCAB).eval()
     tiled, feats = TiledFrontend(model.frontend), torch.randn(32, 450, 161)
     return torch.inference_mode()(lambda b: tiled(feats[:b], torch.full((b,), 450)))
-
-
-def _speech2text() -> Any:
-    from transformers import Speech2TextConfig, Speech2TextForConditionalGeneration
-
-    torch.manual_seed(0)
-    config = Speech2TextConfig(
-        vocab_size=VOCAB, d_model=D, encoder_layers=2, decoder_layers=4, encoder_ffn_dim=2048,
-        decoder_ffn_dim=2048, encoder_attention_heads=8, decoder_attention_heads=8,
-        max_source_positions=6000, max_target_positions=1024, input_feat_per_channel=80,
-        bos_token_id=SPECIALS["sos"], eos_token_id=SPECIALS["eos"], pad_token_id=SPECIALS["pad"],
-        decoder_start_token_id=SPECIALS["sos"], conv_channels=1024, num_conv_layers=2,
-    )  # fmt: skip
-    return Speech2TextForConditionalGeneration(config).eval()
-
-
-def transformers_generate() -> Run:
-    """Return a run of `generate` with a given encoder output: only the decoder is measured."""
-    from transformers.modeling_outputs import BaseModelOutput
-
-    model, memories = _speech2text(), torch.randn(32, STEPS, D)
-
-    def run(batch: int) -> None:
-        found = model.generate(
-            encoder_outputs=BaseModelOutput(last_hidden_state=memories[:batch]),
-            num_beams=BEAM, min_new_tokens=TOKENS, max_new_tokens=TOKENS, do_sample=False,
-        )  # fmt: skip
-        assert found.shape[1] >= TOKENS
-
-    return torch.inference_mode()(run)
-
-
-def ctranslate2_translate(compute_type: str, workers: int, threads: int) -> Run:
-    """Return a run of CTranslate2 with our decoder's shape and the smallest encoder it can have.
-
-    Its encoder reads as many symbols as we have encoder positions: one layer of 512 numbers.
-    """
-    import ctranslate2
-
-    folder = Path(tempfile.mkdtemp()) / "model"
-    _write_ctranslate2(folder)
-    translator = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type=compute_type, inter_threads=workers,
-        intra_threads=threads,
-    )  # fmt: skip
-    source = [f"w{i}" for i in range(4, 4 + STEPS)]
-
-    def run(batch: int) -> None:
-        found = translator.translate_batch(
-            [source] * batch, beam_size=BEAM, min_decoding_length=TOKENS,
-            max_decoding_length=TOKENS, max_batch_size=max(1, batch // workers),
-        )  # fmt: skip
-        assert all(len(each.hypotheses[0]) == TOKENS for each in found)
-
-    return run
-
-
-def _write_ctranslate2(folder: Path) -> None:
-    from ctranslate2.specs import TransformerSpec, common_spec
-
-    spec = TransformerSpec.from_config(
-        (1, 4), 8, pre_norm=True, activation=common_spec.Activation.RELU
-    )
-    rng = torch.Generator().manual_seed(0)
-
-    def fill(layer: Any, n_out: int, n_in: int) -> None:
-        layer.weight = (torch.randn(n_out, n_in, generator=rng) * n_in**-0.5).numpy()
-        layer.bias = torch.zeros(n_out).numpy()
-
-    def norm(layer: Any) -> None:
-        layer.gamma, layer.beta = torch.ones(D).numpy(), torch.zeros(D).numpy()
-
-    for stack in (spec.encoder, spec.decoder):
-        embeddings = stack.embeddings[0] if isinstance(stack.embeddings, list) else stack.embeddings
-        embeddings.weight = (torch.randn(VOCAB, D, generator=rng) * D**-0.5).numpy()
-        stack.position_encodings.encodings = torch.randn(1024, D, generator=rng).numpy()
-        norm(stack.layer_norm)
-        for layer in stack.layer:
-            norm(layer.self_attention.layer_norm)
-            fill(layer.self_attention.linear[0], 3 * D, D)
-            fill(layer.self_attention.linear[1], D, D)
-            if hasattr(layer, "attention"):
-                norm(layer.attention.layer_norm)
-                fill(layer.attention.linear[0], D, D)
-                fill(layer.attention.linear[1], 2 * D, D)
-                fill(layer.attention.linear[2], D, D)
-            norm(layer.ffn.layer_norm)
-            fill(layer.ffn.linear_0, 2048, D)
-            fill(layer.ffn.linear_1, D, 2048)
-    fill(spec.decoder.projection, VOCAB, D)
-    words = ["<blank>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, VOCAB))]
-    spec.register_source_vocabulary(words)
-    spec.register_target_vocabulary(words)
-    spec.validate()
-    folder.mkdir()
-    spec.save(str(folder))
 
 
 def build(subject: str, workers: int, threads: int) -> Run:

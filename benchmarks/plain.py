@@ -33,7 +33,7 @@ class LowRankAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
         key_padding_mask: Tensor | None = None, **_: object,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        """(B, T, D) queries to (B, T, D); the second place is for weights that nobody asks for."""
+        """Attend (B, T, D) to (B, T, D); the second item stands for weights."""
         q, k, v = (
             project(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for project, x in zip(self.maps, (query, key, value), strict=False)
@@ -62,7 +62,7 @@ class PlainModel(nn.Module):
         self.decoder = nn.TransformerDecoder(decoder, 4)
         if rank is not None:
             for layer in [*self.encoder.layers, *self.decoder.layers]:
-                _factorise(layer, rank)
+                _factorize(layer, rank)
         self.embed = nn.Embedding(vocab_size, D_MODEL)
         self.dropout = nn.Dropout(DROPOUT)
         self.output = nn.Linear(D_MODEL, vocab_size)
@@ -81,13 +81,17 @@ class PlainModel(nn.Module):
                 padding_BS, float("-inf")
             ),
         )  # fmt: skip
-        return self.output(y_BUD)
+        logits_BUV: Tensor = self.output(y_BUD)
+        return logits_BUV
 
     def _place(self, x_BTD: Tensor) -> Tensor:
-        return self.dropout(x_BTD + sinusoids(0, x_BTD.shape[1], D_MODEL, x_BTD.device))
+        placed_BTD: Tensor = self.dropout(
+            x_BTD + sinusoids(0, x_BTD.shape[1], D_MODEL, x_BTD.device)
+        )
+        return placed_BTD
 
 
-def _factorise(layer: nn.Module, rank: int) -> None:
+def _factorize(layer: nn.Module, rank: int) -> None:
     """Put pairs of thin maps in place of a Transformer layer's dense ones."""
     for name, module in list(layer.named_children()):
         if isinstance(module, nn.MultiheadAttention):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from tabulate import tabulate
 
 FOLDER = Path(__file__).parent / "results"
 BY_SCRIPT = "by the benchmark"
@@ -152,10 +153,9 @@ def read(path: Path) -> ResultFile:
 
 def markdown(result: Result) -> str:
     """Return the table of a result, numbers at the right."""
-    head, rule = list(result.columns), ["---:" if f else "---" for f in result.columns.values()]
-    lines = [[cell.replace("|", r"\|") for cell in row] for row in [head, *result.cells()]]
-    lines.insert(1, rule)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    escaped = [[c.replace("|", r"\|") for c in row] for row in [result.columns, *result.cells()]]
+    align = ["right" if form else "left" for form in result.columns.values()]
+    return tabulate(escaped[1:], escaped[0], tablefmt="pipe", colalign=align, disable_numparse=True)
 
 
 def publish(args: argparse.Namespace, theme: str, results: list[Result]) -> None:
@@ -173,7 +173,10 @@ def write(
     if not args.record:
         return None
     command, commit = current_command(), current_commit()
-    named = [result.model_copy(update={"command": command, "commit": commit}) for result in results]
+    named = [
+        result.model_copy(update={"command": result.command or command, "commit": commit})
+        for result in results
+    ]
     made = ResultFile(theme=theme, machine=describe_machine(), date=date.today(), results=named)
     path = folder / made.name
     if path.is_file():

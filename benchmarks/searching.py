@@ -131,7 +131,7 @@ def main() -> None:
         "S / I / D": "", "RTF": ".4f",
     }  # fmt: skip
     title = f"Methods and language models: {args.bundle.name}"
-    record.publish(args, "decoding", [Result(title=title, columns=columns, rows=rows)])
+    record.publish(args, "decoding-methods", [Result(title=title, columns=columns, rows=rows)])
 
 
 if __name__ == "__main__":

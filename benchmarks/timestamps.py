@@ -14,6 +14,7 @@ import ctypes
 import tempfile
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile as sf
@@ -43,10 +44,7 @@ def speak(line: demo.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
     parts: list[np.ndarray] = []
     words: list[tuple[int, int]] = []
 
-    @ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
-    )
-    def take(samples, count, events) -> int:  # type: ignore[no-untyped-def]
+    def take(samples: Any, count: int, events: Any) -> int:
         if samples and count > 0:
             parts.append(np.ctypeslib.as_array(samples, (count,)) / 32768.0)
         i = 0
@@ -56,7 +54,10 @@ def speak(line: demo.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
             i += 1
         return 0
 
-    library.espeak_SetSynthCallback(take)
+    callback = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+    )(take)
+    library.espeak_SetSynthCallback(callback)
     library.espeak_ng_SetRandSeed(1)
     library.espeak_SetVoiceByName(f"cmn+{line.voice}".encode())
     for number, value in enumerate((line.rate, 60, line.pitch, line.pitch_range), 1):

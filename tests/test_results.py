@@ -73,3 +73,19 @@ def test_rows_that_do_not_fit_their_columns_are_refused() -> None:
         Result(title="t", columns={"a": ""}, rows=[["x", 1]])
     with pytest.raises(ValidationError):
         Result(title="t", columns={"a": "no format"}, rows=[[1]])
+
+
+SCRIPTS = sorted(
+    path
+    for path in record.FOLDER.parent.glob("*.py")
+    if path.stem not in ("__init__", "record", "tables", "plain", "engines")
+)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_benchmark_records_its_results_under_a_known_theme(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert "record.add_option(parser)" in text
+    themes = re.findall(r'record\.publish\(args, "([a-z-]+)"', text)
+    assert themes
+    assert set(themes) <= set(tables.THEMES)
