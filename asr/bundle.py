@@ -1,4 +1,4 @@
-"""Model bundle: a folder with all that inference needs, which runs no code on loading.
+"""Model bundle: a folder with all that inference needs; loading it runs no code.
 
 config.yaml (the resolved recipe, with the format's version), tokenizer.model (sentencepiece),
 model.safetensors (weights and feature statistics) and README.md (the model card).
@@ -18,27 +18,19 @@ from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
 from asr.model.projection import SetSparse
 from asr.model.transformer import SpeechTransformer
-from asr.runtime.files import write_atomically
+from asr.runtime.files import write_atomically, write_text
 from asr.tokenizer import Tokenizer
 
 CONFIG = "config.yaml"
-
-
 TOKENIZER = "tokenizer.model"
-
-
 WEIGHTS = "model.safetensors"
-
-
 CARD = "README.md"
-
-
 EVALUATION = "evaluation.json"
 
 
 @dataclass
 class Bundle:
-    """A recogniser's parts, trained or about to be."""
+    """The parts of a recognizer, trained or to be trained."""
 
     config: Config
     tokenizer: Tokenizer
@@ -47,7 +39,7 @@ class Bundle:
 
     @classmethod
     def create(cls, config: Config, tokenizer: Tokenizer) -> "Bundle":
-        """Fresh weights for a recipe; the vocabulary's true size enters the configuration."""
+        """Return fresh weights for a recipe, with the tokenizer's vocabulary size in it."""
         sized = config.tokenizer.model_copy(update={"vocab_size": tokenizer.vocab_size})
         config = config.model_copy(update={"tokenizer": sized})
         model = config.model.build(config.features.n_freqs, tokenizer.vocab_size)
@@ -55,20 +47,19 @@ class Bundle:
 
     @property
     def parts(self) -> nn.ModuleDict:
-        """Everything that has weights or statistics."""
+        """Return the modules with weights or statistics."""
         return nn.ModuleDict({"features": self.features, "model": self.model})
 
     def save(self, folder: Path, card: str) -> None:
-        """Write the four files, each whole or not at all; weights last.
+        """Write the four files atomically, the weights last; remove an older evaluation.
 
-        The weights remember which tokenizer they were trained with. An evaluation of what stood
-        here before goes.
+        The weights name the tokenizer that they were trained with.
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / EVALUATION).unlink(missing_ok=True)
-        write_atomically(folder / CONFIG, lambda p: p.write_text(dump_config(self.config), "utf-8"))
+        write_text(folder / CONFIG, dump_config(self.config))
         write_atomically(folder / TOKENIZER, lambda p: p.write_bytes(self.tokenizer.model))
-        write_atomically(folder / CARD, lambda p: p.write_text(card, "utf-8"))
+        write_text(folder / CARD, card)
         state = {key: value.contiguous() for key, value in self.parts.state_dict().items()}
         weights = to_bytes(state, {"tokenizer": self.tokenizer.digest})
         write_atomically(folder / WEIGHTS, lambda p: p.write_bytes(weights))
@@ -76,15 +67,9 @@ class Bundle:
     @classmethod
     def load(cls, folder: Path) -> "Bundle":
         """Read a bundle. Raises BundleError that names the file, or the tensor, that is wrong."""
-        for name in (CONFIG, TOKENIZER, WEIGHTS):
-            if not (folder / name).is_file():
-                raise BundleError(
-                    f"{folder}: no {name} here: give the folder that `asr train` has finished"
-                )
-        try:
-            config = load_config(folder / CONFIG)
-        except ConfigError as error:
-            raise BundleError(str(error)) from error
+        config = load_bundle_config(folder)
+        for name in (TOKENIZER, WEIGHTS):
+            _check_exists(folder, name)
         try:
             tokenizer = Tokenizer((folder / TOKENIZER).read_bytes())
         except AsrError as error:
@@ -92,17 +77,31 @@ class Bundle:
         if tokenizer.vocab_size != config.tokenizer.vocab_size:
             raise BundleError(
                 f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} tokens, {CONFIG} says "
-                f"{config.tokenizer.vocab_size}: they are of two models"
+                f"{config.tokenizer.vocab_size}: they belong to two models"
             )
         bundle = cls.create(config, tokenizer)
         load_weights(bundle.parts, folder / WEIGHTS)
         if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
-            raise BundleError(f"{folder}: {TOKENIZER} and {WEIGHTS} are of two models")
+            raise BundleError(f"{folder}: {TOKENIZER} and {WEIGHTS} belong to two models")
         return bundle
 
 
+def load_bundle_config(folder: Path, overrides: list[str] | None = None) -> Config:
+    """Read the configuration of a bundle. Raises BundleError if it is missing or wrong."""
+    _check_exists(folder, CONFIG)
+    try:
+        return load_config(folder / CONFIG, overrides)
+    except ConfigError as error:
+        raise BundleError(str(error)) from error
+
+
+def _check_exists(folder: Path, name: str) -> None:
+    if not (folder / name).is_file():
+        raise BundleError(f"{folder}: has no {name}: give a folder that `asr train` has finished")
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises BundleError where it is damaged."""
+    """Read the tensors of a safetensors file. Raises BundleError where it is damaged."""
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
@@ -112,7 +111,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def tokenizer_of(weights: Path) -> str | None:
-    """The digest of the tokenizer that weights were trained with."""
+    """Return the digest of the tokenizer that weights were trained with."""
     with safe_open(weights, "pt") as file:
         return (file.metadata() or {}).get("tokenizer")
 
@@ -124,11 +123,11 @@ def load_weights(parts: nn.Module, path: Path) -> None:
         if name not in found:
             raise BundleError(f"{path}: tensor {name} is missing: the file is of another model")
         if name not in wanted:
-            raise BundleError(f"{path}: tensor {name} is not of this model: another model's file")
+            raise BundleError(f"{path}: tensor {name} is not of this model: the file is another's")
         if found[name].shape != wanted[name].shape:
             raise BundleError(
                 f"{path}: tensor {name} is {tuple(found[name].shape)}, {CONFIG} says "
-                f"{tuple(wanted[name].shape)}: the two are of different models"
+                f"{tuple(wanted[name].shape)}: they belong to two models"
             )
         if not torch.isfinite(found[name]).all():
             raise BundleError(f"{path}: tensor {name} holds NaN or infinity: train it again")

@@ -1,13 +1,13 @@
-"""The whole configuration: YAML that holds values, never code, into frozen, validated nodes.
+"""The whole configuration: YAML that holds values, never code, as frozen, validated models.
 
-Every mistake in a file is told at once, each by its key, with the nearest key that exists.
+All mistakes of a file are reported in one message, each with its key and the nearest known key.
 """
 
 import difflib
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
@@ -21,15 +21,16 @@ from asr.schema import FrozenModel
 from asr.tokenizer import TokenizerConfig
 
 FORMAT = 1
-_SHORTEST_PIECE = 0.4  # seconds; a cut is looked for in windows of 100 ms
+_MIN_CHUNK_SECONDS = 0.4  # recordings are cut at windows of 100 ms
+_RENAMED = {"search": "decoding", "piece_seconds": "chunk_seconds"}
 
 
 class DataConfig(FrozenModel):
-    """Where the cuts are, and how they become batches.
+    """Where the cuts are, and how they become batches; durations are in seconds.
 
-    `batch_seconds` is the audio in a batch of one process, before padding; a step has such a batch
-    for each process and each turn of `training.accumulate`. `speed_factors` other than
-    1 add copies of the training cuts at these speeds; durations are in seconds.
+    `batch_seconds` is the audio in a batch of one process, before padding; an optimizer step uses
+    `training.accumulate` such batches of each process. `speed_factors` other than 1 add copies of
+    the training cuts at these speeds.
     """
 
     train: Path
@@ -42,7 +43,7 @@ class DataConfig(FrozenModel):
 
 
 class NoamSchedule(FrozenModel):
-    """lr = factor · d_model^-½ · min(step^-½, step · warmup_steps^-3/2)."""
+    """lr = factor · d_model^-½ · min(step^-½, step · warmup_steps^-3/2) (Vaswani 2017, eq. 3)."""
 
     kind: Literal["noam"] = "noam"
     factor: PositiveFloat = 1.0
@@ -58,16 +59,16 @@ class LinearSchedule(FrozenModel):
 
 
 class ConstantSchedule(FrozenModel):
-    """Plain Adam: the same `lr` at every step."""
+    """The same `lr` at every step of Adam."""
 
     kind: Literal["constant"]
     lr: PositiveFloat = 1e-4
 
 
 class CurriculumConfig(FrozenModel):
-    """Short utterances first: the first `epochs` hold the shortest, with this share of the audio.
+    """Train on short utterances first (curriculum learning, Bengio 2009).
 
-    (Slides, long memory: pre-training on short sequences, then fine-tuning on all.)
+    The first `epochs` use only the shortest utterances, which hold this `share` of the audio.
     """
 
     epochs: PositiveInt
@@ -75,13 +76,14 @@ class CurriculumConfig(FrozenModel):
 
 
 class TrainingConfig(FrozenModel):
-    """How the weights are found.
+    """How the weights are trained.
 
-    `average` is how many of the best epochs (by validation CER) the bundle's weights are the mean
-    of; `checkpoint_steps` how many steps a killed run can lose at most; `accumulate` how many
-    batches a process adds up before a step; `patience` after how many epochs without a better
-    validation CER the run ends; `precision: auto` is bfloat16 on a GPU, float32 elsewhere; `init`
-    is a bundle whose weights and tokens a run begins with, such as one of `asr compress`.
+    `average` is the number of best epochs (by validation CER) whose weights are averaged;
+    `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
+    batches per process whose gradients are added before a step; `patience` ends the run after so
+    many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32
+    elsewhere; `init` is a bundle whose weights and tokens a run starts with, such as one of
+    `asr compress`.
     """
 
     epochs: PositiveInt = 30
@@ -99,7 +101,7 @@ class TrainingConfig(FrozenModel):
     curriculum: CurriculumConfig | None = None
 
     @model_validator(mode="after")
-    def _long_ones_come(self) -> Self:
+    def _check_curriculum(self) -> Self:
         if self.curriculum and self.curriculum.epochs >= self.epochs:
             raise ValueError(
                 f"curriculum.epochs {self.curriculum.epochs} leaves none of {self.epochs} epochs "
@@ -109,7 +111,7 @@ class TrainingConfig(FrozenModel):
 
 
 class Config(FrozenModel):
-    """A recipe: everything that a run depends on, and all that a bundle has to remember."""
+    """A recipe: everything that a run depends on, and all that a bundle stores of it."""
 
     format: int = FORMAT
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
@@ -122,22 +124,23 @@ class Config(FrozenModel):
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def _check_parts(self) -> Self:
         if self.format > FORMAT:
             raise ValueError(
                 f"format {self.format} is newer than this program reads, {FORMAT}: update lrt-asr"
             )
-        least = 4 * self.features.hop_ms / 1000
-        if self.data.min_seconds < least:
+        step_seconds = 4 * self.features.hop_ms / 1000
+        if self.data.min_seconds < step_seconds:
             raise ValueError(
                 f"data.min_seconds {self.data.min_seconds:g} is less than one encoder step, "
-                f"4 frames of features.hop_ms: make it {least:g} at least"
+                f"4 frames of features.hop_ms: make it {step_seconds:g} at least"
             )
         longest = self.model.encoder.longest
-        if longest is not None and longest * least < _SHORTEST_PIECE:
+        if longest is not None and longest * step_seconds < _MIN_CHUNK_SECONDS:
             raise ValueError(
-                f"model.encoder.attention.length {longest} is {longest * least:g} s of audio, too "
-                f"little to cut recordings to: make it {ceil(_SHORTEST_PIECE / least)} at least"
+                f"model.encoder.attention.length {longest} is {longest * step_seconds:g} s of "
+                "audio, too little to cut recordings to: make it "
+                f"{ceil(_MIN_CHUNK_SECONDS / step_seconds)} at least"
             )
         if self.features.n_freqs < 4:
             raise ValueError(
@@ -145,8 +148,8 @@ class Config(FrozenModel):
             )
         if self.decoding.needs_ctc and not self.model.ctc_weight:
             raise ValueError(
-                "decoding.ctc_weight and any decoding.method but joint need a model with a CTC head: "
-                "set model.ctc_weight above 0"
+                "decoding.ctc_weight and any decoding.method but joint need a model with a CTC "
+                "head: set model.ctc_weight above 0"
             )
         return self
 
@@ -175,7 +178,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML that `load_config` reads back."""
+    """Return the resolved configuration as YAML that `load_config` reads back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -195,80 +198,71 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """All that is wrong, as one sentence of `key: what` clauses."""
+    """Return all that is wrong, as one sentence of `key: what` clauses."""
     clauses = []
     for item in error.errors():
-        loc = [str(part) for part in item["loc"]]
-        # Pydantic names the chosen kind of a union among the keys; it is no key of the file.
-        keys = [part for i, part in enumerate(loc) if part in _NAMES or part.isdigit() or not i]
+        loc, value = [str(part) for part in item["loc"]], item["input"]
         if item["type"] == "extra_forbidden":
-            where = ".".join([*(key for key in keys if key != loc[-1]), loc[-1]])
-            clauses.append(f"{where}: unknown key{_nearest(where, loc)}")
+            clauses += [f"{key}: {_unknown(key, loc)}" for key in _unknown_keys(loc, value)]
             continue
+        key = ".".join(part for part in loc if part in _NAMES or part.isdigit())
         what = item["msg"].removeprefix("Value error, ")
         if item["type"] == "union_tag_not_found":
             what = "has no kind, and there are several: name one"
         elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
-            what = f"holds keys, not a value: write {_example(loc, item['input'])}"
+            what = f"holds keys, not a value: write {_example(key, value)}"
         elif item["type"] != "value_error":
-            what += f" (given: {item['input']!r:.60})"
-        clauses.append(f"{'.'.join(keys)}: {what}" if keys else what)
+            what += f" (given: {value!r:.60})"
+        clauses.append(f"{key}: {what}" if key else what)
     return "; ".join(clauses)
 
 
-def _nearest(where: str, loc: list[str]) -> str:
-    """A key like the last of `loc` that its node knows, or else one of the whole recipe's."""
-    *parents, key = loc
-    close = difflib.get_close_matches(key, sorted(_known(parents)), n=1)
-    if close:
-        return f" (did you mean {where.removesuffix(key)}{close[0]}?)"
-    close = difflib.get_close_matches(key, sorted(_NAMES), n=1)
-    paths = [path for path in sorted(_PATHS - {where}) if close and path.split(".")[-1] == close[0]]
-    return f" (did you mean {' or '.join(paths)}?)" if paths else ", remove it"
+def _unknown_keys(loc: list[str], value: object) -> list[str]:
+    """Return the dotted key at `loc`; of a renamed group, those of its values."""
+    # Pydantic puts the chosen kind of a union among the keys of a place: it is no key of the file.
+    key = ".".join([*(part for part in loc[:-1] if part in _NAMES), loc[-1]])
+    if key in _RENAMED and isinstance(value, dict) and value:
+        return [f"{key}.{below}" for below in value]
+    return [key]
 
 
-def _example(loc: list[str], value: object) -> str:
-    """How the node at `loc` is written by whoever wrote a value in its place."""
-    known = sorted(_known(loc))
-    return f"{{kind: {value}}}" if "kind" in known else f"{{{known[0]}: …}}, of {', '.join(known)}"
+def _unknown(key: str, loc: list[str]) -> str:
+    """Say what to write in place of an unknown key."""
+    renamed = ".".join(_RENAMED.get(part, part) for part in key.split("."))
+    if renamed in _KEYS and renamed != key:
+        return f"is now {renamed}"
+    if key in _KEYS:
+        return f"unknown key of kind {loc[-2]}, remove it"
+    nearest = _nearest(renamed)
+    return f"unknown key (did you mean {nearest}?)" if nearest else "unknown key, remove it"
 
 
-def _known(loc: list[str]) -> set[str]:
-    """The keys of the node at `loc`, in which the chosen kinds stand too."""
-    branches = list(_branches(_SCHEMA))
-    for part in loc:
-        below = [b["properties"][part] for b in branches if part in b.get("properties", {})]
-        if below:
-            branches = [branch for node in below for branch in _branches(node)]
-        else:
-            branches = [b for b in branches if _kind(b) == part] or branches
-    return {key for branch in branches for key in branch.get("properties", {})}
+def _nearest(key: str) -> str | None:
+    """Return the known key whose name is most like that of `key`, beside it or else anywhere."""
+    parent, _, name = key.rpartition(".")
+    for keys in ([k for k in _KEYS if k.rpartition(".")[0] == parent], _KEYS):
+        close = difflib.get_close_matches(name, [k.rpartition(".")[2] for k in keys], n=1)
+        if close:
+            named_so = [k for k in keys if k.rpartition(".")[2] == close[0]]
+            return difflib.get_close_matches(key, named_so, n=1, cutoff=0)[0]
+    return None
 
 
-def _kind(node: dict[str, Any]) -> str | None:
-    """What its `kind` says, if it has one."""
-    kind: str | None = node.get("properties", {}).get("kind", {}).get("const")
-    return kind
+def _example(key: str, value: object) -> str:
+    """Return how the keys below `key` are written, for someone who wrote a value there."""
+    below = [k.rpartition(".")[2] for k in _KEYS if k.rpartition(".")[0] == key]
+    return f"{{kind: {value}}}" if "kind" in below else f"{{{below[0]}: …}}, of {', '.join(below)}"
 
 
-def _branches(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A node of the JSON schema, and all that it may be instead."""
-    yield node
-    for branch in [*node.get("anyOf", []), *node.get("oneOf", []), *node.get("allOf", [])]:
-        yield from _branches(branch)
-    if "$ref" in node:
-        yield from _branches(_SCHEMA["$defs"][node["$ref"].split("/")[-1]])
+def _dotted_keys(annotation: object, prefix: str = "") -> Iterator[str]:
+    """Yield all dotted keys of the models in a type, whatever kinds are chosen."""
+    if isinstance(annotation, type) and issubclass(annotation, FrozenModel):
+        for name, field in annotation.model_fields.items():
+            yield f"{prefix}{name}"
+            yield from _dotted_keys(field.annotation, f"{prefix}{name}.")
+    for argument in get_args(annotation):
+        yield from _dotted_keys(argument, prefix)
 
 
-def _paths(node: dict[str, Any], prefix: str = "") -> set[str]:
-    """All keys below a node, dotted, whatever kinds are chosen."""
-    found: set[str] = set()
-    for branch in _branches(node):
-        for key, below in branch.get("properties", {}).items():
-            found |= {f"{prefix}{key}"} | _paths(below, f"{prefix}{key}.")
-    return found
-
-
-_SCHEMA = Config.model_json_schema()
-_PATHS = _paths(_SCHEMA)
-_NAMES = {path.split(".")[-1] for path in _PATHS}
+_KEYS = list(dict.fromkeys(_dotted_keys(Config)))
+_NAMES = {key.split(".")[-1] for key in _KEYS}

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from asr.efficiency.grid import MODES, Measurement
-from asr.efficiency.tables import Study, name
+from asr.efficiency.tables import Study
 from benchmarks import record
 from benchmarks.record import Result, Value
 
@@ -28,25 +28,18 @@ def by_length(rows: list[Measurement], mode: str, unit: str, title: str) -> Resu
     """Return one measure of every model by length."""
     own = [row for row in rows if row.mode == mode]
     lengths = list(dict.fromkeys(row.length for row in own))
-    cases = {(name(row), row.length): value(row, unit) for row in own}
+    cases = {(row.title, row.length): value(row, unit) for row in own}
     columns = {"model": "", **{str(length): UNITS[unit] for length in lengths}}
     lines: list[list[Value]] = [
         [model, *(cases.get((model, length)) for length in lengths)]
-        for model in dict.fromkeys(map(name, own))
+        for model in dict.fromkeys(row.title for row in own)
     ]
     return Result(title=title, columns=columns, rows=lines)
 
 
 def claims(study: Study) -> Result:
     """Return which of the thesis's claims are reproduced."""
-    rows: list[list[Value]] = [
-        [
-            f"{f.claim.text}: {'size' if f.claim.measure == 'parameters' else f.mode}",
-            "reproduced" if f.holds else "not reproduced", f"{f.holding} of {f.cells}",
-            *(f"{r.value:.2f} (n = {r.length}, r = {r.rank})" for r in (f.least, f.greatest)),
-        ]
-        for f in study.findings
-    ]  # fmt: skip
+    rows: list[list[Value]] = [[*finding.cells] for finding in study.findings]
     columns = dict.fromkeys(["the thesis", "here", "cases", "least ratio", "greatest ratio"], "")
     return Result(title="The thesis's claims", columns=columns, rows=rows)
 

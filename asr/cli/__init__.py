@@ -7,55 +7,74 @@ Results go to standard output, everything else to standard error.
 import logging
 import os
 import sys
+from importlib import import_module, metadata
 from io import TextIOWrapper
+from typing import Annotated
 
+import typer
 from rich.logging import RichHandler
 
-from asr.cli import prepare, train, evaluate, transcribe, serve, model, bench  # isort: skip  # as help lists
 from asr.cli.options import app, err
 from asr.errors import AsrError, is_out_of_memory
 
-__all__ = [
-    "app", "bench", "evaluate", "main", "model", "prepare", "serve", "train", "transcribe",
-]  # fmt: skip
+__all__ = ["app", "main"]
+
+for _verbs in ("prepare", "train", "evaluate", "transcribe", "serve", "model", "bench"):
+    import_module(f"asr.cli.{_verbs}")  # in the order of `asr --help`
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"lrt-asr {metadata.version('lrt-asr')}")
+        raise typer.Exit
+
+
+@app.callback()
+def asr(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Its number.")
+    ] = False,
+) -> None:
+    """Take the options that come before a verb."""
 
 
 def main() -> None:
     """Run the program: one sentence for what the user can fix, a traceback only on --debug."""
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
-    if isinstance(sys.stdout, TextIOWrapper):  # a file's name need not be UTF-8: as it came
+    if isinstance(sys.stdout, TextIOWrapper):  # print file names that are not UTF-8 unchanged
         sys.stdout.reconfigure(errors="surrogateescape")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_handler(debug)])
-    logging.getLogger("asr").setLevel(logging.DEBUG if debug else logging.INFO)
-    logging.getLogger("data_prep").setLevel(logging.DEBUG if debug else logging.INFO)
+    handler = RichHandler(console=err, show_time=debug, show_level=debug, show_path=debug)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    for package in ("asr", "data_prep"):
+        logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)
     try:
         app()
-    except AsrError as error:
-        if debug:
-            raise
-        err.print(f"asr: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        err.print("asr: interrupted")
-        sys.exit(130)
+        _fail("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        if debug:
+    except (AsrError, OSError, MemoryError, RuntimeError) as error:
+        sentence = _sentence(error)
+        if debug or sentence is None:
             raise
-        what = error.strerror or str(error)
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            what = "a file is in the way: give another path, or move it"
-        err.print(f"asr: {error.filename or 'disk'}: {what}", soft_wrap=True)
-        sys.exit(1)
-    except (MemoryError, RuntimeError) as error:
-        if debug or not is_out_of_memory(error):
-            raise
-        err.print("asr: memory is out: use a smaller --beam, or end what else runs on the device")
-        sys.exit(1)
+        _fail(sentence, error.exit_code if isinstance(error, AsrError) else 1)
 
 
-def _handler(debug: bool) -> logging.Handler:
-    return RichHandler(console=err, show_time=debug, show_level=debug, show_path=debug)
+def _fail(sentence: str, code: int) -> None:
+    err.print(f"asr: {sentence}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _sentence(error: Exception) -> str | None:
+    """Return what to tell the user; None if the error is a bug."""
+    if isinstance(error, AsrError):
+        return str(error)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{error.filename}: a file is in the way: give another path, or move it"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'disk'}: {error.strerror or error}"
+    if is_out_of_memory(error):
+        return "out of memory: use a smaller --beam, or end other programs on the device"
+    return None

@@ -1,4 +1,4 @@
-"""`python -m asr.cli`, for torchrun."""
+"""Run the command line as `python -m asr.cli`, as torchrun needs it."""
 
 from asr.cli import main
 

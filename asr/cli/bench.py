@@ -2,15 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from asr.cli.options import Device, app, err
+from asr.cli.options import Device, app, err, progress
 from asr.errors import ConfigError
-
-if TYPE_CHECKING:
-    from asr.efficiency.grid import Measurement
 
 bench_app = typer.Typer(help="Studies of what models cost.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
@@ -29,59 +26,39 @@ def efficiency(
     lengths: Annotated[
         str | None, typer.Option(help="With commas; default: 128,256,512,1024,2048,4096.")
     ] = None,
-    ranks: Annotated[str | None, typer.Option(help="Likewise; default: 32,64,128,256.")] = None,
-    runs: Annotated[int | None, typer.Option(min=1, help="Of each cell; default: 30.")] = None,
+    ranks: Annotated[str | None, typer.Option(help="With commas; default: 32,64,128,256.")] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="Of each case; default: 30.")] = None,
     out_dir: Annotated[
-        Path, typer.Option("--out", help="What lies there is not measured again.")
+        Path, typer.Option("--out", help="A folder; cases stored in it are not measured again.")
     ] = Path("exp/efficiency"),
     quick: Annotated[
-        bool, typer.Option("--quick", help="Unless said: lengths 128,512, ranks 32,128, 2 runs.")
+        bool, typer.Option("--quick", help="By default, lengths 128,512, ranks 32,128, 2 runs.")
     ] = False,
     memory: Annotated[
         float | None, typer.Option(min=0.01, help="GiB for a model on the CPU; default: all free.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Time, memory and size of Transformer, LRT and Linformer by length (thesis 3.2, 3.3)."""
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+    """Measure time, memory and size of Transformer, LRT and Linformer by length."""
     from asr.efficiency.grid import D_MODEL, LENGTHS, RANKS, grid
-    from asr.efficiency.plots import check_matplotlib, draw
     from asr.efficiency.run import device_name, study
-    from asr.efficiency.tables import as_json, markdown, name, summarise
+    from asr.efficiency.tables import write_results
+    from asr.reporting.plots import check_matplotlib
     from asr.runtime.devices import choose_device
-    from asr.runtime.files import write_atomically
 
     check_matplotlib()
     chosen = choose_device(device)
-    cells = list(
-        grid(
-            _kinds(kinds),
-            _numbers("--lengths", lengths) or ([128, 512] if quick else list(LENGTHS)),
-            _numbers("--ranks", ranks, D_MODEL) or ([32, 128] if quick else list(RANKS)),
-            runs or (2 if quick else 30),
-            device_name(chosen),
-        )
-    )
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("measuring", total=len(cells))
-
-        def tell(row: "Measurement") -> None:
-            said = f"{name(row)}, n = {row.length}, {row.mode}"
-            progress.update(task, advance=1, description=said)
-
+    all_lengths = _numbers("--lengths", lengths) or ([128, 512] if quick else LENGTHS)
+    all_ranks = _numbers("--ranks", ranks, D_MODEL) or ([32, 128] if quick else RANKS)
+    runs = runs or (2 if quick else 30)
+    cases = list(grid(_kinds(kinds), all_lengths, all_ranks, runs, device_name(chosen)))
+    with progress("measuring", len(cases)) as advance:
         try:
-            rows = study(cells, chosen, out_dir, memory, tell)
+            rows = study(cases, chosen, out_dir, memory, lambda row: advance(1, row.title))
         except KeyboardInterrupt:
-            err.print("interrupted; the same command goes on where it was")
+            err.print("interrupted; the same command continues where it stopped")
             sys.exit(130)
-    found = summarise(rows)
-    text = as_json(found)
-    write_atomically(out_dir / "efficiency.json", lambda path: path.write_text(text, "utf-8"))
-    print(markdown(found))
-    for path in draw(rows, out_dir):
-        err.print(f"{path}", highlight=False, soft_wrap=True)
+    print(write_results(rows, out_dir))
 
 
 def _kinds(text: str) -> list[str]:
@@ -94,7 +71,7 @@ def _kinds(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str | None, most: int = 1 << 20) -> list[int]:
-    """Whole numbers from 1 to `most`, with commas; none where nothing is given."""
+    """Parse whole numbers from 1 to `most`, with commas; none where no text is given."""
     parts = text.split(",") if text is not None else []
     for part in parts:
         if not part.strip().isdecimal() or not 1 <= int(part) <= most:

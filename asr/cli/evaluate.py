@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from asr.cli.options import Beam, Bundle, Device, Format, Int8, Lm, LmWeight, Method, app, err, out
+from asr.cli.options import (
+    Beam,
+    Bundle,
+    Device,
+    Format,
+    Int8,
+    Lm,
+    LmWeight,
+    Method,
+    app,
+    out,
+    progress,
+)
 
 if TYPE_CHECKING:
-    from asr.evaluation.evaluate import Evaluation
+    from asr.evaluation.evaluate import Evaluation, UtteranceErrors
 
 
 @app.command()
@@ -22,25 +34,32 @@ def evaluate(
     lm: Lm = None,
     lm_weight: LmWeight = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst to show.")] = 10,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="A file for all hypotheses, as JSON lines.")
+    ] = None,
     format: Format = "table",
     device: Device = "auto",
     int8: Int8 = False,
 ) -> None:
-    """Corpus CER, its parts and the worst utterances; kept as evaluation.json in the bundle."""
-    from rich.progress import Progress
-
+    """Print CER, its parts and the worst utterances; store them in the bundle's evaluation.json."""
     import asr
     from asr.data.manifest import load_cuts
     from asr.evaluation.evaluate import evaluate as run
-    from asr.reporting.results import write_evaluation
+    from asr.reporting.results import write_evaluation, write_hypotheses
 
     recognizer = asr.load(bundle, device, int8)
     changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
-    search = recognizer.config.decoding.changed(changes)
-    chosen = load_cuts(cuts)
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("evaluating", total=len(chosen))
-        result = run(recognizer, chosen, search, worst, lambda n: progress.advance(task, n))
+    options = recognizer.config.decoding.changed(changes)
+    chosen, utterances = load_cuts(cuts), list["UtteranceErrors"]()
+    with progress("evaluating", len(chosen)) as advance:
+
+        def on_group(size: int, found: list["UtteranceErrors"]) -> None:
+            advance(size, "")
+            utterances.extend(found)
+
+        result = run(recognizer, chosen, options, worst, on_group)
+    if out_file:
+        write_hypotheses(out_file, utterances)
     if format == "json":
         print(result.model_dump_json(indent=2))
     else:
@@ -50,20 +69,22 @@ def evaluate(
 
 def _show_evaluation(cuts: Path, result: "Evaluation") -> None:
     table = Table(title=f"{cuts}: {result.utterances} utterances, {result.skipped} skipped")
-    for name in ("CER", "substitutions", "insertions", "deletions", "characters", "|X̄|", "RTF"):
+    cells = {
+        "CER": f"{result.cer:.2%}",
+        "substitutions": f"{result.substitutions}",
+        "insertions": f"{result.insertions}",
+        "deletions": f"{result.deletions}",
+        "characters": f"{result.reference_length}",
+        "|X̄|": f"{result.mean_length:.2f}",
+        "RTF": f"{result.rtf:.4f}",
+    }
+    for name in cells:
         table.add_column(name, justify="right")
-    table.add_row(
-        f"{result.cer:.2%}", str(result.substitutions), str(result.insertions),
-        str(result.deletions), str(result.reference_length), f"{result.mean_length:.2f}",
-        f"{result.rtf:.4f}",
-    )  # fmt: skip
+    table.add_row(*cells.values())
     out.print(table)
     for utterance in result.worst:
-        out.print(
-            f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}",
-            markup=False,
-            highlight=False,
-        )
+        lines = f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}"
+        out.print(lines, markup=False, highlight=False)
 
 
 @app.command()
@@ -73,13 +94,11 @@ def tune(
     beam: Beam = None,
     method: Method = None,
     lm: Lm = None,
-    most: Annotated[int, typer.Option(min=1, help="Utterances heard, at most.")] = 1000,
-    write: Annotated[bool, typer.Option(help="Write what is best into the bundle.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="The most utterances to decode.")] = 1000,
+    write: Annotated[bool, typer.Option(help="Write the best ones into the bundle.")] = False,
     device: Device = "auto",
 ) -> None:
     """Find the weights of CTC head, language model and length on dev."""
-    from rich.progress import Progress
-
     import asr
     from asr.data.manifest import load_cuts
     from asr.evaluation.tune import tune as run
@@ -87,12 +106,11 @@ def tune(
 
     recognizer = asr.load(bundle, device)
     changes = {"beam_size": beam, "method": method, "lm": lm}
-    search = recognizer.config.decoding.model_copy(
+    options = recognizer.config.decoding.model_copy(
         update={name: value for name, value in changes.items() if value is not None}
     )
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("tuning", total=None)
-        trials = run(recognizer, load_cuts(cuts), search, most, lambda _: progress.advance(task))
+    with progress("tuning") as advance:
+        trials = run(recognizer, load_cuts(cuts), options, limit, lambda _: advance(1, ""))
     table = Table("ctc_weight", "lm_weight", "gamma", "CER", title=f"{cuts}: best first")
     for trial in trials:
         tried = trial.decoding
@@ -107,39 +125,38 @@ def tune(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Bundles, such as exp/aishell1/lrt_r50.")],
-    format: Annotated[Literal["md", "json"], typer.Option()] = "md",
+    format: Annotated[Literal["md", "json"], typer.Option(help="Format.")] = "md",
     out_file: Annotated[Path | None, typer.Option("--out", help="A file for the tables.")] = None,
     plot: Annotated[Path | None, typer.Option(help="A PNG of the losses by epoch.")] = None,
 ) -> None:
-    """Runs in the papers' tables, beside the papers' figures; what each cost."""
+    """Print tables of runs beside the papers' results, with the cost of each."""
     from asr.reporting.comparison import as_json, compare, read_run
     from asr.reporting.plots import draw_losses
     from asr.reporting.tables import markdown
-    from asr.runtime.files import write_atomically
+    from asr.runtime.files import write_text
 
     found = [read_run(run) for run in runs]
     text = (as_json if format == "json" else markdown)(compare(found))
     if plot:
         draw_losses(found, plot)
     if out_file:
-        write_atomically(out_file, lambda path: path.write_text(text, "utf-8"))
+        write_text(out_file, text)
     else:
         print(text, end="")
 
 
 @app.command()
 def score(
-    references: Annotated[Path, typer.Argument(help="What was said, a line `id text` each.")],
-    hypotheses: Annotated[Path, typer.Argument(help="What was recognised, likewise.")],
+    references: Annotated[Path, typer.Argument(help="Reference texts, a line `id text` each.")],
+    hypotheses: Annotated[Path, typer.Argument(help="Recognized texts, a line `id text` each.")],
     format: Format = "table",
 ) -> None:
-    """Pooled CER of one text file against another; ids are checked both ways."""
+    """Print the pooled CER of one text file against another with the same ids."""
     from asr.evaluation.cer import score_files
 
     counts = score_files(references, hypotheses)
-    facts = {"cer": counts.rate, **vars(counts)}
     if format == "json":
-        print(json.dumps(facts, indent=2))
+        print(json.dumps({"cer": counts.rate, **vars(counts)}, indent=2))
     else:
         out.print(
             f"CER {counts.rate:.2%}: {counts.substitutions} substitutions, {counts.insertions} "

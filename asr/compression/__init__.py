@@ -1,1 +1,1 @@
-"""TODO."""
+"""Factorization of trained weights."""

@@ -1,12 +1,13 @@
-"""A trained network made smaller: its weights as products of two thin ones (thesis 2.3).
+"""Compression of a trained network: weights as products of low rank (Cahyawijaya 2021, 2.3).
 
->>> from asr.compress import factorize
+>>> from asr.compression.compress import factorize
 >>> smaller, layers = factorize(any_module, "svd", energy=0.9, modules=["encoder.*"])
 
 Weights are matrices W (O, I), from I inputs to O outputs; a factorization of rank R is
-W ≈ second (O, R) · first (R, I). A convolution in groups has such a matrix for each group G.
+W ≈ second (O, R) · first (R, I). A grouped convolution has such a matrix for each group G.
 """
 
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -16,10 +17,11 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from lhotse import CutSet
 from torch import Tensor, nn
 
 from asr.bundle import CONFIG, WEIGHTS, Bundle
-from asr.compression.solvers import _METHODS, Method
+from asr.compression.solvers import SOLVERS, Method
 from asr.data.manifest import load_cuts
 from asr.errors import ConfigError
 from asr.evaluation.evaluate import Evaluation, evaluate
@@ -29,13 +31,14 @@ from asr.reporting.model_card import model_card
 from asr.reporting.results import write_evaluation
 from asr.transcription.recognizer import Recognizer
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Layer:
-    """What became of a module: its matrix's (outputs, inputs), its rank, what it lost.
+    """A factorized module: the (outputs, inputs) and the rank of its matrix, per group.
 
-    Shape and rank are a group's where it has groups. `error` is ‖W - second · first‖ / ‖W‖
-    (Frobenius), `before` and `after` count its weights.
+    `error` is ‖W - second · first‖ / ‖W‖ (Frobenius), `before` and `after` count its weights.
     """
 
     name: str
@@ -54,17 +57,16 @@ def factorize(
     energy: float | None = None,
     modules: Sequence[str] = ("*",),
 ) -> tuple[nn.Module, list[Layer]]:
-    """A copy of a module whose linear maps and convolutions are of low rank, and what it lost.
+    """Return a copy of a module with linear maps and convolutions of low rank, and a list of these.
 
-    `rank` is every module's (of a convolution in groups, every group's), or below 1 the share of
-    the rank at which nothing would be saved; `energy` is the share of a module's squared singular
-    values that its own rank keeps. One of the two is given. `modules` are patterns of names
-    (`encoder.*`). What would not become smaller stays, and so do tied modules, whose weight another
-    holds too (an output's that is the embedding's). `random` keeps nothing of the weights: a start
-    for training. Raises ConfigError where an argument makes no sense or a weight is not finite.
+    `rank` is that of every module (per group of a convolution), or below 1 the share of the rank at
+    which nothing would be saved; `energy` instead chooses each module's rank to keep this share of
+    its squared singular values. `modules` are patterns of names (`encoder.*`). Modules that would
+    not become smaller stay, and so do those with tied weights. `random` ignores the weights: a
+    start for training. Raises ConfigError if an argument is invalid or a weight is not finite.
     """
     _check(method, rank, energy, modules)
-    holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced too
+    holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced
     units: dict[nn.Module, nn.Module] = {}
     layers = []
     for name, old in _named(holder[0], modules).items():
@@ -79,14 +81,16 @@ def factorize(
             if not _saves(old, chosen):
                 continue
             units[old] = low_rank_pair(old, chosen).to(weight_GOI).train(old.training)
-            layers.append(_fill(name, old, units[old], chosen, method))
+            layer = _fill(name, old, units[old], chosen, method)
+            log.info("%s: rank %d, error %.1f %%", name, layer.rank, 100 * layer.error)
+            layers.append(layer)
         holder.set_submodule(f"0.{name}" if name else "0", units[old])
     return holder[0], layers
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a compression did; evaluations where there were cuts to hear."""
+    """The result of a compression, before and after; evaluations are of cuts, if given."""
 
     layers: list[Layer]
     parameters: tuple[int, int]
@@ -94,7 +98,7 @@ class Report:
     evaluations: tuple[Evaluation, Evaluation] | None
 
     def facts(self) -> dict[str, str]:
-        """Before and after, as a reader wants them."""
+        """Return text for a reader."""
         (many, few), (large, small) = self.parameters, self.bytes
         mean = sum(layer.error for layer in self.layers) / len(self.layers)
         facts = {
@@ -109,7 +113,7 @@ class Report:
         return facts
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; pairs are before and after."""
+        """Return plain values, for JSON; pairs are before and after."""
         found = self.evaluations or ()
         return {
             "parameters": self.parameters,
@@ -130,9 +134,9 @@ def compress_bundle(
     modules: Sequence[str] = ("*",),
     cuts: Path | None = None,
 ) -> Report:
-    """Write the bundle `source` smaller to `out`; with cuts, hear them with both.
+    """Compress the bundle `source` to `out`; with cuts, evaluate both.
 
-    Raises ConfigError where `out` holds a bundle already. What fails leaves no bundle there.
+    Raises ConfigError where `out` holds a bundle already. A failure leaves no bundle there.
     """
     if (out / WEIGHTS).exists() or (out / CONFIG).exists():
         raise ConfigError(f"{out}: holds a bundle already: give another --out")
@@ -147,15 +151,22 @@ def compress_bundle(
     }
     evaluations = None
     if cuts:
-        heard = load_cuts(cuts)
-        # A recogniser makes its network over, and this one is still to be saved.
+        utterances = load_cuts(cuts)
+        # A recognizer changes its network for inference, and this one is still to be saved.
         copy = replace(smaller, model=deepcopy(smaller.model))
-        evaluations = (evaluate(Recognizer(bundle), heard), evaluate(Recognizer(copy), heard))
+        evaluations = (_evaluate(bundle, utterances), _evaluate(copy, utterances))
     smaller.save(out, model_card(smaller.config, parameters[1], facts))
     if cuts and evaluations:
         write_evaluation(out, cuts, evaluations[1])
     size = tuple((folder / WEIGHTS).stat().st_size for folder in (source, out))
     return Report(layers, parameters, (size[0], size[1]), evaluations)
+
+
+def _evaluate(bundle: Bundle, cuts: CutSet) -> Evaluation:
+    evaluation = evaluate(Recognizer(bundle), cuts)
+    size = count_parameters(bundle.model)
+    log.info("%.2f M parameters: CER %.2f %%", size / 1e6, 100 * evaluation.cer)
+    return evaluation
 
 
 def compress(
@@ -166,14 +177,14 @@ def compress(
     energy: float | None = None,
     modules: Sequence[str] = ("*",),
 ) -> tuple[Bundle, list[Layer]]:
-    """A bundle with a factorised network, as `factorize` makes it; its configuration says how.
+    """Return a bundle with a factorized network (see `factorize`), whose ranks its recipe holds.
 
     Raises ConfigError where no module becomes smaller.
     """
     network, layers = factorize(bundle.model, method, rank=rank, energy=energy, modules=modules)
     if not layers:
         raise ConfigError(
-            f"no module whose name is like {' or '.join(modules)} becomes smaller so: "
+            f"no module named like {' or '.join(modules)} becomes smaller: "
             f"{_advice(bundle.model, rank, modules)}"
         )
     ranks = {**bundle.config.model.ranks, **{layer.name: layer.rank for layer in layers}}
@@ -186,7 +197,7 @@ def _check(method: str, rank: float | None, energy: float | None, modules: Seque
     if method not in get_args(Method):
         raise ConfigError(f"method {method}: give one of {', '.join(get_args(Method))}")
     if (rank is None) == (energy is None):
-        raise ConfigError("give either a rank or an energy, the two choose the same thing")
+        raise ConfigError("give either a rank or an energy: each chooses the ranks")
     if rank is not None and not (0 < rank < 1 or (rank >= 1 and rank % 1 == 0)):
         raise ConfigError(f"rank {rank:g}: give a whole number, or a share above 0 and below 1")
     if energy is not None and not 0 < energy <= 1:
@@ -204,8 +215,8 @@ def _advice(network: nn.Module, rank: float | None, modules: Sequence[str]) -> s
     ranks = [
         _rank(weight_matrices(m), rank, None) for m in _named(network, modules).values() if rank
     ]
-    change = "raise" if ranks and not any(ranks) else "lower"  # a share of them is less than 1
-    return f"{change} the {'rank' if rank else 'energy'}, or choose others"
+    change = "raise" if ranks and not any(ranks) else "lower"  # 0: a share of less than one rank
+    return f"{change} the {'rank' if rank else 'energy'}, or choose other modules"
 
 
 def _saves(module: nn.Module, rank: int) -> bool:
@@ -225,11 +236,11 @@ def _rank(weight_GOI: Tensor, rank: float | None, energy: float | None) -> int:
 
 
 def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method) -> Layer:
-    """Give a thin unit the factors of what it replaces, and its bias."""
+    """Copy the factors of the weight and the bias to the module that replaces it."""
     weight_GOI = weight_matrices(old).double()
     first, second = factors_of(unit)
     if method != "random":
-        factors = [_METHODS[method](weight, rank) for weight in weight_GOI]
+        factors = [SOLVERS[method](weight, rank) for weight in weight_GOI]
         for end, parts in zip((first, second), zip(*factors, strict=True), strict=True):
             assert isinstance(end.weight, Tensor)
             end.weight.data.copy_(torch.cat(parts).view_as(end.weight))

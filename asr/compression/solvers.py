@@ -1,4 +1,4 @@
-"""TODO: solvers."""
+"""Factorizations W ≈ second (O, R) · first (R, I) of a weight W (O, I) (Cahyawijaya 2021, 2.3)."""
 
 import warnings
 from typing import Literal
@@ -9,16 +9,14 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 Method = Literal["svd", "nmf", "semi_nmf", "random"]
-
-
 _UPDATES = 200
 
 
 def svd(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """(R, I) and (O, R), whose product is the nearest of all of this rank (Eckart and Young).
+    """Return (R, I) and (O, R) whose product is the nearest of this rank (Eckart & Young 1936).
 
-    Its error is the root of the sum of the squares of the singular values left out. Both factors
-    take the root of each value that stays, so that they are of like size for training.
+    The squared error is the sum of the squares of the singular values left out. Each factor takes
+    the square roots of the others, so that both have the same scale in training.
     """
     u_OK, s_K, v_KI = torch.linalg.svd(weight, full_matrices=False)
     root_R = s_K[:rank].sqrt()
@@ -26,10 +24,11 @@ def svd(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
-    """(R, I) and (O, R): W as the difference of two products of non-negative factors.
+    """Return (R, I) and (O, R): W as the difference of two products of non-negative factors.
 
-    What is above zero in W, and what is below, each have half the rank and are factorised by
-    multiplicative updates (thesis eq. 2.10, 2.11); the second's factor (O, R) is negated.
+    The positive and the negative part of W each have half the rank and are factorized by
+    multiplicative updates (Lee & Seung 2001; Cahyawijaya 2021, eq. 2.10 and 2.11); the factor
+    (O, R) of the negative part is negated.
     """
     parts = [(sign, (sign * weight).clamp(min=0)) for sign in (1.0, -1.0)]
     parts = [(sign, part) for sign, part in parts if part.any()]
@@ -46,8 +45,8 @@ def nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Ten
 
 
 def non_negative(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
-    """(R, I) and (O, R), both non-negative, of a non-negative matrix; no chance is involved."""
-    # Zeros would stay zero for ever in multiplicative updates: `nndsvda` has none.
+    """Return non-negative (R, I) and (O, R) of a non-negative matrix (Lee & Seung 2001)."""
+    # Multiplicative updates never change a zero: `nndsvda` starts without zeros, and not randomly.
     model = NMF(rank, init="nndsvda", solver="mu", max_iter=updates, tol=0, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -56,9 +55,9 @@ def non_negative(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Te
 
 
 def semi_nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
-    """(R, I) of either sign and (O, R) non-negative, by Ding, Li and Jordan's updates (2010).
+    """Return (R, I) of either sign and (O, R) non-negative (semi-NMF, Ding et al. 2010, sec. 3).
 
-    The first factor is the best for the second (least squares), the second's update never raises
+    The first factor is the least-squares solution for the second one, whose update never increases
     the error.
     """
     u_OK, s_K, _ = torch.linalg.svd(weight, full_matrices=False)
@@ -72,4 +71,4 @@ def semi_nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor
     return torch.linalg.lstsq(second, weight).solution, second
 
 
-_METHODS = {"svd": svd, "nmf": nmf, "semi_nmf": semi_nmf}
+SOLVERS = {"svd": svd, "nmf": nmf, "semi_nmf": semi_nmf}

@@ -1,1 +1,1 @@
-"""The study of thesis 3.2 and 3.3: what low rank saves, by length and rank."""
+"""The study of Cahyawijaya 2021, sections 3.2 and 3.3: the cost of low rank by length and rank."""

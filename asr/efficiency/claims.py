@@ -1,53 +1,50 @@
-"""What the thesis found (3.3.1 to 3.3.3, 3.3.5), beside what was measured here."""
+"""The thesis's claims (Cahyawijaya 2021, 3.3.1 to 3.3.3, 3.3.5), checked by measurements."""
 
 from collections.abc import Iterator
 from typing import Literal
 
-from asr.efficiency.grid import BASELINE, MODES, Measurement, Mode
+from asr.efficiency.grid import MODES, Measurement, Mode
 from asr.schema import FrozenModel
 
 Measure = Literal["seconds", "memory_mib", "parameters"]
+Bounds = tuple[int, int]  # the least and the greatest value
 
 
 class Claim(FrozenModel):
-    """`over` takes at least `factor` times what `under` takes, of `measure`.
+    """`over` takes at least `factor` times as much as `under`, at these lengths and ranks."""
 
-    At all lengths and ranks between the given ones, both ends within.
-    """
-
-    text: str
     measure: Measure
     over: str
     under: str
-    factor: float = 1.0
-    lengths: tuple[int, int]
-    ranks: tuple[int, int] = (1, 256)
+    factor: float
+    lengths: Bounds
+    ranks: Bounds
+    text: str
 
 
 _ANY, _LOW = (1, 1 << 30), (1, 128)
-CLAIMS = (
-    Claim(text="LRT is half as large as the Transformer (r ≤ 128)",
-          measure="parameters", over=BASELINE, under="lrt", factor=2, lengths=_ANY, ranks=_LOW),
-    Claim(text="LRT is about 8 times smaller than the Transformer (r = 64)",
-          measure="parameters", over=BASELINE, under="lrt", factor=7.5, lengths=_ANY,
-          ranks=(64, 64)),
-    Claim(text="Linformer is larger than the Transformer",
-          measure="parameters", over="linformer", under=BASELINE, lengths=_ANY),
-    Claim(text="LRT is faster than the Transformer (n ≤ 512, r ≤ 128)",
-          measure="seconds", over=BASELINE, under="lrt", lengths=(1, 512), ranks=_LOW),
-    Claim(text="LRT takes half of the Transformer's memory (n ≤ 512, r ≤ 128)",
-          measure="memory_mib", over=BASELINE, under="lrt", factor=2, lengths=(1, 512), ranks=_LOW),
-    Claim(text="Linformer is faster than the Transformer (n ≥ 256)",
-          measure="seconds", over=BASELINE, under="linformer", lengths=(256, 1 << 30)),
-    Claim(text="LRT is faster than Linformer (n ≤ 256)",
-          measure="seconds", over="linformer", under="lrt", lengths=(1, 256)),
-    Claim(text="LRT takes less memory than Linformer (n ≤ 256)",
-          measure="memory_mib", over="linformer", under="lrt", lengths=(1, 256)),
-    Claim(text="Linformer is faster than LRT (n ≥ 1024)",
-          measure="seconds", over="lrt", under="linformer", lengths=(1024, 1 << 30)),
-    Claim(text="Linformer takes less memory than LRT (n ≥ 1024)",
-          measure="memory_mib", over="lrt", under="linformer", lengths=(1024, 1 << 30)),
+_TABLE = (
+    ("parameters", "transformer", "lrt", 2, _ANY, _LOW,
+     "LRT is half as large as the Transformer (r ≤ 128)"),
+    ("parameters", "transformer", "lrt", 7.5, _ANY, (64, 64),
+     "LRT is about 8 times smaller than the Transformer (r = 64)"),
+    ("parameters", "linformer", "transformer", 1, _ANY, _ANY,
+     "Linformer is larger than the Transformer"),
+    ("seconds", "transformer", "lrt", 1, (1, 512), _LOW,
+     "LRT is faster than the Transformer (n ≤ 512, r ≤ 128)"),
+    ("memory_mib", "transformer", "lrt", 2, (1, 512), _LOW,
+     "LRT takes half of the Transformer's memory (n ≤ 512, r ≤ 128)"),
+    ("seconds", "transformer", "linformer", 1, (256, 1 << 30), _ANY,
+     "Linformer is faster than the Transformer (n ≥ 256)"),
+    ("seconds", "linformer", "lrt", 1, (1, 256), _ANY, "LRT is faster than Linformer (n ≤ 256)"),
+    ("memory_mib", "linformer", "lrt", 1, (1, 256), _ANY,
+     "LRT takes less memory than Linformer (n ≤ 256)"),
+    ("seconds", "lrt", "linformer", 1, (1024, 1 << 30), _ANY,
+     "Linformer is faster than LRT (n ≥ 1024)"),
+    ("memory_mib", "lrt", "linformer", 1, (1024, 1 << 30), _ANY,
+     "Linformer takes less memory than LRT (n ≥ 1024)"),
 )  # fmt: skip
+CLAIMS = [Claim.model_validate(dict(zip(Claim.model_fields, row, strict=True))) for row in _TABLE]
 
 
 class Ratio(FrozenModel):
@@ -59,54 +56,61 @@ class Ratio(FrozenModel):
 
 
 class Finding(FrozenModel):
-    """A claim as it shows here: the least and the greatest ratio of its cells."""
+    """A claim, the least and the greatest ratio measured, and in how many cases it holds."""
 
     claim: Claim
     mode: Mode
     least: Ratio
     greatest: Ratio
-    cells: int
+    cases: int
     holding: int
 
     @property
-    def holds(self) -> bool:
-        """Whether it does everywhere."""
-        return self.holding == self.cells
+    def cells(self) -> list[str]:
+        """Return the cells of a table."""
+        claim, ends = self.claim, (self.least, self.greatest)
+        return [
+            f"{claim.text}: {'size' if claim.measure == 'parameters' else self.mode}",
+            "reproduced" if self.holding == self.cases else "not reproduced",
+            f"{self.holding} of {self.cases}",
+            *(f"{ratio.value:.2f} (n = {ratio.length}, r = {ratio.rank})" for ratio in ends),
+        ]
 
 
 def ratios(
     rows: list[Measurement], measure: Measure, over: str, under: str, mode: Mode
 ) -> list[Ratio]:
-    """At each length and rank that both have; what has no rank stands beside every rank."""
-    own = {(r.model, r.length, r.rank): r for r in rows if r.mode == mode}
-    places = {(r.length, r.rank) for r in own.values() if r.rank and r.model in (over, under)}
+    """Return a ratio for each length and rank that both have; a model without rank has them all."""
+    values = {(r.model, r.length, r.rank): getattr(r, measure) for r in rows if r.mode == mode}
     found = []
-    for length, rank in sorted(places):
+    for length, rank in sorted({(n, r) for model, n, r in values if r and model in (over, under)}):
         above, below = (
-            own.get((model, length, rank)) or own.get((model, length, None))
+            values.get((model, length, rank)) or values.get((model, length, None))
             for model in (over, under)
         )
-        values = [getattr(row, measure) if row else None for row in (above, below)]
-        if values[0] and values[1]:
-            found.append(Ratio(value=values[0] / values[1], length=length, rank=rank))
+        if above and below:
+            found.append(Ratio(value=above / below, length=length, rank=rank))
     return found
 
 
 def findings(rows: list[Measurement]) -> Iterator[Finding]:
-    """The claims of which some cell was measured."""
+    """Yield the claims of which some case was measured."""
     for claim in CLAIMS:
         for mode in MODES if claim.measure != "parameters" else MODES[:1]:
-            all_of = ratios(rows, claim.measure, claim.over, claim.under, mode)
-            own = [r for r in all_of if _within(r.length, claim.lengths)
-                   and _within(r.rank or 1, claim.ranks)]  # fmt: skip
+            own = [
+                ratio
+                for ratio in ratios(rows, claim.measure, claim.over, claim.under, mode)
+                if claim.lengths[0] <= ratio.length <= claim.lengths[1]
+                and claim.ranks[0] <= (ratio.rank or 1) <= claim.ranks[1]
+            ]
             if own:
-                ordered = sorted(own, key=lambda r: r.value)
-                holding = sum(r.value >= claim.factor for r in own)
+                least, *_, greatest = sorted([own[0], *own], key=lambda ratio: ratio.value)
+                holding = sum(ratio.value >= claim.factor for ratio in own)
                 yield Finding(
-                    claim=claim, mode=mode, least=ordered[0], greatest=ordered[-1],
-                    cells=len(own), holding=holding,
-                )  # fmt: skip
-
-
-def _within(value: int, ends: tuple[int, int]) -> bool:
-    return ends[0] <= value <= ends[1]
+                    claim=claim,
+                    mode=mode,
+                    least=least,
+                    greatest=greatest,
+                    cases=len(own),
+                    holding=holding,
+                )

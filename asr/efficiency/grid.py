@@ -1,13 +1,14 @@
-"""What the study measures: encoders by model, rank and length, in inference and in training."""
+"""The cases of the study: encoders by model, rank and length, in inference and in training."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from asr.model.projection import DenseConfig, LowRankConfig, ProjectionConfig, SetSparseConfig
-from asr.model.transformer import Encoder, EncoderConfig, ModelConfig
+from asr.model.size import count_parameters
+from asr.model.transformer import Encoder, ModelConfig
 from asr.schema import FrozenModel
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
@@ -17,8 +18,8 @@ BASELINE = "transformer"
 MODES: tuple["Mode", ...] = ("training", "inference")
 Mode = Literal["inference", "training"]
 
-# What a rank is to each kind of attention; others have none.
-_RANKED = {
+# The meaning of the rank for each kind of attention; others have none.
+_RANKED: dict[str, Callable[[int, int], dict[str, int]]] = {
     "linformer": lambda rank, length: {"rank": rank, "length": length},
     "conv_linformer": lambda rank, length: {"stride": max(1, length // rank)},
     "performer": lambda rank, _: {"features": rank},
@@ -26,7 +27,7 @@ _RANKED = {
     "nystrom": lambda rank, _: {"landmarks": rank},
 }
 _FULL = ("transformer", "lrt", "matrix", "set_sparse")
-# `matrix` is the Transformer with its matrix of weights formed, as in the thesis's time.
+# `matrix` is the Transformer that forms the matrix of attention weights, as in the thesis.
 MODELS = (*_FULL, *_RANKED, "linear", "lsh", "s4d")
 
 
@@ -41,35 +42,37 @@ class BenchmarkCase(FrozenModel):
     runs: PositiveInt
 
     def build(self) -> Encoder:
-        """The thesis's encoder for this study: 2 layers, 768, 3072, 12 heads."""
+        """Return the encoder of Cahyawijaya 2021, 3.2: 2 layers, 768, 3072, 12 heads."""
         projection: ProjectionConfig = DenseConfig()
         if self.model == "set_sparse":
             projection = SetSparseConfig()
         elif self.model == "lrt" and self.rank:
             projection = LowRankConfig(rank=self.rank)
-        numbers = _RANKED[self.model](self.rank, self.length) if self.model in _RANKED else {}
         attention: dict[str, Any] = {"kind": "full" if self.model in _FULL else self.model}
-        return Encoder(
-            ModelConfig(
-                d_model=D_MODEL, d_inner=4 * D_MODEL, n_heads=12, projection=projection,
-                encoder=EncoderConfig.model_validate(
-                    {"n_layers": 2, "attention": attention | numbers}
-                ),
-            )
-        )  # fmt: skip
+        if self.model in _RANKED:
+            attention |= _RANKED[self.model](self.rank or 1, self.length)
+        encoder = {"n_layers": 2, "attention": attention}
+        values = {"d_model": D_MODEL, "d_inner": 4 * D_MODEL, "n_heads": 12}
+        parts = {"projection": projection, "encoder": encoder}
+        return Encoder(ModelConfig.model_validate(values | parts))
 
     def count_parameters(self) -> int:
-        """How many numbers are learned."""
+        """Return the number of trainable weights."""
         with torch.device("meta"):
-            return sum(p.numel() for p in self.build().parameters())
+            return count_parameters(self.build())
+
+    @property
+    def title(self) -> str:
+        """Return the model with its rank."""
+        return f"{self.model}, r = {self.rank}" if self.rank else self.model
 
 
 class Measurement(BenchmarkCase):
-    """A cell as measured: means of its `runs`.
+    """A measured case: means of its `runs` with `batch` sequences.
 
-    `seconds` of a forward pass, in training with the backward pass, and their standard deviation;
-    `memory_mib` is what weights, activations and gradients take at most; both are of a batch of
-    `batch` sequences, and None where they do not fit in memory.
+    `seconds` is the time of a forward pass, in training with the backward pass, `deviation` its
+    standard deviation; `memory_mib` is the peak of weights, activations and gradients. They are
+    None where they do not fit in memory.
     """
 
     batch: PositiveInt
@@ -80,15 +83,15 @@ class Measurement(BenchmarkCase):
     outcome: Literal["measured", "out of memory"]
 
     @property
-    def cell(self) -> BenchmarkCase:
-        """What was measured."""
+    def case(self) -> BenchmarkCase:
+        """Return the case that was measured."""
         return BenchmarkCase(**{name: getattr(self, name) for name in BenchmarkCase.model_fields})
 
 
 def grid(
-    models: list[str], lengths: list[int], ranks: list[int], runs: int, device: str
+    models: list[str], lengths: Sequence[int], ranks: Sequence[int], runs: int, device: str
 ) -> Iterator[BenchmarkCase]:
-    """All cells, short ones first, and of a length the Transformer's training, then the rest."""
+    """Yield all cases by length, at each length the training of the Transformer first."""
     for length in sorted(set(lengths)):
         for mode in MODES:
             for model in dict.fromkeys([BASELINE, *models]):

@@ -1,4 +1,4 @@
-"""One cell, measured in a process of its own: what it does to memory is its own affair."""
+"""The measurement of one case, in a process of its own, so that its memory is its own."""
 
 import ctypes
 import gc
@@ -28,22 +28,22 @@ from asr.runtime.processes import end_with_parent
 
 _LARGEST_BATCH = 1024
 _MIB = 2**20
-# What the kernel sends when memory is out, and what C++ does when it finds none.
+# Out of memory, the kernel sends SIGKILL and C++ aborts.
 _OUT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 
 
 def measure(
-    cell: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None
+    case: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None
 ) -> Measurement:
-    """Time and memory of a cell; without a `batch`, of the largest that fits on the GPU.
+    """Measure a case; without `batch`, with the largest batch that fits on the GPU.
 
-    On a CPU, one thread; more than `memory_gib` (by default, what is free) is out of memory.
-    Raises AsrError where the process dies of anything else.
+    On a CPU it uses one thread, and at most `memory_gib` (default: all that is free). Raises
+    AsrError where the process dies for another reason than memory.
     """
     context = _fresh_processes()
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_work, args=(cell, device, batch, memory_gib, theirs), daemon=True
+        target=_work, args=(case, device, batch, memory_gib, theirs), daemon=True
     )
     process.start()
     theirs.close()
@@ -53,41 +53,41 @@ def measure(
         found = None
     process.join()
     if process.exitcode and process.exitcode not in _OUT_OF_MEMORY:
-        raise AsrError(f"{cell}: its process died with {process.exitcode}: see its traceback")
+        raise AsrError(f"{case}: its process died with {process.exitcode}: see its traceback")
     seconds, deviation, memory = found or (None, None, None)
     return Measurement(
-        **cell.model_dump(), batch=batch or 1, seconds=seconds, deviation=deviation,
-        memory_mib=memory, parameters=cell.count_parameters(),
+        **case.model_dump(), batch=batch or 1, seconds=seconds, deviation=deviation,
+        memory_mib=memory, parameters=case.count_parameters(),
         outcome="measured" if found else "out of memory",
     )  # fmt: skip
 
 
 def _fresh_processes() -> ForkServerContext:
-    """Forks of a process that has imported torch and computed nothing: fresh ones, sooner."""
+    """Return a context whose processes are forked from one that has only imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent alone
     forkserver.ensure_running()
-    signal.signal(signal.SIGINT, heard)
+    signal.signal(signal.SIGINT, handler)
     return context
 
 
 def _work(
-    cell: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None,
+    case: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None,
     answer: Connection,
 ) -> None:  # fmt: skip
-    """Send the batch and what was found, None where memory was out."""
+    """Send the batch and the measurement, None if out of memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     else:
-        _warm_up(cell)
+        _warm_up(case)
         _limit(memory_gib or _field("/proc/meminfo", "MemAvailable") / 2**20)
     try:
-        batch = batch or _largest_batch(cell)
-        found = _measure(cell, device, batch)
+        batch = batch or _largest_batch(case)
+        found = _measure(case, device, batch)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -95,44 +95,44 @@ def _work(
     answer.send((batch, found))
 
 
-def _measure(cell: BenchmarkCase, device: torch.device, batch: int) -> tuple[float, float, float]:
-    """Mean and deviation of seconds, MiB at the peak."""
+def _measure(case: BenchmarkCase, device: torch.device, batch: int) -> tuple[float, float, float]:
+    """Return mean and deviation of the seconds, and the peak in MiB."""
     torch.manual_seed(0)
     on_cpu = device.type == "cpu"
-    before = _forget_peak() if on_cpu else 0.0
-    if on_cpu and cell.mode == "training":
+    before = _reset_peak() if on_cpu else 0.0
+    if on_cpu and case.mode == "training":
         keep_buffers()  # as training does
-    run = _runner(cell, cell.build().to(device), batch)
+    run = _runner(case, case.build().to(device), batch)
     run()
     memory = _peak() - before if on_cpu else torch.cuda.max_memory_allocated() / _MIB
-    seconds = [_seconds(run, on_cpu) for _ in range(cell.runs)]
+    seconds = [_seconds(run, on_cpu) for _ in range(case.runs)]
     return statistics.mean(seconds), statistics.pstdev(seconds), memory
 
 
-def _runner(cell: BenchmarkCase, model: nn.Module, batch: int) -> Callable[[], None]:
-    """A pass over random input, forward, or in training forward and back."""
-    is_training = cell.mode == "training"
+def _runner(case: BenchmarkCase, model: nn.Module, batch: int) -> Callable[[], None]:
+    """Return a function that runs a pass on random input, in training with the backward pass."""
+    is_training = case.mode == "training"
     model.train(is_training)
     if not is_training:
-        prepare_for_inference(model)  # as a recogniser does
+        prepare_for_inference(model)  # as a recognizer does
     device = next(model.parameters()).device
     d_model = next(m for m in model.modules() if isinstance(m, nn.LayerNorm)).normalized_shape[0]
-    x_BSD = torch.randn(batch, cell.length, d_model, device=device)
-    mask_BS = torch.ones(batch, cell.length, dtype=torch.bool, device=device)
+    x_BSD = torch.randn(batch, case.length, d_model, device=device)
+    mask_BS = torch.ones(batch, case.length, dtype=torch.bool, device=device)
 
     def run() -> None:
-        matrix = sdpa_kernel(SDPBackend.MATH) if cell.model == "matrix" else nullcontext()
-        with matrix, torch.set_grad_enabled(is_training):
+        kernel = sdpa_kernel(SDPBackend.MATH) if case.model == "matrix" else nullcontext()
+        with kernel, torch.set_grad_enabled(is_training):
             y_BSD: Tensor = model(x_BSD, mask_BS)
             if is_training:
-                y_BSD.sum().backward()
+                torch.autograd.backward(y_BSD.sum())
                 model.zero_grad()
 
     return run
 
 
 def _seconds(run: Callable[[], None], on_cpu: bool) -> float:
-    """Of one run: the processor's own, so that other work counts little, or the GPU's."""
+    """Time one run: process time on a CPU, which other programs change little, else wall time."""
     if on_cpu:
         start = time.process_time()
         run()
@@ -144,9 +144,9 @@ def _seconds(run: Callable[[], None], on_cpu: bool) -> float:
     return time.perf_counter() - start
 
 
-def _largest_batch(cell: BenchmarkCase) -> int:
-    """The largest power of two with which the Transformer trains at this length (thesis 3.2)."""
-    baseline = cell.model_copy(update={"model": BASELINE, "rank": None, "mode": "training"})
+def _largest_batch(case: BenchmarkCase) -> int:
+    """Return the largest power of two with which the Transformer trains at this length (3.2)."""
+    baseline = case.model_copy(update={"model": BASELINE, "rank": None, "mode": "training"})
     model, batch = baseline.build().cuda(), 1
     try:
         while batch < _LARGEST_BATCH:
@@ -161,23 +161,23 @@ def _largest_batch(cell: BenchmarkCase) -> int:
     return batch
 
 
-# --- a CPU's memory, as Linux tells it -------------------------------------------------------
+# --- memory on a CPU, from Linux's /proc -----------------------------------------------------
 
 
-def _warm_up(cell: BenchmarkCase) -> None:
-    """Let the libraries take what they keep: it is no part of a model."""
+def _warm_up(case: BenchmarkCase) -> None:
+    """Let the libraries allocate what they keep: it is not the model's memory."""
     tiny = ModelConfig(d_model=24, d_inner=48, n_heads=12, projection=DenseConfig())
-    _runner(cell.model_copy(update={"length": 16}), Encoder(tiny), 1)()
+    _runner(case.model_copy(update={"length": 16}), Encoder(tiny), 1)()
 
 
 def _limit(gib: float) -> None:
-    """Let this process have so much more memory than it has."""
+    """Let this process allocate so much more memory than it has."""
     most = _field("/proc/self/status", "VmData") * 1024 + int(gib * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _forget_peak() -> float:
-    """Let the peak be what is resident now, in MiB, and return it."""
+def _reset_peak() -> float:
+    """Set the peak to the memory that is resident now, and return it, in MiB."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", "utf-8")
     return _peak()
@@ -188,5 +188,5 @@ def _peak() -> float:
 
 
 def _field(path: str, name: str) -> int:
-    """A number of kB."""
+    """Read a number of kB."""
     return int(Path(path).read_text("utf-8").split(f"{name}:")[1].split()[0])

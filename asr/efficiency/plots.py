@@ -1,63 +1,34 @@
-"""Thesis figures 3.4 to 3.7, as PNG."""
+"""Figures 3.4 to 3.7 of Cahyawijaya 2021, as PNG."""
 
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.efficiency.claims import Measure, Ratio, ratios
+from asr.efficiency.claims import Ratio, ratios
 from asr.efficiency.grid import BASELINE, MODES, Measurement, Mode
-from asr.errors import ConfigError
-from asr.runtime.files import write_atomically
+from asr.reporting.plots import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TITLES: dict[Measure, str] = {"seconds": "time", "memory_mib": "memory"}
 
-
-def check_matplotlib() -> None:
-    """Raise ConfigError where there is none, before the work."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            "`asr bench efficiency` draws figures: pip install 'lrt-asr[report]'"
-        ) from error
-
-
-def draw(rows: list[Measurement], out: Path) -> list[Path]:
-    """The figures, those that the rows have something for."""
-    low = [model for model in ("lrt", "linformer") if any(row.model == model for row in rows)]
-    paths = []
-    if low:
-        paths.append(_save(_against_baseline(rows, low, "inference"), out / "figure_3_4.png"))
-        paths.append(_save(_sizes(rows, low), out / "figure_3_6.png"))
-    if len(low) == 2:
-        paths.append(_save(_against_each_other(rows), out / "figure_3_5.png"))
-    if "lrt" in low:
-        paths.append(_save(_against_baseline(rows, ["lrt"], "training"), out / "figure_3_7.png"))
-    return sorted(paths)
-
-
-def _figure(n_rows: int, n_columns: int) -> "tuple[Figure, list[list[Axes]]]":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5 * n_columns, 4 * n_rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(n_rows, n_columns, squeeze=False).tolist()
-
-
-def _save(figure: "Figure", path: Path) -> Path:
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
-    return path
+def draw(rows: list[Measurement], out: Path) -> None:
+    """Draw the figures whose models were measured."""
+    models = [model for model in ("lrt", "linformer") if any(row.model == model for row in rows)]
+    if models:
+        save_figure(_against_baseline(rows, models, "inference"), out / "figure_3_4.png")
+        save_figure(_sizes(rows, models), out / "figure_3_6.png")
+    if len(models) == 2:
+        save_figure(_against_each_other(rows), out / "figure_3_5.png")
+    if "lrt" in models:
+        save_figure(_against_baseline(rows, ["lrt"], "training"), out / "figure_3_7.png")
 
 
 def _against_baseline(rows: list[Measurement], models: list[str], mode: Mode) -> "Figure":
-    """Times as fast (left) and share of memory (right) of the Transformer."""
-    figure, panels = _figure(len(models), 2)
+    """Draw the Transformer's time over the model's (left), and the share of its memory (right)."""
+    figure, panels = new_figure(len(models), 2)
     for model, (speed, memory) in zip(models, panels, strict=True):
         times = ratios(rows, "seconds", BASELINE, model, mode)
         _lines(speed, times, lambda r: r, f"{model}, {mode}: times as fast")
@@ -67,24 +38,22 @@ def _against_baseline(rows: list[Measurement], models: list[str], mode: Mode) ->
 
 
 def _against_each_other(rows: list[Measurement]) -> "Figure":
-    """Log2 of LRT over Linformer: below 0 LRT is better, above it Linformer."""
-    figure, panels = _figure(2, 2)
-    for measure, line in zip(_TITLES, panels, strict=True):
-        for mode, axes in zip(MODES, line, strict=True):
-            found = ratios(rows, measure, "lrt", "linformer", mode)
-            _lines(axes, found, math.log2, f"{_TITLES[measure]}, {mode}: log2(LRT / Linformer)")
+    """Draw log2 of LRT over Linformer: LRT is better below 0."""
+    figure, (times, memory) = new_figure(2, 2)
+    for i, mode in enumerate(MODES):
+        seconds = ratios(rows, "seconds", "lrt", "linformer", mode)
+        _lines(times[i], seconds, math.log2, f"time, {mode}: log2(LRT / Linformer)")
+        mib = ratios(rows, "memory_mib", "lrt", "linformer", mode)
+        _lines(memory[i], mib, math.log2, f"memory, {mode}: log2(LRT / Linformer)")
     return figure
 
 
-def _lines(
-    axes: "Axes", found: list[Ratio], shown: Callable[[float], float], title: str
-) -> None:  # fmt: skip
-    """A line a rank over the length, and where both are equal."""
+def _lines(axes: "Axes", found: list[Ratio], scale: Callable[[float], float], title: str) -> None:
+    """Draw a line per rank over the length, and a gray one where both models are equal."""
     for rank in sorted({ratio.rank or 0 for ratio in found}):
-        own = [ratio for ratio in found if ratio.rank == rank]
-        values = [shown(ratio.value) for ratio in own]
-        axes.plot([ratio.length for ratio in own], values, "o-", label=f"r = {rank}")
-    axes.axhline(shown(1.0), color="grey", linewidth=1)
+        own = {ratio.length: scale(ratio.value) for ratio in found if ratio.rank == rank}
+        axes.plot(list(own), list(own.values()), "o-", label=f"r = {rank}")
+    axes.axhline(scale(1.0), color="gray", linewidth=1)
     lengths = sorted({ratio.length for ratio in found})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
@@ -94,14 +63,12 @@ def _lines(
 
 
 def _sizes(rows: list[Measurement], models: list[str]) -> "Figure":
-    """Parameters by rank, at the greatest length, of which the Linformer's depend."""
-    figure, [[axes]] = _figure(1, 1)
+    """Draw parameters by rank, at the greatest length, on which the Linformer's depend."""
+    figure, [[axes]] = new_figure(1, 1)
     longest = max(row.length for row in rows)
     own = [row for row in rows if row.length == longest and row.mode == MODES[0]]
-    axes.axhline(
-        next(row.parameters for row in own if row.model == BASELINE) / 1e6,
-        color="grey", label=BASELINE,
-    )  # fmt: skip
+    dense = next(row.parameters for row in own if row.model == BASELINE)
+    axes.axhline(dense / 1e6, color="gray", label=BASELINE)
     for model in models:
         sizes = {row.rank or 0: row.parameters / 1e6 for row in own if row.model == model}
         axes.plot(list(sizes), list(sizes.values()), "o-", label=model)

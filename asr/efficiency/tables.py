@@ -1,22 +1,28 @@
-"""The study as tables (Markdown) and for programs (JSON)."""
+"""The study as tables (Markdown), for programs (JSON) and as figures."""
 
 import platform
+from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter
 
 from asr.efficiency.bert_cost import BERT_BASE, THESIS, Price, Pricing, pricing
 from asr.efficiency.claims import Finding, findings
 from asr.efficiency.grid import MODES, Measurement
-from asr.reporting.markdown import table
+from asr.efficiency.plots import draw
+from asr.reporting.tables import DASH, markdown_table
+from asr.runtime.files import write_text
 from asr.schema import FrozenModel
 
-_DASH = "—"
-_UNITS = {"seconds": "ms", "memory_mib": "MiB"}
+# Unit, factor and format of each measure.
+_UNITS = {
+    "seconds": ("ms", 1000, ".1f"),
+    "memory_mib": ("MiB", 1, ".0f"),
+    "parameters": ("parameters, million", 1e-6, ".2f"),
+}
 
 
 class Study(FrozenModel):
-    """All that was found; `bert` is table 3.2 by our factors, `thesis` by the thesis's."""
+    """All results; `bert` is table 3.2 by our factors, `thesis` by the thesis's."""
 
     machine: str
     torch: str
@@ -26,91 +32,71 @@ class Study(FrozenModel):
     thesis: tuple[Pricing, ...] = THESIS
 
 
-def summarise(rows: list[Measurement]) -> Study:
-    """The rows of one device, and what follows from them."""
+def summarize(rows: list[Measurement]) -> Study:
+    """Return the measurements of one device with what follows from them."""
     return Study(
-        machine=f"{rows[0].device}, {platform.platform()}", torch=torch.__version__,
-        rows=rows, findings=list(findings(rows)), bert=pricing(rows),
-    )  # fmt: skip
+        machine=f"{rows[0].device}, {platform.platform()}",
+        torch=torch.__version__,
+        rows=rows,
+        findings=list(findings(rows)),
+        bert=pricing(rows),
+    )
 
 
-def as_json(study: Study) -> str:
-    """For programs."""
-    return TypeAdapter(Study).dump_json(study, indent=2).decode() + "\n"
+def write_results(rows: list[Measurement], out: Path) -> str:
+    """Write efficiency.json and the figures to a folder, and return the tables."""
+    study = summarize(rows)
+    write_text(out / "efficiency.json", study.model_dump_json(indent=2) + "\n")
+    draw(rows, out)
+    return markdown(study)
 
 
 def markdown(study: Study) -> str:
-    """Tables of time, memory and size; the thesis's findings here; the price of BERT."""
-    runs, batches = ({getattr(row, name) for row in study.rows} for name in ("runs", "batch"))
-    said = f"{study.machine}, torch {study.torch}; mean of {_all(runs)} runs, batch {_all(batches)}"
-    parts = [said]
+    """Return tables of time, memory and size, of the thesis's claims and of the price of BERT."""
+    runs, batches = (
+        ", ".join(map(str, sorted({getattr(row, name) for row in study.rows})))
+        for name in ("runs", "batch")
+    )
+    parts = [f"{study.machine}, torch {study.torch}; mean of {runs} runs, batch {batches}"]
     for mode in MODES:
-        for measure, unit in _UNITS.items():
-            parts.append(_by_length(study.rows, mode, measure, f"{mode}, {unit}"))
-    parts += [_by_length(study.rows, MODES[0], "parameters", "parameters, million")]
+        for measure in ("seconds", "memory_mib"):
+            parts.append(_by_length(study.rows, mode, measure, f"{mode}, {_UNITS[measure][0]}"))
+    parts.append(_by_length(study.rows, MODES[0], "parameters", _UNITS["parameters"][0]))
     if study.findings:
-        parts.append(_findings(study.findings))
+        head = ["the thesis", "here", "cases", "least", "greatest ratio"]
+        parts.append(markdown_table([f.cells for f in study.findings], head))
     if study.bert:
         parts.append(_bert(study.bert))
     return "\n\n".join(parts) + "\n"
 
 
-def _all(numbers: set[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
-
-
-def name(row: Measurement) -> str:
-    """A model with its rank."""
-    return f"{row.model}, r = {row.rank}" if row.rank else row.model
-
-
 def _by_length(rows: list[Measurement], mode: str, measure: str, title: str) -> str:
-    own = [row for row in rows if row.mode == mode]
-    lengths = list(dict.fromkeys(row.length for row in own))
-    cells = {(name(row), row.length): row for row in own}
-    lines = [
-        [subject, *(_cell(cells.get((subject, length)), measure) for length in lengths)]
-        for subject in dict.fromkeys(map(name, own))
-    ]
-    return table([title, *map(str, lengths)], lines)
+    own = {(row.title, row.length): row for row in rows if row.mode == mode}
+    models, lengths = dict.fromkeys(m for m, _ in own), list(dict.fromkeys(n for _, n in own))
+    cells = [[m, *(_cell(own.get((m, n)), measure) for n in lengths)] for m in models]
+    return markdown_table(cells, [title, *map(str, lengths)])
 
 
 def _cell(row: Measurement | None, measure: str) -> str:
     if row is None:
-        return _DASH
-    if measure == "parameters":
-        return f"{row.parameters / 1e6:.2f}"
-    if row.seconds is None or row.memory_mib is None:
-        return row.outcome
-    return f"{1000 * row.seconds:.1f}" if measure == "seconds" else f"{row.memory_mib:.0f}"
-
-
-def _findings(found: list[Finding]) -> str:
-    head = ["the thesis", "here", "cells", "least", "greatest ratio"]
-    return table(head, [
-        [
-            f"{f.claim.text}: {'size' if f.claim.measure == 'parameters' else f.mode}",
-            "reproduced" if f.holds else "not reproduced", f"{f.holding} of {f.cells}",
-            *(f"{r.value:.2f} (n = {r.length}, r = {r.rank})" for r in (f.least, f.greatest)),
-        ]
-        for f in found
-    ])  # fmt: skip
+        return DASH
+    value, (_, factor, form) = getattr(row, measure), _UNITS[measure]
+    return row.outcome if value is None else format(factor * value, form)
 
 
 def _bert(rows: list[Pricing]) -> str:
-    """Ours / the thesis's."""
+    """Return table 3.2: ours / the thesis's."""
     printed = {row.rank: row for row in THESIS}
     head = ["BERT-base pre-training", "efficiency", "petaflop/s-day", "USD", "CO2 (kg)"]
-    lines = [["dense", "1.00", *_price(BERT_BASE)]]
+    lines = [["dense", *_price(1, BERT_BASE)]]
     for row in rows:
-        ours = [f"{row.efficiency:.2f}", *_price(row.price)]
-        thesis = printed.get(row.rank)
-        theirs = [f"{thesis.efficiency:.2f}", *_price(thesis.price)] if thesis else [_DASH] * 4
+        ours, thesis = _price(row.efficiency, row.price), printed.get(row.rank)
+        theirs = _price(thesis.efficiency, thesis.price) if thesis else [DASH] * 4
         both = [f"{a} / {b}" for a, b in zip(ours, theirs, strict=True)]
         lines.append([f"LRT, r = {row.rank} (here / thesis)", *both])
-    return table(head, lines)
+    return markdown_table(lines, head)
 
 
-def _price(price: Price) -> list[str]:
-    low, high = price.usd
-    return [f"{price.petaflop_s_days:.2f}", f"{low:,.0f} – {high:,.0f}", f"{price.co2_kg:.1f}"]
+def _price(efficiency: float, price: Price) -> list[str]:
+    usd = "{:,.0f} – {:,.0f}".format(*price.usd)
+    return [f"{efficiency:.2f}", f"{price.petaflop_s_days:.2f}", usd, f"{price.co2_kg:.1f}"]

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Error rates of a recognizer, and the search of its decoding weights."""

@@ -1,4 +1,4 @@
-"""The character error rate, pooled over a corpus, and how two texts line up."""
+"""The character error rate, pooled over a corpus, and the alignment of two texts."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _MARKS = {"equal": " ", "substitute": "S", "delete": "D", "insert": "I"}
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """The edits that turn references into hypotheses, in characters; corpora add up."""
+    """Numbers of edits from references to hypotheses, in characters; they can be added."""
 
     substitutions: int = 0
     insertions: int = 0
@@ -24,15 +24,14 @@ class ErrorCounts:
 
     @property
     def errors(self) -> int:
-        """All edits together."""
+        """Return the sum of all edits."""
         return self.substitutions + self.insertions + self.deletions
 
     @property
     def rate(self) -> float:
-        """Errors per reference character, above 1 where much was inserted.
+        """Return the errors per reference character, above 1 with many insertions.
 
-        Without any reference character it is 0 where nothing was recognised and 1 where something
-        was: JSON, which this ends in, knows no infinity.
+        Without reference characters it is 0 or, with insertions, 1: JSON has no infinity.
         """
         if not self.reference_length:
             return float(self.errors > 0)
@@ -48,54 +47,53 @@ class ErrorCounts:
 
 
 def character_errors(reference: str, hypothesis: str) -> ErrorCounts:
-    """The fewest edits between two texts, both normalized first; either may be empty."""
-    result = _aligned(reference, hypothesis)
-    return ErrorCounts(
-        result.substitutions,
-        result.insertions,
-        result.deletions,
-        len(result.references[0]),
-    )
+    """Count the fewest edits between two texts, both normalized first; either may be empty."""
+    result = _align(reference, hypothesis)
+    length = len(result.references[0])
+    return ErrorCounts(result.substitutions, result.insertions, result.deletions, length)
 
 
 def score_files(references: Path, hypotheses: Path) -> ErrorCounts:
-    """The errors of a file of hypotheses, pooled; both files have a line `id text` an utterance.
+    """Return the pooled errors of a file of hypotheses; each line of a file is `id text`.
 
-    Raises DataError where a line has no id or one that was there before, or where the files are
-    not of the same utterances.
+    Raises DataError where a file cannot be read, where a line has no id or one that is not unique,
+    or where the files have different ids.
     """
-    said, heard = _read_texts(references), _read_texts(hypotheses)
-    for path, ids in ((hypotheses, said.keys() - heard), (references, heard.keys() - said)):
+    wanted, found = _read_texts(references), _read_texts(hypotheses)
+    for path, ids in ((hypotheses, wanted.keys() - found), (references, found.keys() - wanted)):
         if ids:
             raise DataError(
                 f"{path}: {len(ids)} utterances of the other file are missing here "
                 f"({', '.join(sorted(ids)[:3])}): score files of the same utterances"
             )
-    return sum((character_errors(said[id], heard[id]) for id in said), ErrorCounts())
+    return sum((character_errors(wanted[id], found[id]) for id in wanted), ErrorCounts())
 
 
 def alignment(reference: str, hypothesis: str) -> str:
-    """Three lines for a terminal: both texts, normalized, and S, D or I under each error.
+    """Return three lines for a terminal: both texts, normalized, and S, D or I under each error.
 
-    `*` fills gaps, and characters that take two columns (Chinese) line up with those that take one.
+    `*` fills gaps; characters that take two columns (Chinese) are aligned with those that take one.
     """
-    result = _aligned(reference, hypothesis)
+    result = _align(reference, hypothesis)
     above, below = result.references[0], result.hypotheses[0]
     lines = ["REF: ", "HYP: ", "     "]
     for chunk in result.alignments[0]:
         start, end = chunk.ref_start_idx, chunk.ref_end_idx
-        heard = below[chunk.hyp_start_idx : chunk.hyp_end_idx]
-        said = above[start:end]
-        for i in range(max(len(said), len(heard))):
-            column = _column(said[i : i + 1], heard[i : i + 1], _MARKS[chunk.type])
+        wanted, found = above[start:end], below[chunk.hyp_start_idx : chunk.hyp_end_idx]
+        for i in range(max(len(wanted), len(found))):
+            column = _column(wanted[i : i + 1], found[i : i + 1], _MARKS[chunk.type])
             lines = [line + cell for line, cell in zip(lines, column, strict=True)]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _read_texts(path: Path) -> dict[str, str]:
-    """Texts by id. An id ends at a tab, or in a line without one at the first space."""
+    """Read texts by id. An id ends at a tab, or in a line without one at the first space."""
     try:
         lines = path.read_text("utf-8-sig").split("\n")
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}): give a text file, a line `id text` each"
+        ) from error
     except ValueError as error:
         raise DataError(f"{path}: not UTF-8 ({error}): convert it") from error
     texts: dict[str, str] = {}
@@ -105,22 +103,22 @@ def _read_texts(path: Path) -> dict[str, str]:
         id, _, text = line.partition("\t" if "\t" in line else " ")
         id = id.strip()
         if not id or id in texts:
-            what = f"{id} stands here a second time" if id else "no id before the text"
+            what = f"{id} appears a second time" if id else "no id before the text"
             raise DataError(f"{path}, line {number}: {what}: give each utterance one line")
         texts[id] = text
     if not texts:
-        raise DataError(f"{path}: holds no utterance: a line is an id, a tab and a text")
+        raise DataError(f"{path}: has no utterance: a line is an id, a tab and a text")
     return texts
 
 
-def _aligned(reference: str, hypothesis: str) -> jiwer.CharacterOutput:
+def _align(reference: str, hypothesis: str) -> jiwer.CharacterOutput:
     return jiwer.process_characters(normalize_text(reference), normalize_text(hypothesis))
 
 
-def _column(said: list[str], heard: list[str], mark: str) -> tuple[str, str, str]:
-    """One character of each line, at most one of them missing, padded to a common width."""
-    width = max(1, *(_width(character) for character in said + heard))
-    cells = [c[0] + " " * (width - _width(c[0])) if c else _GAP * width for c in (said, heard)]
+def _column(wanted: list[str], found: list[str], mark: str) -> tuple[str, str, str]:
+    """Return one character of each line, at most one of them missing, padded to one width."""
+    width = max(1, *(_width(character) for character in wanted + found))
+    cells = [c[0] + " " * (width - _width(c[0])) if c else _GAP * width for c in (wanted, found)]
     return cells[0], cells[1], mark.ljust(width)
 
 

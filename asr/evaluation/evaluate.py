@@ -1,9 +1,8 @@
-"""Corpus CER of a recogniser: pooled counts, the papers' |X̄|, speed, the worst utterances."""
+"""Corpus CER of a recognizer: pooled counts, mean length, speed, the worst utterances."""
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from lhotse import CutSet
 from lhotse.cut import Cut
@@ -18,44 +17,26 @@ from asr.transcription.recognizer import Recognizer
 
 log = logging.getLogger(__name__)
 
-# So many utterances of like length are read and decoded at a time.
-_GROUP = 64
+_GROUP = 64  # utterances of similar length, read and decoded together
 
 
 class UtteranceErrors(FrozenModel):
-    """One utterance's errors, with what was said above what was heard."""
+    """One utterance's errors; `alignment` (for the worst ones) shows where they are."""
 
     id: str
     errors: int
     reference: str
     hypothesis: str
-    alignment: str
-
-
-@dataclass(frozen=True)
-class Utterance:
-    """One utterance's result."""
-
-    id: str
-    reference: str
-    hypothesis: str
-    counts: ErrorCounts
-
-    def judged(self) -> UtteranceErrors:
-        """The result as it is shown."""
-        shown = alignment(self.reference, self.hypothesis)
-        return UtteranceErrors(
-            id=self.id, errors=self.counts.errors, reference=self.reference,
-            hypothesis=self.hypothesis, alignment=shown,
-        )  # fmt: skip
+    alignment: str = ""
 
 
 class Evaluation(FrozenModel):
     """Results over a corpus.
 
     `cer` is (substitutions + insertions + deletions) / reference_length over all characters;
-    `mean_length` the mean characters of a hypothesis, |X̄| of thesis table 4.3; `rtf` seconds of
-    work per second of audio, reading included; `skipped` recordings that could not be read.
+    `mean_length` the mean characters of a hypothesis, |X̄| of Cahyawijaya 2021, table 4.3; `rtf`
+    seconds of work per second of audio, reading included; `skipped` counts recordings that could
+    not be read.
     """
 
     cer: float
@@ -78,55 +59,71 @@ def evaluate(
     cuts: CutSet,
     options: DecodingOptions | None = None,
     n_worst: int = 10,
-    on_done: Callable[[int], None] = lambda _: None,
+    on_group: Callable[[int, list[UtteranceErrors]], None] = lambda *_: None,
 ) -> Evaluation:
     """Transcribe all cuts that have a text and count the errors.
 
-    `on_done` is told how many utterances each group held. Raises DataError where no cut with a
-    text can be read.
+    `on_group` receives the size of each group of cuts and the results of those that can be read.
+    Raises DataError where no cut with a text can be read.
     """
     options = (options or recognizer.config.decoding).model_copy(update={"n_best": 1})
-    todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
-    done: list[Utterance] = []
-    total, hypothesis_length, audio_seconds = ErrorCounts(), 0, 0.0
-    start = time.perf_counter()
-    for first in range(0, len(todo), _GROUP):
-        group = _readable(todo[first : first + _GROUP], recognizer.sample_rate)
+    done: list[tuple[ErrorCounts, UtteranceErrors]] = []
+    audio_seconds, skipped, start = 0.0, 0, time.perf_counter()
+    for size, group in readable_groups(cuts, recognizer.sample_rate):
         audio_seconds += sum(len(wave) for _, wave in group) / recognizer.sample_rate
-        found = recognizer.texts([wave for _, wave in group], options)
-        for (cut, _), (hypothesis, _) in zip(group, found, strict=True):
-            reference = text_of(cut)
-            counts = character_errors(reference, hypothesis)
-            total, hypothesis_length = total + counts, hypothesis_length + len(hypothesis)
-            done.append(Utterance(cut.id, reference, hypothesis, counts))
-        on_done(len(todo[first : first + _GROUP]))
+        texts = recognizer.texts([wave for _, wave in group], options)
+        found = [_score(cut, text) for (cut, _), (text, _) in zip(group, texts, strict=True)]
+        on_group(size, [utterance for _, utterance in found])
+        done, skipped = done + found, skipped + size - len(group)
     seconds = time.perf_counter() - start
     if not done:
         raise DataError("no utterance with a transcript could be read: check the manifest")
-    worst = sorted(done, key=lambda u: -u.counts.rate)[:n_worst]
+    total = sum((counts for counts, _ in done), ErrorCounts())
     return Evaluation(
         cer=total.rate,
-        substitutions=total.substitutions,
-        insertions=total.insertions,
-        deletions=total.deletions,
-        reference_length=total.reference_length,
-        mean_length=hypothesis_length / len(done),
+        **vars(total),
+        mean_length=sum(len(utterance.hypothesis) for _, utterance in done) / len(done),
         rtf=seconds / audio_seconds,
         audio_seconds=audio_seconds,
         utterances=len(done),
-        skipped=len(todo) - len(done),
+        skipped=skipped,
         device=str(recognizer.device),
         decoding=options,
-        worst=tuple(u.judged() for u in worst if u.counts.errors),
+        worst=_worst(done, n_worst),
     )
 
 
-def _readable(cuts: list[Cut], sample_rate: int) -> list[tuple[Cut, Tensor]]:
-    """The cuts whose recordings can be read, with their waves; others are named in the log."""
-    read = []
-    for cut in cuts:
-        try:
-            read.append((cut, read_wave(cut, sample_rate)))
-        except AudioError as error:
-            log.warning("skipped: %s", error)
-    return read
+def readable_groups(
+    cuts: CutSet, sample_rate: int
+) -> Iterator[tuple[int, list[tuple[Cut, Tensor]]]]:
+    """Yield the cuts with a text in groups of similar length: size, and cuts with waveforms (N,).
+
+    Cuts whose recordings cannot be read are counted in the size, named in the log and left out.
+    """
+    todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
+    for first in range(0, len(todo), _GROUP):
+        group, read = todo[first : first + _GROUP], []
+        for cut in group:
+            try:
+                read.append((cut, read_wave(cut, sample_rate)))
+            except AudioError as error:
+                log.warning("skipped: %s", error)
+        yield len(group), read
+
+
+def _score(cut: Cut, hypothesis: str) -> tuple[ErrorCounts, UtteranceErrors]:
+    reference = text_of(cut)
+    counts = character_errors(reference, hypothesis)
+    return counts, UtteranceErrors(
+        id=cut.id, errors=counts.errors, reference=reference, hypothesis=hypothesis
+    )
+
+
+def _worst(done: list[tuple[ErrorCounts, UtteranceErrors]], n: int) -> tuple[UtteranceErrors, ...]:
+    """Return the n utterances of the highest error rates, without those that have no error."""
+    by_rate = sorted(done, key=lambda pair: -pair[0].rate)[:n]
+    return tuple(
+        u.model_copy(update={"alignment": alignment(u.reference, u.hypothesis)})
+        for _, u in by_rate
+        if u.errors
+    )

@@ -1,7 +1,4 @@
-"""Search of the decoding weights on dev: encode once, then decode with one weight after the other.
-
-Only the given cuts are read, and nothing is trained.
-"""
+"""Search of the decoding weights on dev: encode once, then decode with many values of a weight."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,19 +6,18 @@ from pathlib import Path
 import torch
 from lhotse import CutSet
 
-from asr.bundle import CONFIG
-from asr.config import dump_config, load_config
-from asr.data.manifest import read_wave, text_of
+from asr.bundle import CONFIG, load_bundle_config
+from asr.config import dump_config
+from asr.data.manifest import text_of
 from asr.decoding.decode import Encoded
 from asr.decoding.options import DecodingOptions
-from asr.errors import AudioError, DataError
+from asr.errors import DataError
 from asr.evaluation.cer import ErrorCounts, character_errors
-from asr.runtime.files import write_atomically
+from asr.evaluation.evaluate import readable_groups
+from asr.runtime.files import write_text
 from asr.schema import FrozenModel
 from asr.transcription.recognizer import Recognizer
 
-# So many utterances of like length are read at a time.
-_GROUP = 32
 _GRID: dict[str, tuple[float, ...]] = {
     "ctc_weight": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "lm_weight": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
@@ -31,7 +27,7 @@ _ROUNDS = 2
 
 
 class Trial(FrozenModel):
-    """Options that were tried, and their CER."""
+    """Decoding options and their CER."""
 
     decoding: DecodingOptions
     cer: float
@@ -41,16 +37,16 @@ def tune(
     recognizer: Recognizer,
     cuts: CutSet,
     options: DecodingOptions,
-    most: int,
+    limit: int,
     on_trial: Callable[[Trial], None] = lambda _: None,
 ) -> list[Trial]:
-    """Try weights one after the other, from those of `options`; return all trials, the best first.
+    """Try values of one weight after the other, from `options`; return all trials, best first.
 
-    Of a weight without effect (CTC without a head, a language model without one) only the present
-    value is tried. At most `most` utterances, evenly chosen, are decoded. Of equal trials the
-    earlier is the better. Raises DataError where no cut with a text can be read.
+    A weight without effect (no CTC head, no language model) keeps its value. At most `limit`
+    utterances, evenly chosen, are decoded. Of equal trials the earlier one is the better. Raises
+    DataError where no cut with a text can be read.
     """
-    batches = list(_encoded(recognizer, cuts, most))
+    batches = list(_encode(recognizer, cuts, limit))
     if not batches:
         raise DataError("no utterance with a transcript could be read: check the manifest")
     trials: dict[DecodingOptions, Trial] = {}
@@ -75,14 +71,13 @@ def tune(
 
 def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
     """Write the weights and the language model's path into the bundle's configuration."""
-    config = load_config(bundle / CONFIG)
+    config = load_bundle_config(bundle)
     names = ("method", "beam_size", "lm", *_GRID)
     values = {name: getattr(chosen, name) for name in names}
     if chosen.lm:  # absolute, for a later user may have another working directory
         values["lm"] = chosen.lm.resolve()
     decoding = config.decoding.model_copy(update=values)
-    text = dump_config(config.model_copy(update={"decoding": decoding}))
-    write_atomically(bundle / CONFIG, lambda path: path.write_text(text, "utf-8"))
+    write_text(bundle / CONFIG, dump_config(config.model_copy(update={"decoding": decoding})))
 
 
 def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[float, ...]]:
@@ -95,23 +90,16 @@ def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[f
     return {} if options.method == "ctc_greedy" else grid
 
 
-def _encoded(
-    recognizer: Recognizer, cuts: CutSet, most: int
+def _encode(
+    recognizer: Recognizer, cuts: CutSet, limit: int
 ) -> Iterator[tuple[Encoded, list[str]]]:
-    """Yield batches of encoded utterances, in the computer's memory, with their texts."""
+    """Yield batches of encoded utterances, in the CPU's memory, with their texts."""
     todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
-    todo = todo[:: max(1, -(-len(todo) // most))]
-    for first in range(0, len(todo), _GROUP):
-        waves, texts = [], []
-        for cut in todo[first : first + _GROUP]:
-            try:
-                waves.append(read_wave(cut, recognizer.sample_rate))
-            except AudioError:
-                continue
-            texts.append(text_of(cut))
-        for indices, encoded in recognizer.encode(waves):
-            # The log P of all utterances could fill a GPU.
-            yield encoded.to(torch.device("cpu")), [texts[i] for i in indices]
+    chosen = CutSet.from_cuts(todo[:: max(1, -(-len(todo) // limit))])
+    for _, group in readable_groups(chosen, recognizer.sample_rate):
+        for indices, encoded in recognizer.encode([wave for _, wave in group]):
+            # The log-probabilities of all utterances could fill a GPU.
+            yield encoded.to(torch.device("cpu")), [text_of(group[i][0]) for i in indices]
 
 
 def _cer(

@@ -1,4 +1,4 @@
-"""TODO: size."""
+"""Numbers of parameters."""
 
 from torch import nn
 
@@ -6,12 +6,12 @@ from asr.model.transformer import SpeechTransformer
 
 
 def count_parameters(module: nn.Module) -> int:
-    """The number of trainable numbers."""
+    """Return the number of trainable weights, tied ones once."""
     return sum(p.numel() for p in module.parameters())
 
 
 def parameters_by_part(model: SpeechTransformer) -> dict[str, int]:
-    """Parameters of each part of the network, in the order of the data's way; no total."""
+    """Return the parameters of each part of the network, from the input to the output."""
     decoder = model.decoder
     parts: dict[str, nn.Module] = {
         **{f"front end, {name}": part for name, part in model.frontend.parts().items()},

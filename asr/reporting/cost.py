@@ -1,4 +1,4 @@
-"""What a training run costs: time, floating-point operations, energy, CO2."""
+"""The cost of a training run: time, floating-point operations, energy, CO2."""
 
 from pathlib import Path
 from typing import Any
@@ -6,22 +6,20 @@ from typing import Any
 from pydantic import NonNegativeFloat, ValidationError
 
 from asr.errors import BundleError
-from asr.runtime.files import write_atomically
+from asr.runtime.files import write_text
 from asr.schema import FrozenModel
 
 COST = "cost.json"
-
-
 UNKNOWN = "unknown"
 
 
 class Cost(FrozenModel):
-    """What was spent, in all sessions of a run; None is what nobody measured.
+    """The cost of all sessions of a run; None is not measured.
 
-    `seconds` of wall time from the first batch to the last epoch's validation; `operations` of
-    forward and backward passes in training (multiplications and additions, see
-    `operations_of_step`); `energy_kwh` of processor, memory and GPUs, of which `metered_kwh` came
-    from a meter and the rest is codecarbon's estimate; `co2_kg` of the electricity of `grid`.
+    `seconds` is wall time from the first batch to the last epoch's validation; `operations` those
+    of forward and backward passes in training (see `operations_of_step`); `energy_kwh` that of
+    processor, memory and GPUs, of which `metered_kwh` came from a meter and the rest is
+    codecarbon's estimate; `co2_kg` that of the electricity of `grid`.
     """
 
     seconds: NonNegativeFloat = 0.0
@@ -32,7 +30,7 @@ class Cost(FrozenModel):
     grid: str | None = None
 
     def __add__(self, later: "Cost") -> "Cost":
-        """Both together; what one of them does not know is not known of the sum."""
+        """Return the sum; a value that is unknown in one is unknown in the sum."""
         values: dict[str, Any] = {"grid": later.grid or self.grid}
         for name in ("seconds", "operations", "energy_kwh", "metered_kwh", "co2_kg"):
             a, b = getattr(self, name), getattr(later, name)
@@ -40,17 +38,19 @@ class Cost(FrozenModel):
         return Cost(**values)
 
     def facts(self) -> dict[str, str]:
-        """Rows of a model card, with units."""
+        """Return the rows of a model card, with units."""
+        known_co2 = self.co2_kg is not None
         return {
             "training time": f"{self.seconds / 60:.1f} min",
             "floating-point operations of training": f"{self.operations:.3g}",
             "energy of training": self.energy_text(),
-            "CO2 of training": UNKNOWN if self.co2_kg is None
-            else f"{self.co2_kg:.3g} kg (electricity of {self.grid})",
-        }  # fmt: skip
+            "CO2 of training": f"{self.co2_kg:.3g} kg (electricity of {self.grid})"
+            if known_co2
+            else UNKNOWN,
+        }
 
     def energy_text(self) -> str:
-        """The energy, and how much of it is known rather than estimated."""
+        """Return the energy, and the share of it that was metered."""
         if self.energy_kwh is None or self.metered_kwh is None:
             return UNKNOWN
         share = self.metered_kwh / self.energy_kwh if self.energy_kwh else 0.0
@@ -59,13 +59,12 @@ class Cost(FrozenModel):
 
 
 def write_cost(bundle: Path, cost: Cost) -> None:
-    """Keep a run's cost in its bundle."""
-    text = cost.model_dump_json(indent=2) + "\n"
-    write_atomically(bundle / COST, lambda path: path.write_text(text, "utf-8"))
+    """Store a run's cost in its bundle."""
+    write_text(bundle / COST, cost.model_dump_json(indent=2) + "\n")
 
 
 def read_cost(bundle: Path) -> Cost | None:
-    """The cost that a bundle remembers, if it does. Raises BundleError where it is damaged."""
+    """Read the cost in a bundle, if there is one. Raises BundleError where it is damaged."""
     path = bundle / COST
     if not path.is_file():
         return None

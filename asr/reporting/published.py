@@ -1,14 +1,14 @@
-"""TODO: published."""
+"""Results printed in Cahyawijaya 2021 (tables 4.2 and 4.3), which repeat Winata et al. 2020."""
 
 from asr.schema import FrozenModel
 
 
-class Figures(FrozenModel):
-    """A row of thesis tables 4.2 and 4.3: of a run as measured, or as the papers print it.
+class RunMetrics(FrozenModel):
+    """A row of tables 4.2 and 4.3, of a run as measured or as printed.
 
-    `delta_cer` is how much less the CER is than the baseline's, absolute; `compression` the share
-    of the baseline's parameters that is saved; `speedup` how many times faster it decodes;
-    `mean_length` is |X̄|, in characters.
+    `delta_cer` is the CER below the baseline's, absolute; `compression` the share of the baseline's
+    parameters that is saved; `speedup` the baseline's decoding time over this one's; `mean_length`
+    is |X̄|, in characters.
     """
 
     parameters_m: float | None = None
@@ -20,20 +20,15 @@ class Figures(FrozenModel):
     mean_length: float | None = None
 
 
-def _printed(
-    size: float, cer: float, delta: float | None = None, compression: float | None = None,
-    gpu: float | None = None, cpu: float | None = None, length: float | None = None,
-) -> Figures:  # fmt: skip
-    """As the thesis prints them, shares in percent."""
-    shares = [None if share is None else share / 100 for share in (cer, delta, compression)]
-    return Figures(
-        parameters_m=size, cer=shares[0], delta_cer=shares[1], compression=shares[2],
-        speedup_gpu=gpu, speedup_cpu=cpu, mean_length=length,
-    )  # fmt: skip
+def _printed(*cells: float) -> RunMetrics:
+    """Return a printed row: its cells in the order of the fields, shares in percent."""
+    values = dict(zip(RunMetrics.model_fields, cells, strict=False))
+    shares = {"cer", "delta_cer", "compression"} & values.keys()
+    return RunMetrics(**values | {name: values[name] / 100 for name in shares})
 
 
-# Thesis tables 4.2 (parameters in millions, CER in %) and 4.3 (the rest; it has the large model
-# and the LRTs only), by corpus and recipe.
+# By corpus and recipe: table 4.2 (parameters in millions, CER in %) and table 4.3 (the rest; it
+# has the large model and the LRTs only).
 PAPERS = {
     ("aishell1", "transformer_large"): _printed(25.1, 13.49, 0, 0, 1, 1, 23.08),
     ("aishell1", "transformer_medium"): _printed(12.7, 14.47),

@@ -1,5 +1,6 @@
-"""TODO: results."""
+"""What a bundle stores of its evaluation, and the description of a model."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,21 @@ from pydantic import Field, ValidationError
 
 from asr.bundle import CARD, EVALUATION
 from asr.config import Config
-from asr.errors import BundleError, ConfigError
-from asr.evaluation.evaluate import Evaluation
-from asr.model.size import count_parameters, parameters_by_part
-from asr.runtime.files import write_atomically
+from asr.errors import BundleError
+from asr.evaluation.evaluate import Evaluation, UtteranceErrors
+from asr.model.size import parameters_by_part
+from asr.runtime.files import write_text
+from asr.tokenizer import SPECIAL
 
 _RESULTS = "## Results"
+_OF_VOCABULARY = ("embedding", "output projection", "CTC head")
 
 
 class KeptEvaluation(Evaluation):
-    """The last evaluation of a bundle, of which `cuts`.
+    """The last evaluation of a bundle, on `cuts`.
 
-    `speed` is the rtf by kind of device (cpu, cuda), of all evaluations on these cuts with this
-    search.
+    `speed` is the rtf by kind of device (cpu, cuda), of all evaluations on these cuts with these
+    options.
     """
 
     cuts: str
@@ -28,22 +31,20 @@ class KeptEvaluation(Evaluation):
 
 
 def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
-    """The size of a recipe's model, by part; of a bundle, its last evaluation too.
+    """Return the size of a recipe's model by part, and the last evaluation of a bundle.
 
-    Nothing is read but the configuration: the vocabulary's size is the recipe's own.
-    Raises ConfigError where the recipe does not tell it.
+    Without `tokenizer.vocab_size`, the parts whose size depends on it are listed under `missing`.
     """
     vocab_size = config.tokenizer.vocab_size
-    if vocab_size is None:
-        raise ConfigError(
-            "tokenizer.vocab_size is not set, so the model's size is not known before training: "
-            "set it, or ask of a trained bundle"
-        )
-    with torch.device("meta"):  # shapes without numbers
-        model = config.model.build(config.features.n_freqs, vocab_size)
+    with torch.device("meta"):  # shapes without memory
+        model = config.model.build(config.features.n_freqs, vocab_size or len(SPECIAL) + 1)
+    parts = parameters_by_part(model)
+    missing = [part for part in parts if part in _OF_VOCABULARY and vocab_size is None]
+    known = {part: size for part, size in parts.items() if part not in missing}
     facts: dict[str, Any] = {
-        "parameters": count_parameters(model),
-        "parts": parameters_by_part(model),
+        "parameters": sum(known.values()),
+        "parts": known,
+        "missing": missing,
         "vocab_size": vocab_size,
         "n_freqs": config.features.n_freqs,
     }
@@ -53,7 +54,7 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
 
 
 def read_evaluation(bundle: Path) -> KeptEvaluation | None:
-    """The last evaluation, if there was one. Raises BundleError where its file is damaged."""
+    """Read the last evaluation, if there was one. Raises BundleError where it is damaged."""
     path = bundle / EVALUATION
     if not path.is_file():
         return None
@@ -64,13 +65,13 @@ def read_evaluation(bundle: Path) -> KeptEvaluation | None:
 
 
 def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
-    """Keep a result in the bundle: evaluation.json, and a section of the card."""
+    """Store a result in the bundle: evaluation.json, and a section of the card."""
     before = read_evaluation(bundle)
-    alike = before and (before.cuts, before.decoding) == (str(cuts), result.decoding)
-    speed = {**(before.speed if before and alike else {}), result.device.split(":")[0]: result.rtf}
+    is_same = before and (before.cuts, before.decoding) == (str(cuts), result.decoding)
+    speed = {**(before.speed if before and is_same else {})}
+    speed[result.device.split(":")[0]] = result.rtf
     kept = KeptEvaluation(cuts=str(cuts), speed=speed, **dict(result))
-    text = kept.model_dump_json(indent=2) + "\n"
-    write_atomically(bundle / EVALUATION, lambda path: path.write_text(text, "utf-8"))
+    write_text(bundle / EVALUATION, kept.model_dump_json(indent=2) + "\n")
     card = (bundle / CARD).read_text("utf-8") if (bundle / CARD).is_file() else ""
     section = f"""{_RESULTS}
 
@@ -78,5 +79,11 @@ CER {result.cer:.2%} on {cuts} ({result.utterances} utterances; {result.substitu
 substitutions, {result.insertions} insertions, {result.deletions} deletions of
 {result.reference_length} characters), by `asr evaluate {bundle} {cuts}`.
 """
-    body = card.split(_RESULTS)[0].rstrip()
-    write_atomically(bundle / CARD, lambda path: path.write_text(f"{body}\n\n{section}", "utf-8"))
+    write_text(bundle / CARD, f"{card.split(_RESULTS)[0].rstrip()}\n\n{section}")
+
+
+def write_hypotheses(path: Path, utterances: Iterable[UtteranceErrors]) -> None:
+    """Write id, reference, hypothesis and errors of all utterances as JSON lines, by id."""
+    ordered = sorted(utterances, key=lambda utterance: utterance.id)
+    lines = (utterance.model_dump_json(exclude={"alignment"}) for utterance in ordered)
+    write_text(path, "".join(f"{line}\n" for line in lines))

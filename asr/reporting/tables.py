@@ -1,17 +1,49 @@
-"""TODO: tables."""
+"""Tables of compared runs, as Markdown."""
+
+from functools import partial
+
+from tabulate import tabulate
 
 from asr.reporting.comparison import ComparedRun, Run
-from asr.reporting.markdown import table
 
-_DASH = "—"
+DASH = "—"
+markdown_table = partial(
+    tabulate,
+    tablefmt="pipe",
+    disable_numparse=True,
+    colglobalalign="right",
+    colalign=("left",),
+)
+# Title of the first column; then heading, field of RunMetrics, format and factor of the others.
+_TABLES = (
+    ("model (thesis table 4.2)", (
+        ("parameters (million)", "parameters_m", ".2f", 1),
+        ("CER (%)", "cer", ".2f", 100),
+    )),
+    ("model (thesis table 4.3)", (
+        ("ΔCER (points)", "delta_cer", "+.2f", 100),
+        ("compression (%)", "compression", ".2f", 100),
+        ("speed-up on GPU (×)", "speedup_gpu", ".2f", 1),
+        ("speed-up on CPU (×)", "speedup_cpu", ".2f", 1),
+        ("\\|X̄\\| (characters)", "mean_length", ".2f", 1),
+    )),
+)  # fmt: skip
+_COSTS = (
+    "training", "epochs", "train loss, last", "dev loss, lowest", "of epoch", "time (min)",
+    "operations (PFLOP)", "energy", "CO2 (kg)",
+)  # fmt: skip
 
 
 def markdown(rows: list[ComparedRun]) -> str:
-    """The tables of each corpus; a figure of the thesis stands after a slash."""
+    """Return the tables of each corpus; the thesis's numbers follow a slash."""
     parts = []
     for corpus in dict.fromkeys(row.run.corpus for row in rows):
         own = [row for row in rows if row.run.corpus == corpus]
-        parts += [f"## {corpus}", _tests(own), _results(own), _savings(own), _costs(own)]
+        parts += [f"## {corpus}", _tests(own)]
+        for title, columns in _TABLES:
+            cells = [[r.run.recipe, *(_beside(r, *c[1:]) for c in columns)] for r in own]
+            parts.append(markdown_table(cells, [title, *(column[0] for column in columns)]))
+        parts.append(markdown_table([_cost_cells(row.run) for row in own], _COSTS))
     return "\n\n".join(parts) + "\n"
 
 
@@ -24,61 +56,28 @@ def _tests(rows: list[ComparedRun]) -> str:
     evaluated = " and ".join(sorted(tests)) if tests else "nothing yet"
     return (
         f"Evaluated on {evaluated}. Baseline: {rows[0].baseline or 'none among the runs'}. "
-        "After a slash: the thesis's figure, on the whole corpus."
+        "After a slash: the thesis's number, on the whole corpus."
     )
 
 
-def _beside(row: ComparedRun, name: str, form: str, scale: float = 1.0) -> str:
-    """The run's figure / the papers', each in its form or a dash."""
-    figures = [row.measured, *([row.paper] if row.paper else [])]
-    return " / ".join(_number(getattr(f, name), form, scale) for f in figures)
+def _beside(row: ComparedRun, name: str, form: str, scale: float) -> str:
+    """Return a metric of the run / of the papers, a dash where it is unknown."""
+    metrics = [row.measured, *([row.paper] if row.paper else [])]
+    return " / ".join(_number(getattr(m, name), form, scale) for m in metrics)
 
 
 def _number(value: float | None, form: str, scale: float = 1.0) -> str:
-    return _DASH if value is None else format(value * scale, form)
-
-
-def _results(rows: list[ComparedRun]) -> str:
-    head = ["model (thesis table 4.2)", "parameters (million)", "CER (%)"]
-    return table(head, [
-        [r.run.recipe, _beside(r, "parameters_m", ".2f"), _beside(r, "cer", ".2f", 100)]
-        for r in rows
-    ])  # fmt: skip
-
-
-def _savings(rows: list[ComparedRun]) -> str:
-    head = [
-        "model (thesis table 4.3)", "ΔCER (points)", "compression (%)", "speed-up on GPU (×)",
-        "speed-up on CPU (×)", "|X̄| (characters)",
-    ]  # fmt: skip
-    return table([cell.replace("|", "\\|") for cell in head], [
-        [
-            r.run.recipe, _beside(r, "delta_cer", "+.2f", 100),
-            _beside(r, "compression", ".2f", 100), _beside(r, "speedup_gpu", ".2f"),
-            _beside(r, "speedup_cpu", ".2f"), _beside(r, "mean_length", ".2f"),
-        ]
-        for r in rows
-    ])  # fmt: skip
-
-
-def _costs(rows: list[ComparedRun]) -> str:
-    head = [
-        "training", "epochs", "train loss, last", "dev loss, lowest", "of epoch", "time (min)",
-        "operations (PFLOP)", "energy", "CO2 (kg)",
-    ]  # fmt: skip
-    return table(head, [_cost_cells(row.run) for row in rows])
+    return DASH if value is None else format(value * scale, form)
 
 
 def _cost_cells(run: Run) -> list[str]:
     cost, best = run.cost, run.best_epoch
-    losses = [_DASH] * 4
+    cells = [run.recipe, *[DASH] * 8]
     if run.history:
-        losses[:2] = [str(len(run.history)), _number(run.history[-1].train_loss, ".3f")]
+        cells[1:3] = [str(len(run.history)), _number(run.history[-1].train_loss, ".3f")]
     if best:
-        losses[2:] = [_number(best.val_loss, ".3f"), str(best.epoch)]
-    if not cost:
-        return [run.recipe, *losses, *[_DASH] * 4]
-    return [
-        run.recipe, *losses, f"{cost.seconds / 60:.1f}", f"{cost.operations / 1e15:.3g}",
-        cost.energy_text(), _number(cost.co2_kg, ".3g"),
-    ]  # fmt: skip
+        cells[3:5] = [_number(best.val_loss, ".3f"), str(best.epoch)]
+    if cost:
+        cells[5:7] = [f"{cost.seconds / 60:.1f}", f"{cost.operations / 1e15:.3g}"]
+        cells[7:9] = [cost.energy_text(), _number(cost.co2_kg, ".3g")]
+    return cells

@@ -1,4 +1,4 @@
-"""TODO: devices."""
+"""The device of a name."""
 
 import torch
 
@@ -6,7 +6,7 @@ from asr.errors import ConfigError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name: auto, cpu, cuda or cuda:N. Raises ConfigError where it is not here."""
+    """Return the device auto, cpu, cuda or cuda:N. Raises ConfigError where it does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

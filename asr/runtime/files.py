@@ -1,21 +1,56 @@
-"""TODO: files."""
+"""Files: written whole or not at all, and tables read with their types."""
 
+import csv
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from asr.errors import AsrError
 
+Row = TypeVar("Row", bound=BaseModel)
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then put it in the place of `path`."""
+    """Let `write` fill a temporary file, then move it to `path`. Raises AsrError if that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
         temporary.replace(path)
     except OSError as error:
         raise AsrError(
-            f"{path}: cannot be written ({error.strerror or error}): what was there stays"
+            f"{path}: cannot be written ({error.strerror or error}): the old file is unchanged"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def read_csv(path: Path, row_type: type[Row], error_type: type[AsrError]) -> list[Row]:
+    """Read the rows of a CSV file with the columns of `row_type`, empty cells and nan as None.
+
+    A missing file has no rows. Raises `error_type` that names the file, or the line that is wrong.
+    """
+    if not path.is_file():
+        return []
+    rows, columns = [], list(row_type.model_fields)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise error_type(f"{path}: not a CSV file ({error}): move it away") from error
+    for number, line in enumerate(lines, 2):
+        try:
+            cells = {key: None if line[key] in ("", "nan") else line[key] for key in columns}
+            rows.append(row_type.model_validate(cells))
+        except (ValidationError, KeyError) as error:
+            raise error_type(
+                f"{path}, line {number}: not a row of {','.join(columns)}: correct or delete it"
+            ) from error
+    return rows

@@ -1,4 +1,4 @@
-"""A process of a pool ends with the process it works for, however that one ends."""
+"""Worker processes that end with their parent, even if it is killed."""
 
 import multiprocessing
 import os
@@ -6,7 +6,7 @@ import threading
 
 
 def end_with_parent() -> None:
-    """Watch the parent from a thread: a pool's processes outlive one that was killed."""
+    """Start a thread that ends this process when its parent ends."""
     threading.Thread(target=_wait_and_end, daemon=True).start()
 
 
