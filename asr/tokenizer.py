@@ -1,6 +1,7 @@
-"""Text to token ids and back: one normalisation for training, decoding and scoring; sentencepiece.
+"""Text to token ids and back with sentencepiece, and the one normalization of text.
 
-The papers' vocabulary is every character of the corpus with PAD, SOS and EOS (thesis 4.2.1).
+The papers' vocabulary is every character of the corpus with PAD, SOS and EOS (Winata et al. 2020;
+Cahyawijaya 2021, section 4.2.1).
 """
 
 import hashlib
@@ -25,20 +26,20 @@ _HAN_LETTER = re.compile(rf"[{_HAN}]")
 
 
 def normalize_text(text: str) -> str:
-    """Fold what speech cannot tell apart: width (NFKC), case, and spaces where Mandarin has none.
+    """Return text without differences of width (NFKC), case, and spaces beside Chinese characters.
 
-    Spaces beside a Chinese character go (word segmentation is no part of the transcript), others
-    collapse to one, so that "今天 ｇｏ  on" becomes "今天GO ON".
+    Mandarin's word segmentation is no part of a transcript. Other spaces collapse to one, so that
+    "今天 ｇｏ  on" becomes "今天GO ON".
     """
     text = unicodedata.normalize("NFKC", text).upper()
     return " ".join(_SPACE_BESIDE_HAN.sub("", text).split())
 
 
 class TokenizerConfig(FrozenModel):
-    """What a token is.
+    """The kind of tokens, and their number with the special tokens.
 
-    `vocab_size` counts the special tokens too. For `char` it is what the recipe expects: the size
-    of a model that is described before its corpus is there, replaced by the corpus's own.
+    For `char`, `vocab_size` is what the recipe expects, to describe a model without its corpus; in
+    training the corpus decides.
     """
 
     kind: Literal["char", "bpe", "unigram"] = "char"
@@ -46,7 +47,7 @@ class TokenizerConfig(FrozenModel):
 
 
 class Tokenizer:
-    """A sentencepiece model with the ids PAD, SOS, EOS, UNK in front."""
+    """A sentencepiece model whose first ids are PAD, SOS, EOS, UNK."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -57,20 +58,20 @@ class Tokenizer:
             raise BundleError("tokenizer.model is not a sentencepiece model") from error
         if ids != SPECIAL:
             raise BundleError(
-                f"tokenizer.model has PAD, SOS, EOS, UNK at {ids}, not at {SPECIAL}: "
-                "it was not made by `asr train`"
+                f"tokenizer.model has PAD, SOS, EOS, UNK at {ids}, expected {SPECIAL}: use the one "
+                "that `asr train` wrote"
             )
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
-        """Learn the tokens of normalized training texts.
+        """Learn the tokens of training texts, normalized here.
 
-        Raises DataError where there is no text, or too little for the wanted vocabulary.
+        Raises DataError if there is no text, or too little for the wanted vocabulary.
         """
         is_char = config.kind == "char"
         lines = [text for text in map(normalize_text, texts) if text]
         if not lines:
-            raise DataError("no training transcript holds any text: there is nothing to tokenise")
+            raise DataError("no training transcript holds any text: there is nothing to tokenize")
         size = len(set("".join(lines))) + len(SPECIAL) if is_char else config.vocab_size or 5000
         model = io.BytesIO()
         try:
@@ -99,44 +100,42 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, the special ones included."""
+        """Return the number of tokens, the special ones included."""
         return self._sp.get_piece_size()
 
     @property
     def digest(self) -> str:
-        """What tells one tokenizer from another."""
+        """Return the SHA-256 of the model, which identifies the tokenizer."""
         return hashlib.sha256(self.model).hexdigest()
 
-    def pieces(self) -> list[str]:
-        """The tokens as sentencepiece writes them, a space as ▁, in the order of their ids."""
+    def tokens(self) -> list[str]:
+        """Return all tokens in the order of their ids, a space as ▁."""
         return [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a normalized text, without SOS and EOS; unknown characters become UNK."""
-        return self._sp.encode(normalize_text(text))
+        """Return token ids of a text without SOS and EOS; an unknown character becomes UNK."""
+        ids: list[int] = self._sp.encode(normalize_text(text))
+        return ids
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of token ids; special tokens are silent."""
+        """Return the text of token ids; special tokens have none."""
         return normalize_text(self._sp.decode([t for t in tokens if t not in SPECIAL]))
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
-        """The text of each token, with a space where a word begins."""
+        """Return the text of each token, with a space before a word."""
         return [self._sp.id_to_piece(t).replace("▁", " ") for t in tokens]
 
     def word_counts(self) -> list[int]:
-        """How much each token adds to wc(Y) of thesis eq. 4.1.
+        """Return what each token adds to wc(Y) (Cahyawijaya 2021, eq. 4.1).
 
-        A character for character models. For word pieces a Chinese character is a word, and so is
-        a piece that opens one.
+        For single characters that is 1. For longer tokens each Chinese character counts as a word,
+        and so does a token that begins one.
         """
-        pieces = self.pieces()
-        if all(len(piece) == 1 for piece in pieces[len(SPECIAL) :]):
-            counts = [1] * len(pieces)
-        else:
-            counts = [_words_opened(piece) for piece in pieces]
-        return [0 if i in SPECIAL else count for i, count in enumerate(counts)]
+        tokens = self.tokens()[len(SPECIAL) :]
+        is_char = all(len(token) == 1 for token in tokens)
+        return [0] * len(SPECIAL) + [1 if is_char else _words_begun(token) for token in tokens]
 
 
-def _words_opened(piece: str) -> int:
-    han = len(_HAN_LETTER.findall(piece))
-    return han + (piece.startswith("▁") and len(piece) > 1 + han)
+def _words_begun(token: str) -> int:
+    n_han = len(_HAN_LETTER.findall(token))
+    return n_han + (token.startswith("▁") and len(token) > 1 + n_han)

@@ -41,7 +41,7 @@ def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
         for i in range(1, len(tokens)):
             for n in range(min(_ORDER, i + 1)):
                 counts[tuple(tokens[i - n : i])][tokens[i]] += 1
-    pieces = tokenizer.pieces()
+    pieces = tokenizer.tokens()
     names = {SOS: "<s>", EOS: "</s>", UNK: "<unk>"}
     p: dict[tuple[int, ...], float] = {}
     for h in sorted(counts, key=len):
@@ -88,12 +88,7 @@ def language_models(args: argparse.Namespace, recognizer: Recognizer) -> dict[st
     """Train both language models in WORK, unless they are there."""
     lm = args.work / "lm"
     if not (lm / "model.safetensors").is_file():
-        train_lm(
-            Bundle.load(args.bundle), [], lm, args.lm_epochs, False, torch.device("cpu"),
-            lambda epoch, loss, dev: record.progress(
-                f"language model: {epoch}, {loss:.3f}, dev {dev:.3f}"
-            ),
-        )  # fmt: skip
+        train_lm(Bundle.load(args.bundle), [], lm, args.lm_epochs, False, torch.device("cpu"))
     train = [text_of(cut) for cut in load_cuts(args.data / "train.jsonl.gz")]
     write_arpa(args.work / "trigram.arpa", train, recognizer.tokenizer)
     return {"Transformer": lm, "trigram": args.work / "trigram.arpa"}

@@ -1,1 +1,1 @@
-"""Corpora on disk to lhotse cuts, one module a corpus."""
+"""Corpora on disk to lhotse cuts: one file per corpus, `corpus_writer` for all."""

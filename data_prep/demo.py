@@ -1,7 +1,7 @@
-"""The embedded demo corpus: synthetic Mandarin, spoken by espeak-ng from a small grammar.
+"""The demo corpus: sentences of a small Mandarin grammar, synthesized by espeak-ng.
 
-Nothing here was said by a person, and every supervision and the report say so. Dev and test hold
-voices and sentences that train has not. The synthesiser comes with the package espeakng-loader.
+No person speaks in it; every supervision and the report are marked as synthetic. Voices and
+sentences of dev and test are not in train. The package espeakng-loader brings the synthesizer.
 """
 
 import ctypes
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
 
 SAMPLE_RATE = 16000
-
-# Variants of espeak-ng that sound like a person; those that differ only in timbre filters from a
-# held-out one (belinda, Diogo, Henrique, Hugo) are in no split, so that unseen means unseen.
+# Variants of espeak-ng that sound human. Those that differ only in timbre filters from a voice of
+# dev or test (belinda, Diogo, Henrique, Hugo) are in no split, so that test voices are unseen.
 VOICES = {
     "train": "Alex Alicia Andy Annie Denis Gene Lee Michael Mike adam aunty boris ed edward f1 f3 "
     "f4 grandma grandpa m1 m4 m5 m6 m7 m8 marcelo norbert paul shelby victor",
@@ -71,11 +70,11 @@ SLOTS = {
     "drink": "茶 水",
 }
 
-FEWEST, MOST = 4, 14  # characters in a sentence
+MIN_LENGTH, MAX_LENGTH = 4, 14  # characters in a sentence
 
 
 def _hanzi(number: int) -> str:
-    """Spell 0 < number < 1000 as it is said: 12 is 十二, 105 is 一百零五."""
+    """Return 0 < number < 1000 in Chinese characters: 12 is 十二, 105 is 一百零五."""
     digits = "零一二三四五六七八九"
     hundreds, rest = divmod(number, 100)
     tens, ones = divmod(rest, 10)
@@ -106,7 +105,7 @@ NUMBERS: dict[str, Callable[[random.Random], str]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One utterance: rate in words a minute, pitches 0 to 100, margins in s, level in dBFS."""
+    """One utterance: rate in words per minute, pitches 0 to 100, margins in s, level in dBFS."""
 
     text: str
     voice: str
@@ -118,12 +117,8 @@ class Line:
 
     @property
     def digest(self) -> str:
-        """A name that only these settings have: a file that bears it is the right one."""
+        """Return a hash of the settings, so that a file's name identifies its content."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:10]
-
-
-# Lines that one process speaks in a row.
-Take = list[tuple[Path, Line]]
 
 
 def prepare(
@@ -135,13 +130,13 @@ def prepare(
     test: int = 400,
     jobs: int | None = None,
 ) -> "Report":
-    """Speak `train`, `dev` and `test` sentences under `out`/wav and write their cuts and report.
+    """Synthesize `train`, `dev` and `test` sentences in `out`/wav; write their cuts and report.
 
-    The same seed gives the same bytes whatever `jobs` (processes) is. Recordings that an earlier,
-    perhaps killed, run finished are kept. Raises DataError where the disk is full or the
-    synthesiser fails, AsrError where a process dies.
+    The same seed gives the same bytes for any number of processes (`jobs`). Recordings of an
+    earlier run, even a killed one, are kept. Raises DataError if a recording cannot be written or
+    synthesized, AsrError if a process dies.
     """
-    # Imported here because the processes that speak import this file and need no lhotse.
+    # Imported here because the synthesizing processes import this file and do not need lhotse.
     from data_prep.corpus_writer import Utterance, write_corpus
 
     wanted = {"test": test, "dev": dev, "train": train}
@@ -150,7 +145,7 @@ def prepare(
         for split, lines in script(wanted, seed).items()
         for i, line in enumerate(lines)
     }
-    _speak_all(plan, jobs)
+    _synthesize_all(plan, jobs)
     splits: dict[str, list[Utterance]] = {split: [] for split in VOICES}
     for path, line in plan.items():
         splits[path.parts[-3]].append(Utterance(path.stem, path, line.text, line.voice))
@@ -158,7 +153,7 @@ def prepare(
 
 
 def script(wanted: dict[str, int], seed: int) -> dict[str, list[Line]]:
-    """Draw that many lines a split, no sentence twice; a longer last split begins the same."""
+    """Draw lines for each split, no sentence twice; a longer last split begins with the same."""
     rng = random.Random(seed)
     used: set[str] = set()
     lines: dict[str, list[Line]] = {}
@@ -169,11 +164,10 @@ def script(wanted: dict[str, int], seed: int) -> dict[str, list[Line]]:
 
 
 def _line(rng: random.Random, voice: str, used: set[str]) -> Line:
-    text = _sentence(rng)
-    while text in used:
-        text = _sentence(rng)
+    while (text := _sentence(rng)) in used:
+        pass
     used.add(text)
-    # Each variant sits on its own pitch, so that two of one timbre are still two voices.
+    # Each variant has its own pitch, so that two of one timbre are still two voices.
     pitch = 40 + hashlib.sha256(voice.encode()).digest()[0] % 21
     return Line(
         text=text,
@@ -193,54 +187,52 @@ def _sentence(rng: random.Random) -> str:
 
     while True:
         text = re.sub(r"\{(\w+)\}", fill, rng.choice(TEMPLATES.split()))
-        if FEWEST <= len(text) <= MOST:
+        if MIN_LENGTH <= len(text) <= MAX_LENGTH:
             return text
 
 
-def _takes(plan: dict[Path, Line]) -> list[Take]:
-    """Cut every split into takes; those that are finished on disk are not among them."""
-    by_split: dict[Path, Take] = {}
+def _takes(plan: dict[Path, Line]) -> list[list[tuple[Path, Line]]]:
+    """Return the lines of every split in groups, without those that are all on the disk."""
+    by_split: dict[Path, list[tuple[Path, Line]]] = {}
     for path, line in plan.items():
         by_split.setdefault(path.parent.parent, []).append((path, line))
     takes = [lines[i : i + 10] for lines in by_split.values() for i in range(0, len(lines), 10)]
     return [take for take in takes if not all(path.exists() for path, _ in take)]
 
 
-def _speak_all(plan: dict[Path, Line], jobs: int | None) -> None:
-    """Write every wav that is missing; in processes, as espeak-ng has one global state."""
+def _synthesize_all(plan: dict[Path, Line], jobs: int | None) -> None:
+    """Write every missing wav; in processes, because espeak-ng has one global state."""
     takes = _takes(plan)
     if not takes:
         return
-    # Spawned, since a fork would take along the threads that torch may have in this process.
+    # Spawned, because a fork would inherit the locks of torch's threads in this process.
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context) as pool:
-            done = pool.map(_speak_apart, takes, chunksize=4)
-            bar = Console(stderr=True)
-            for error in track(done, "speaking (synthetic)", len(takes), console=bar):
+            done = pool.map(_synthesize_in_fork, takes, chunksize=4)
+            for error in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
                 if error:
                     pool.shutdown(cancel_futures=True)
                     raise DataError(error)
     except BrokenProcessPool as died:
         raise AsrError(
-            "one of the processes died (out of memory?): start again with fewer --jobs, recordings "
-            "that are written are kept"
+            "a process died (out of memory?): run it again with fewer --jobs; finished recordings "
+            "are kept"
         ) from died
 
 
-def _speak_apart(take: Take) -> str | None:
-    """Speak in a fork of this process; return what went wrong.
+def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> str | None:
+    """Write the wavs of a take in a fork of this process; return an error message, if any.
 
-    espeak-ng's noise and flutter depend on all that it has said since it was loaded, beyond what
-    its seed resets, so a take is always the first that a process says, and said from its start.
+    espeak-ng's noise and flutter depend on everything that it has synthesized since it was loaded;
+    its seed does not reset all of it. So a process synthesizes one take only, and all of it.
     """
     _espeak()
-    child = os.fork()
-    if child == 0:
+    if (child := os.fork()) == 0:
         status = 1
         try:
             for path, line in take:
-                wave_N = _speak(line)
+                wave_N = _waveform(line)
                 if not path.exists():
                     _write(path, wave_N)
             status = 0
@@ -248,11 +240,10 @@ def _speak_apart(take: Take) -> str | None:
             status = error.errno or 1
         finally:
             os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status == 0:
-        return None
-    folder = take[0][0].parent.parent
-    return f"{folder}: cannot be filled ({os.strerror(abs(status))}); free space and run it again."
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        folder, reason = take[0][0].parent.parent, os.strerror(abs(status))
+        return f"{folder}: cannot be written ({reason}): free some space and run it again"
+    return None
 
 
 def _write(path: Path, wave_N: np.ndarray) -> None:
@@ -262,9 +253,9 @@ def _write(path: Path, wave_N: np.ndarray) -> None:
     partial.replace(path)
 
 
-def _speak(line: Line) -> np.ndarray:
+def _waveform(line: Line) -> np.ndarray:
     """Return the line as float samples (N,) at 16 kHz, silence trimmed to its margins."""
-    wave_N, rate = _synthesise(line)
+    wave_N, rate = _synthesize(line)
     loud = np.flatnonzero(np.abs(wave_N) > 0.02 * np.abs(wave_N).max())
     wave_N = resample_poly(wave_N[loud[0] : loud[-1] + 1], SAMPLE_RATE, rate)
     gain = 10 ** (line.level / 20) / np.sqrt(np.mean(wave_N**2))
@@ -275,17 +266,18 @@ def _speak(line: Line) -> np.ndarray:
 
 @cache
 def _espeak() -> tuple[ctypes.CDLL, int]:
-    """Load the synthesiser once a process; return it with its sample rate in Hz."""
+    """Load the synthesizer once per process; return it and its sample rate in Hz."""
     library = ctypes.CDLL(str(espeakng_loader.get_library_path()))
     data = str(espeakng_loader.get_data_path()).encode()
-    return library, library.espeak_Initialize(2, 0, data, 0)  # 2: synchronous, to the callback
+    return library, library.espeak_Initialize(2, 0, data, 0)  # 2: synchronous, callback
 
 
-def _synthesise(line: Line) -> tuple[np.ndarray, int]:
+def _synthesize(line: Line) -> tuple[np.ndarray, int]:
     library, sample_rate = _espeak()
     parts: list[np.ndarray] = []
+    int_, samples_ = ctypes.c_int, ctypes.POINTER(ctypes.c_short)
 
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
+    @ctypes.CFUNCTYPE(int_, samples_, int_, ctypes.c_void_p)  # type: ignore[untyped-decorator]
     def take(samples: "ctypes._Pointer[ctypes.c_short]", count: int, _events: int) -> int:
         if samples and count > 0:
             parts.append(np.ctypeslib.as_array(samples, (count,)) / 32768.0)
@@ -301,6 +293,6 @@ def _synthesise(line: Line) -> tuple[np.ndarray, int]:
     text = line.text.encode() + b"\0"
     # Position 0 of kind 1 (character), no end, flags 1 (UTF-8).
     if library.espeak_Synth(text, ctypes.c_size_t(len(text)), 0, 1, 0, 1, None, None):
-        raise OSError(f"espeak-ng cannot say {line.text}")
+        raise OSError(f"espeak-ng cannot synthesize {line.text}")
     library.espeak_Synchronize()
     return np.concatenate(parts), sample_rate

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Waveforms and features: recordings, segmentation, features, augmentation."""

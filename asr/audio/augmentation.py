@@ -1,4 +1,4 @@
-"""TODO: augmentation."""
+"""Augmentation of training utterances: its configuration, and SpecAugment (Park 2019)."""
 
 import torch
 from pydantic import Field
@@ -8,12 +8,12 @@ from asr.schema import FrozenModel
 
 
 class PausesConfig(FrozenModel):
-    """What surrounds training utterances, as shares of them.
+    """Pauses around training utterances; `padded`, `joined` and `noise` are shares of the corpus.
 
-    `padded` get pauses before and after, each up to `most_seconds`; `joined` are followed by others
-    after pauses, up to `joined_seconds` together; `noise` give their place to noise of no text.
-    Before `from_epoch` (the first being 1) all are as they are: where words are is learned sooner
-    from words alone.
+    Padded utterances get pauses before and after, each up to `most_seconds`; joined ones are
+    followed by others after pauses, up to `joined_seconds` in all; the last share is replaced by
+    noise without text. Epochs before `from_epoch` (counted from 1) are unchanged: an alignment is
+    learned sooner without pauses.
     """
 
     padded: float = Field(default=0.4, ge=0, le=1)
@@ -25,10 +25,10 @@ class PausesConfig(FrozenModel):
 
 
 class AugmentConfig(FrozenModel):
-    """What chance does to training utterances: masks (SpecAugment, Park 2019), and `pauses`.
+    """Random changes of training utterances: SpecAugment's masks (Park 2019), and `pauses`.
 
-    A mask is over a band of up to `freq_width` bins, or a stretch of up to `time_ratio` of its
-    utterance's length.
+    A frequency mask covers up to `freq_width` bins, a time mask up to `time_ratio` of the
+    utterance's frames.
     """
 
     freq_masks: int = Field(default=2, ge=0)
@@ -41,30 +41,30 @@ class AugmentConfig(FrozenModel):
 def spec_augment(
     feats_BTF: Tensor, lengths_B: Tensor, config: AugmentConfig, generator: torch.Generator
 ) -> Tensor:
-    """Set random bands and stretches of each utterance to 0, the mean of normalized features.
+    """Set random bands and spans of each utterance to 0, the mean of normalized features.
 
-    (batch, time, freq) and lengths in frames -> (batch, time, freq), a new tensor. Each utterance
-    draws its own masks, time masks within its own length; the draw follows from the generator.
+    (batch, time, freq) and lengths in frames -> (batch, time, freq), a new tensor. Masks are drawn
+    from the generator for each utterance, time masks within its own length.
     """
     n_frames, n_freqs = feats_BTF.shape[1:]
     lengths_B = lengths_B.to(feats_BTF.device)
     bins_B = torch.full_like(lengths_B, n_freqs)
-    band_B = bins_B.clamp(max=config.freq_width)
-    stretch_B = (lengths_B * config.time_ratio).long()
-    freq_BF = _masks(bins_B, band_B, config.freq_masks, n_freqs, generator)
-    time_BT = _masks(lengths_B, stretch_B, config.time_masks, n_frames, generator)
+    max_bins_B = bins_B.clamp(max=config.freq_width)
+    max_frames_B = (lengths_B * config.time_ratio).long()
+    freq_BF = _masks(bins_B, max_bins_B, config.freq_masks, n_freqs, generator)
+    time_BT = _masks(lengths_B, max_frames_B, config.time_masks, n_frames, generator)
     return feats_BTF.masked_fill(freq_BF[:, None, :] | time_BT[:, :, None], 0.0)
 
 
 def _masks(
-    limit_B: Tensor, widest_B: Tensor, n_masks: int, size: int, generator: torch.Generator
+    limit_B: Tensor, max_width_B: Tensor, n_masks: int, size: int, generator: torch.Generator
 ) -> Tensor:
-    """(batch, size), True under `n_masks` spans each of 0 to widest, all before limit."""
+    """Return (batch, size), True under `n_masks` spans of 0 to max_width, all before limit."""
     draw = torch.rand(2, len(limit_B), n_masks, generator=generator, device=generator.device)
     width_draw_BK, start_draw_BK = draw.to(limit_B.device)
-    width_BK = (width_draw_BK * (widest_B[:, None] + 1)).long()
+    width_BK = (width_draw_BK * (max_width_B[:, None] + 1)).long()
     start_BK = (start_draw_BK * (limit_B[:, None] - width_BK + 1)).long()
     position = torch.arange(size, device=limit_B.device)
-    after_start = position >= start_BK[..., None]
-    before_end = position < (start_BK + width_BK)[..., None]
+    after_start: Tensor = position >= start_BK[..., None]
+    before_end: Tensor = position < (start_BK + width_BK)[..., None]
     return (after_start & before_end).any(1)

@@ -1,31 +1,32 @@
-"""Waves to features: log power spectrograms or log-mel, normalized, and their augmentation."""
+"""Waveform to features: log power spectrogram, log-mel or Kaldi's filterbank, normalized.
+
+Legend: N samples, T frames, F frequency bins, M mel bins.
+"""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 import torch
-import torchaudio
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from asr.errors import DataError
 from asr.schema import FrozenModel
 
-# Features reach from an utterance's loudest bin to 80 dB below it.
+# Log power is cut off at 80 dB below an utterance's loudest bin.
 _DYNAMIC_RANGE = 1e-8
-
-
 _TINY_POWER = 1e-20
-
-
-# The scatter of log power in speech is about 4, of one impulse's rounding errors about 1e-6: what
-# is below this is flat, and dividing by it would only blow up noise.
-_FLAT = 1e-3
+# Features whose standard deviation is below this are constant but for rounding errors (speech has
+# about 4, a single impulse 1e-6): dividing by less would only amplify the errors.
+_MIN_STD = 1e-3
+# Kaldi computes with 16-bit samples and ignores what is below 20 Hz.
+_KALDI_SCALE, _KALDI_LOW_HZ = 2.0**15, 20.0
 
 
 class _Framing(FrozenModel):
-    """How a wave is cut into frames; the base of every kind of features."""
+    """How a waveform is cut into frames; the base of every kind of features."""
 
     kind: str
     sample_rate: int = Field(default=16000, ge=1000, le=384_000)
@@ -34,8 +35,13 @@ class _Framing(FrozenModel):
     normalize: Literal["utterance", "corpus"] = "utterance"
 
     @property
+    @abstractmethod
+    def n_freqs(self) -> int:
+        """Bins of a frame."""
+
+    @property
     def n_fft(self) -> int:
-        """Samples in a window, made even so that frames lie centred on multiples of the hop."""
+        """Samples in a window, an even number, so that frames are centered on multiples of hops."""
         return 2 * round(self.window_ms * self.sample_rate / 2000)
 
     @property
@@ -55,10 +61,10 @@ class _Framing(FrozenModel):
 
 
 class FeatureExtractor(nn.Module):
-    """Log power features of one utterance at a time (thesis 4.1).
+    """Log power features of one utterance at a time (Cahyawijaya 2021, section 4.1).
 
-    One at a time, because padding would change what normalisation sees: batch-mates never matter.
-    `mel_FM` (power bins, mel bins) folds the bins of the spectrogram, if it is given.
+    One at a time, because padding would change the statistics that normalize an utterance. `mel_FM`
+    (power bins, mel bins) sums the bins of the power spectrum, if it is given.
     """
 
     window: Tensor
@@ -69,33 +75,29 @@ class FeatureExtractor(nn.Module):
     def __init__(self, config: _Framing, mel_FM: Tensor | None = None) -> None:
         super().__init__()
         self.config = config
-        n_freqs = config.n_fft // 2 + 1 if mel_FM is None else mel_FM.shape[1]
         # Both follow from the configuration, so they are not saved with the weights.
         self.register_buffer("window", torch.hann_window(config.n_fft), persistent=False)
         self.register_buffer("mel_FM", mel_FM, persistent=False)
         if config.normalize == "corpus":
-            self.register_buffer("mean_F", torch.zeros(n_freqs))
-            self.register_buffer("std_F", torch.ones(n_freqs))
+            self.register_buffer("mean_F", torch.zeros(config.n_freqs))
+            self.register_buffer("std_F", torch.ones(config.n_freqs))
 
     def forward(self, wave_N: Tensor) -> Tensor:
-        """Normalised features (time, freq) of one wave (samples,), 1 + N // hop_length frames.
+        """Return normalized features (time, freq) of one waveform (samples,).
 
-        Gain never matters, and any finite wave, be it silence or a single sample, gives finite
-        features. With `normalize: corpus`, `fit` or a loaded bundle must have set the statistics.
+        Any finite waveform, even silence or a single sample, gives finite features. With
+        `normalize: corpus`, `fit` or a loaded bundle must have set the statistics.
         """
-        return self.normalized(self.log_power(wave_N))
-
-    def normalized(self, feats_TF: Tensor) -> Tensor:
-        """Log power of one utterance (time, freq), as computed or as stored, normalized."""
+        feats_TF = self.log_power(wave_N)
         if self.config.normalize == "corpus":
             return (feats_TF - self.mean_F) / self.std_F
         std, mean = torch.std_mean(feats_TF, correction=0)
-        return (feats_TF - mean) / std.clamp(min=_FLAT)
+        return (feats_TF - mean) / std.clamp(min=_MIN_STD)
 
     def log_power(self, wave_N: Tensor) -> Tensor:
-        """Natural logarithm of power over the utterance's largest, cut off at 80 dB below it.
+        """Return the natural logarithm of power relative to the utterance's largest, 80 dB deep.
 
-        (samples,) -> (time, freq), not normalized.
+        (samples,) -> (1 + samples // hop_length, freq), not normalized; independent of the gain.
         """
         power_TF = self.power(wave_N)
         peak = power_TF.max()
@@ -103,9 +105,9 @@ class FeatureExtractor(nn.Module):
         return torch.log(power_TF.maximum(floor)) - torch.log(peak.clamp(min=_TINY_POWER))
 
     def power(self, wave_N: Tensor) -> Tensor:
-        """Power spectrogram or mel spectrogram (time, freq) of the wave scaled to a peak of 1."""
+        """Return the power or mel spectrogram (time, freq) of the waveform at a peak of 1."""
         assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
-        # The scale keeps both 1e30 and 1e-30 within what float32 can square.
+        # At a peak of 1 the squares of 1e30 and of 1e-30 both fit float32.
         peak = wave_N.abs().max()
         wave_N = wave_N / torch.where(peak > 0, peak, 1)
         with torch.autocast(wave_N.device.type, enabled=False):
@@ -123,11 +125,11 @@ class FeatureExtractor(nn.Module):
 
     @torch.no_grad()
     def fit(self, waves: Iterable[Tensor]) -> None:
-        """Take mean and standard deviation of each bin from a corpus of waves (samples,).
+        """Set the mean and standard deviation of each bin from a corpus of waveforms (samples,).
 
-        One wave is held at a time. Raises DataError where there is none.
+        One waveform is in memory at a time. Raises DataError if there is none.
         """
-        assert self.config.normalize == "corpus", "only corpus normalisation has statistics"
+        assert self.config.normalize == "corpus", "only corpus normalization has statistics"
         count = 0
         total_F = torch.zeros_like(self.mean_F, dtype=torch.float64)
         squares_F = torch.zeros_like(total_F)
@@ -141,11 +143,40 @@ class FeatureExtractor(nn.Module):
         mean_F = total_F / count
         variance_F = (squares_F / count - mean_F.square()).clamp(min=0)
         self.mean_F.copy_(mean_F)
-        self.std_F.copy_(variance_F.sqrt().clamp(min=_FLAT))
+        self.std_F.copy_(variance_F.sqrt().clamp(min=_MIN_STD))
+
+
+class KaldiExtractor(FeatureExtractor):
+    """Kaldi's log-mel filterbank without dither (torchaudio.compliance.kaldi)."""
+
+    def log_power(self, wave_N: Tensor) -> Tensor:
+        """Return the natural logarithm of mel energies of 16-bit samples, not normalized.
+
+        (samples,) -> (round(samples / hop_length), mel bins), at least one frame. A full scale of
+        16 bits is a waveform of -1 to 1; one beyond that is scaled down to it.
+        """
+        from torchaudio.compliance import kaldi
+
+        config = self.config
+        assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
+        wave_N = wave_N.float() * (_KALDI_SCALE / wave_N.abs().max().clamp(min=1))
+        wave_N = nn.functional.pad(wave_N, (0, max(0, config.n_fft - len(wave_N))))
+        with torch.autocast(wave_N.device.type, enabled=False):
+            feats_TM: Tensor = kaldi.fbank(
+                wave_N[None],
+                sample_frequency=config.sample_rate,
+                # Kaldi rounds to samples downwards.
+                frame_length=(config.n_fft + 0.5) * 1000 / config.sample_rate,
+                frame_shift=(config.hop_length + 0.5) * 1000 / config.sample_rate,
+                num_mel_bins=config.n_freqs,
+                low_freq=_KALDI_LOW_HZ,
+                snip_edges=False,
+            )
+        return feats_TM
 
 
 class SpectrogramConfig(_Framing):
-    """The papers' features: a power spectrogram of 20 ms windows every 10 ms (thesis 4.2.1)."""
+    """The papers' features: a power spectrogram (Winata et al. 2020, Cahyawijaya 2021, 4.2.1)."""
 
     kind: Literal["spectrogram"] = "spectrogram"
 
@@ -155,29 +186,47 @@ class SpectrogramConfig(_Framing):
         return self.n_fft // 2 + 1
 
     def build(self) -> FeatureExtractor:
-        """The module that makes these features."""
+        """Build the module that computes these features."""
         return FeatureExtractor(self)
 
 
-class LogMelConfig(_Framing):
-    """Mel bins of Slaney's scale and area, as librosa has them by default."""
-
-    kind: Literal["log_mel"] = "log_mel"
+class _MelConfig(_Framing):
     window_ms: float = Field(default=25, gt=0, le=1000)
-    n_mels: int = Field(default=80, ge=1, le=1024)
+    n_mels: int = Field(default=80, ge=4, le=1024)
 
     @property
     def n_freqs(self) -> int:
         """Bins of a frame."""
         return self.n_mels
 
+    @abstractmethod
+    def _filters(self) -> Tensor:
+        """Return the weights (power bins, mel bins)."""
+
+    @model_validator(mode="after")
+    def _no_empty_filter(self) -> Self:
+        if n_empty := int((self._filters().amax(0) == 0).sum()):
+            raise ValueError(
+                f"n_mels {self.n_mels} leaves {n_empty} mel bins without any frequency of a "
+                f"{self.window_ms:g} ms window: lower n_mels or lengthen window_ms"
+            )
+        return self
+
+
+class LogMelConfig(_MelConfig):
+    """Mel bins with Slaney's scale and area, librosa's default."""
+
+    kind: Literal["log_mel"] = "log_mel"
+
     def build(self) -> FeatureExtractor:
-        """The module that makes these features."""
+        """Build the module that computes these features."""
         return FeatureExtractor(self, self._filters())
 
     def _filters(self) -> Tensor:
+        import torchaudio
+
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of empty filters, which are refused below
+            warnings.simplefilter("ignore")  # about empty filters, which the validator refuses
             return torchaudio.functional.melscale_fbanks(
                 self.n_fft // 2 + 1,
                 f_min=0.0,
@@ -188,16 +237,29 @@ class LogMelConfig(_Framing):
                 mel_scale="slaney",
             )
 
-    @model_validator(mode="after")
-    def _no_empty_filter(self) -> Self:
-        n_empty = int((self._filters().amax(0) == 0).sum())
-        if n_empty:
-            raise ValueError(
-                f"n_mels {self.n_mels} leaves {n_empty} mel bins without any of the "
-                f"{self.n_fft // 2 + 1} bins of a {self.window_ms:g} ms window: lower n_mels or "
-                "lengthen window_ms"
-            )
-        return self
+
+class FbankConfig(_MelConfig):
+    """Mel bins as Kaldi computes them: HTK's scale, Povey's window, pre-emphasis 0.97, no dither.
+
+    Their level follows the recording's; `normalize: utterance` removes it.
+    """
+
+    kind: Literal["fbank"] = "fbank"
+
+    def build(self) -> FeatureExtractor:
+        """Build the module that computes these features."""
+        return KaldiExtractor(self)
+
+    def _filters(self) -> Tensor:
+        from torchaudio.compliance.kaldi import get_mel_banks
+
+        n_fft = 1 << (self.n_fft - 1).bit_length()  # zero-padded to a power of two
+        no_warp = (0.0, 100.0, -500.0, 1.0)
+        mel_MF: Tensor
+        mel_MF, _ = get_mel_banks(self.n_mels, n_fft, self.sample_rate, _KALDI_LOW_HZ, *no_warp)
+        return mel_MF.T
 
 
-FeaturesConfig = Annotated[SpectrogramConfig | LogMelConfig, Field(discriminator="kind")]
+FeaturesConfig = Annotated[
+    SpectrogramConfig | LogMelConfig | FbankConfig, Field(discriminator="kind")
+]

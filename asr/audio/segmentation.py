@@ -1,4 +1,4 @@
-"""Where a wave is cut: at silences, as it comes. numpy alone, so that the service can do it too."""
+"""Cut a waveform at silences while it arrives; numpy alone, since the service does it too."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,14 +8,14 @@ import numpy as np
 def split_at_silence(
     blocks: Iterable[np.ndarray], sample_rate: int, max_seconds: float = 20.0
 ) -> Iterator[np.ndarray]:
-    """Cut a wave that comes in blocks (samples,) into pieces (samples,) of at most `max_seconds`.
+    """Yield segments (samples,) of at most `max_seconds` of a waveform in blocks (samples,).
 
-    The pieces are the wave in order, without gap or overlap. Each cut is in the middle of the
-    quietest 100 ms of the last half of what a piece may hold. A piece is given as soon as its cut
-    is known: one piece and one block are held, time is linear in the length.
+    The segments are the waveform in order, without gap or overlap. Each cut is in the middle of the
+    quietest 100 ms in the second half of the longest possible segment. A segment is yielded as soon
+    as its end is known: memory holds one segment and one block, time is linear in the length.
     """
     hop, longest = sample_rate // 100, int(max_seconds * sample_rate)
-    assert longest >= 40 * hop > 0, "pieces must be long enough to hold several 100 ms windows"
+    assert longest >= 40 * hop > 0, "segments must be long enough for several windows of 100 ms"
     held: list[np.ndarray] = []
     n_held = 0
     for block in blocks:
@@ -31,11 +31,11 @@ def split_at_silence(
 
 
 def _quietest(wave: np.ndarray, hop: int) -> int:
-    """The middle of the quietest ten hops in the last half of a wave (samples,)."""
+    """Return the middle of the quietest ten hops in the second half of a waveform (samples,)."""
     first = -(-(len(wave) // 2) // hop)
     hops = wave[first * hop : len(wave) // hop * hop].reshape(-1, hop)
     power = np.square(hops, dtype=np.float64).sum(1)
     loudness = np.convolve(power, np.ones(10), "valid")
-    # Of equally quiet windows (digital silence) the last one leaves the fewest pieces.
+    # Of equally quiet windows (digital silence) the last one gives the fewest segments.
     last = len(loudness) - 1
     return (first + last - int(np.argmin(loudness[::-1])) + 5) * hop

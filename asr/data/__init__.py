@@ -1,1 +1,1 @@
-"""TODO."""
+"""Manifests of utterances to training batches."""

@@ -1,4 +1,4 @@
-"""Cuts to batches: lhotse buckets them by length and perturbs their speed.
+"""Read the cuts of a batch: features and tokens, padded.
 
 Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
 """
@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, get_worker_info
 
 from asr.audio.features import FeatureExtractor
-from asr.data.feature_store import read as read_stored
 from asr.data.manifest import read_wave, text_of
 from asr.data.pauses import with_noise
 from asr.errors import AudioError
@@ -22,13 +21,12 @@ from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
 
-
 _ID_BYTES = 200
 
 
 @dataclass
 class Batch:
-    """Padded utterances: `frames_B` and `lengths_B` are the true sizes of rows."""
+    """Padded utterances; `frames_B` and `lengths_B` are their sizes without padding."""
 
     ids: list[str]
     texts: list[str]
@@ -38,29 +36,28 @@ class Batch:
     lengths_B: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on a device (Lightning's hook)."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if
-                   isinstance(value, Tensor)}  # fmt: skip
-        return Batch(ids=self.ids, texts=self.texts, **tensors)
+        """Return the batch on a device (Lightning's hook)."""
+        tensors = (self.feats_BTF, self.frames_B, self.tokens_BU, self.lengths_B)
+        return Batch(self.ids, self.texts, *(tensor.to(device) for tensor in tensors))
 
 
 @dataclass
 class MicroBatches:
-    """One process's part of an optimiser's step: batches whose gradients add up, maybe none.
+    """One process's part of an optimizer step: batches, maybe none, whose gradients are summed.
 
-    `unreadable` are the utterances that are missing, for their recordings could not be read.
+    `unreadable` are the ids of utterances that are missing because they could not be read.
     """
 
     batches: list[Batch]
     unreadable: list[str]
 
     def to(self, device: torch.device) -> "MicroBatches":
-        """The same step on a device (Lightning's hook)."""
+        """Return the batches on a device (Lightning's hook)."""
         return MicroBatches([batch.to(device) for batch in self.batches], self.unreadable)
 
 
 class SpeechDataset(Dataset[MicroBatches]):
-    """Reads the recordings of a step's batches."""
+    """Reads the recordings of a step's batches and computes their features."""
 
     def __init__(
         self,
@@ -71,23 +68,17 @@ class SpeechDataset(Dataset[MicroBatches]):
     ) -> None:
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
         self.failed: set[str] = set()
-        # What each worker reads at the moment: when one dies, its owner can tell of what.
+        # The id that each worker reads at the moment, to be reported if the worker dies.
         self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 
     def __getitem__(self, parts: list[list[Cut]]) -> MicroBatches:
-        """The batches of the cuts that can be read; others are reported once and skipped."""
+        """Return the batches of the cuts; those that cannot be read are logged once and skipped."""
         step = MicroBatches([], [])
         for cuts in parts:
-            read = []
-            for cut in cuts:
-                self._note(cut.id)
-                feats = self._read(cut)
-                if feats is None:
-                    step.unreadable.append(cut.id)
-                else:
-                    read.append((cut, feats))
-            if read:
-                step.batches.append(self._batch(read))
+            read = [(cut, self._read(cut)) for cut in cuts]
+            step.unreadable.extend(cut.id for cut, feats in read if feats is None)
+            if readable := [(cut, feats) for cut, feats in read if feats is not None]:
+                step.batches.append(self._batch(readable))
         self._note("")
         return step
 
@@ -108,12 +99,11 @@ class SpeechDataset(Dataset[MicroBatches]):
             self.reading[worker.id].value = cut_id.encode()[: _ID_BYTES - 1]
 
     def _read(self, cut: Cut) -> Tensor | None:
+        self._note(cut.id)
         try:
-            stored = read_stored(cut)
-            if stored is not None:
-                return self.features.normalized(stored)
             wave_N = read_wave(cut, self.sample_rate)
-            return self.features(with_noise(wave_N, self.sample_rate, cut))
+            feats_TF: Tensor = self.features(with_noise(wave_N, self.sample_rate, cut))
+            return feats_TF
         except AudioError as error:
             if cut.id not in self.failed:
                 log.warning("skipped: %s", error)

@@ -1,4 +1,7 @@
-"""TODO: noise."""
+"""Random background noise.
+
+Legend: N samples.
+"""
 
 import numpy as np
 import torch
@@ -6,10 +9,10 @@ from torch import Tensor
 
 
 def noise(n: int, sample_rate: int, rng: np.random.Generator) -> Tensor:
-    """Something (samples,) that nobody said, of a loudness (RMS) of 1.
+    """Return random noise (samples,) of RMS 1 without any speech.
 
-    A hiss between white and brown, maybe of one band only, maybe swelling; over it, in some, a hum
-    or clicks.
+    Colored noise between white and brown, at times band-limited or of varying level; some of it
+    with a hum or clicks on top.
     """
     freqs = np.fft.rfftfreq(n, 1 / sample_rate)
     spectrum = rng.normal(size=(2, len(freqs))).T @ (1, 1j)
@@ -17,27 +20,28 @@ def noise(n: int, sample_rate: int, rng: np.random.Generator) -> Tensor:
     if rng.random() < 0.3:
         low, high = np.sort(rng.uniform(0, sample_rate / 2, 2))
         spectrum[(freqs < low) | (freqs > high)] *= 0.01
-    wave = _loud(np.fft.irfft(spectrum, n))
+    wave = _unit_rms(np.fft.irfft(spectrum, n))
     if rng.random() < 0.3:
         knots = rng.uniform(-2, 0, 2 + int(n / sample_rate * rng.uniform(1, 6)))
         wave *= 10 ** np.interp(np.linspace(0, len(knots) - 1, n), np.arange(len(knots)), knots)
     over = rng.random()
     if over < 0.25:
-        wave = _loud(wave) * 10 ** rng.uniform(-3, 0) + _hum(n, sample_rate, rng)
+        wave = _unit_rms(wave) * 10 ** rng.uniform(-3, 0) + _hum(n, sample_rate, rng)
     elif over < 0.4:
         clicks = rng.normal(size=n) * (rng.random(n) < rng.uniform(0.3, 10) / sample_rate)
-        wave = _loud(wave) * 10 ** rng.uniform(-5, -2) + clicks
-    return torch.from_numpy(_loud(wave)).float()
+        wave = _unit_rms(wave) * 10 ** rng.uniform(-5, -2) + clicks
+    return torch.from_numpy(_unit_rms(wave)).float()
 
 
 def _hum(n: int, sample_rate: int, rng: np.random.Generator) -> np.ndarray:
-    """A tone of some harmonics, steady or gliding."""
+    """Return a tone of one to eight harmonics, steady or gliding."""
     begin = 40 * 2 ** rng.uniform(0, 6)
     end = begin * 2 ** (rng.uniform(-1, 1) * (rng.random() < 0.3))
     phase = 2 * np.pi * np.cumsum(np.linspace(begin, end, n)) / sample_rate
     shares = rng.random(rng.integers(1, 9)) ** 2
-    return _loud(sum(a * np.sin(k * phase) for k, a in enumerate(shares, 1)))
+    return _unit_rms(sum(a * np.sin(k * phase) for k, a in enumerate(shares, 1)))
 
 
-def _loud(wave: np.ndarray) -> np.ndarray:
-    return wave / max(np.sqrt(np.mean(wave**2)), 1e-12)
+def _unit_rms(wave: np.ndarray) -> np.ndarray:
+    unit: np.ndarray = wave / max(np.sqrt(np.mean(wave**2)), 1e-12)
+    return unit

@@ -1,7 +1,7 @@
-"""What surrounds speech: pauses before, after and between training utterances, and noise alone.
+"""Augmentation with pauses before, after and between training utterances, and with noise alone.
 
-Corpora are cut tightly around what is said. A model that hears nothing else takes a pause for a
-word, and whatever sounds for speech. Legend: N samples.
+Corpora are cut tightly around speech. A model trained on nothing else recognizes words in pauses
+and in noise. Legend: N samples.
 """
 
 from collections.abc import Iterable
@@ -15,15 +15,14 @@ from torch import Tensor
 from asr.audio.augmentation import PausesConfig
 from asr.data.noise import noise
 
-# A cut that has it in its `custom` sounds with noise of this seed.
+# The key in a cut's `custom` of the seed of its noise.
 _SEED = "noise_seed"
 
 
 def augment_with_pauses(cuts: Iterable[Cut], config: PausesConfig, rng: Random) -> CutSet:
-    """The cuts of an epoch: some as they are, others with pauses, joined, or noise in their place.
+    """Return an epoch's cuts: some unchanged, others padded, joined or replaced by noise.
 
-    Each cut is in one of them, and all follows from `chance`. Those that are changed go without
-    stored features, which are of the utterance alone.
+    Each given cut is in exactly one of them; the random draws come from `rng` alone.
     """
     left, done = list(cuts), []
     rng.shuffle(left)
@@ -41,7 +40,7 @@ def augment_with_pauses(cuts: Iterable[Cut], config: PausesConfig, rng: Random) 
 
 
 def _take_following(cut: Cut, left: list[Cut], config: PausesConfig, rng: Random) -> list[Cut]:
-    """Take from `left` what follows a cut, up to a random length, the longest pauses included."""
+    """Take cuts from `left` to follow a cut, up to a random length with the longest pauses."""
     room = rng.uniform(0, config.joined_seconds) - cut.duration - 2 * config.most_seconds
     taken: list[Cut] = []
     while left and left[-1].duration < room and left[-1].sampling_rate == cut.sampling_rate:
@@ -51,7 +50,7 @@ def _take_following(cut: Cut, left: list[Cut], config: PausesConfig, rng: Random
 
 
 def _with_pauses(parts: list[Cut], config: PausesConfig, rng: Random) -> Cut:
-    """The parts with a pause before each and after the last."""
+    """Join cuts, with a pause before each and after the last."""
     with_pauses: list[Cut] = []
     for part in parts:
         pause = rng.uniform(0, config.most_seconds)
@@ -61,17 +60,16 @@ def _with_pauses(parts: list[Cut], config: PausesConfig, rng: Random) -> Cut:
 
 
 def _silence(seconds: float, like: Cut, rng: Random) -> PaddingCut:
-    n = max(1, round(seconds * like.sampling_rate))
-    return PaddingCut(
-        like.id, n / like.sampling_rate, like.sampling_rate, 0.0, num_samples=n,
-        custom={_SEED: rng.getrandbits(32)},
-    )  # fmt: skip
+    rate = like.sampling_rate
+    n = max(1, round(seconds * rate))
+    seed = {_SEED: rng.getrandbits(32)}
+    return PaddingCut(like.id, n / rate, rate, 0.0, num_samples=n, custom=seed)
 
 
 def with_noise(wave_N: Tensor, sample_rate: int, cut: Cut) -> Tensor:
-    """The wave of a cut that `surround` changed, with noise throughout; others as they are.
+    """Return the waveform with noise if `augment_with_pauses` changed its cut, else as it is.
 
-    Its loudness is 30 to 80 dB below the wave's peak; one in five has none.
+    The noise's RMS is 30 to 80 dB below the waveform's peak; one in five gets none.
     """
     parts = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
     seeds = [part.custom[_SEED] for part in parts if part.custom and _SEED in part.custom]

@@ -1,8 +1,9 @@
-"""TODO: sampling."""
+"""Batches of an epoch: cuts bucketed by length, in an order that follows from the seed."""
 
 import random
 import warnings
 from collections.abc import Iterator
+from typing import TypeVar
 
 from lhotse import CutSet
 from lhotse.cut import Cut
@@ -14,33 +15,37 @@ from asr.data.dataset import MicroBatches, SpeechDataset
 from asr.data.pauses import augment_with_pauses
 from asr.data.shar import by_shard
 
-# So many shards are read side by side.
+T = TypeVar("T")
+
+# Cuts of this many shards are batched together.
 _SHARDS = 8
 
 
-class EpochSteps(Sampler[list[list[Cut]]]):
-    """The steps of one epoch, each the cuts of its batches; the first `skip` were done before."""
+class EpochSteps(Sampler[T]):
+    """The steps of one epoch, each the cuts of its batches, without the first `skip`."""
 
-    def __init__(self, steps: list[list[list[Cut]]], skip: int = 0) -> None:
+    def __init__(self, steps: list[T], skip: int = 0) -> None:
         self.steps, self.skip = steps, skip
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def __iter__(self) -> Iterator[list[list[Cut]]]:
+    def __iter__(self) -> Iterator[T]:
         skip, self.skip = self.skip, 0
         return iter(self.steps[skip:])
 
 
 def plan_epoch(
-    cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None,
+    cuts: CutSet,
+    batch_seconds: float,
+    seed: int,
+    epoch: int | None,
     pauses: PausesConfig | None = None,
-) -> list[CutSet]:  # fmt: skip
-    """Batches of cuts of like length, at most `batch_seconds` before padding, all cuts once.
+) -> list[CutSet]:
+    """Return batches of cuts of similar length, at most `batch_seconds` each before padding.
 
-    The order, and the pauses, follow from `seed` and `epoch` alone; without an epoch cuts are as
-    they are and in their order. Of a corpus in shards a few are read at a time, whose cuts share
-    batches.
+    Their order and the pauses follow from `seed` and `epoch` alone; if `epoch` is None, cuts are
+    unchanged and in order. Only cuts of neighboring shards share a batch.
     """
     shards = by_shard(cuts)
     names = sorted(shards)
@@ -48,37 +53,35 @@ def plan_epoch(
     if epoch is not None:
         rng.shuffle(names)
     windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
-    together = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
+    parts = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
     if pauses and epoch is not None and epoch + 1 >= pauses.from_epoch:
-        together = [augment_with_pauses(part, pauses, rng) for part in together]
-    return [batch for part in together for batch in _plan(part, batch_seconds, seed, epoch)]
+        parts = [augment_with_pauses(part, pauses, rng) for part in parts]
+    return [batch for part in parts for batch in _batches(part, batch_seconds, seed, epoch)]
 
 
-def _plan(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
+def _batches(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
     rules = {"max_duration": batch_seconds, "shuffle": epoch is not None, "seed": seed}
-    alone = {"world_size": 1, "rank": 0}
+    one_process = {"world_size": 1, "rank": 0}
     n_buckets = min(30, len(cuts) // 50)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # lhotse would rather have cuts that are read lazily
+        warnings.simplefilter("ignore")  # lhotse recommends lazy cuts
         sampler = (
-            DynamicBucketingSampler(cuts, num_buckets=n_buckets, **rules, **alone)
+            DynamicBucketingSampler(cuts, num_buckets=n_buckets, **rules, **one_process)
             if n_buckets > 1
-            else SimpleCutSampler(cuts, **rules, **alone)
+            else SimpleCutSampler(cuts, **rules, **one_process)
         )
         sampler.set_epoch(epoch or 0)
         return list(sampler)
 
 
-def loader(dataset: SpeechDataset, steps: EpochSteps, num_workers: int) -> DataLoader[MicroBatches]:
-    """A loader of planned steps."""
+def loader(
+    dataset: SpeechDataset, steps: EpochSteps[list[list[Cut]]], num_workers: int
+) -> DataLoader[MicroBatches]:
+    """Return a loader of planned steps."""
     return DataLoader(dataset, batch_size=None, sampler=steps, num_workers=num_workers)
 
 
 def perturb_speed(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
-    """The cuts once for each speed (3-way speed perturbation: 0.9, 1.0, 1.1).
-
-    Stored features are of speed 1 only; those of the others are computed as they are needed.
-    """
-    bare = cuts.drop_features()
-    copies = [cuts if factor == 1.0 else bare.perturb_speed(factor) for factor in factors]
+    """Return the cuts once at each speed (Ko 2015: 0.9, 1.0, 1.1)."""
+    copies = [cuts if factor == 1.0 else cuts.perturb_speed(factor) for factor in factors]
     return CutSet.from_cuts(cut for copy in copies for cut in copy)

@@ -1,7 +1,7 @@
 """lhotse Shar: a corpus as shards, each a manifest and a tar file of recordings.
 
-The manifests are read whole, the tar files' headers too; a recording is read when its turn comes,
-from its place in its tar file. Nothing is unpacked, and nothing read here can run code.
+Manifests and the headers of tar files are read at once, a recording only when it is used, from its
+offset in the tar file. Nothing is unpacked, and nothing that is read can run code.
 """
 
 import tarfile
@@ -14,18 +14,18 @@ from lhotse.cut import Cut, MixedCut, PaddingCut
 from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line
 
-# The type of a source that is "tar file:offset:size", in bytes.
+# The type of a source "tar file:offset:size", in bytes.
 MEMBER = "tar_member"
 
 
 def load_shar(folder: Path) -> CutSet:
-    """The cuts of all shards. Raises ValueError that names what does not fit together."""
+    """Return the cuts of all shards; ValueError if a manifest and its tar file do not match."""
     manifests = sorted(folder.glob("cuts.*.jsonl*"))
     return CutSet.from_cuts(cut for manifest in manifests for cut in _shard(manifest))
 
 
 def by_shard(cuts: CutSet) -> dict[str, list[Cut]]:
-    """The cuts of each tar file; those of plain manifests are all of one nameless shard."""
+    """Return the cuts of each tar file; those of plain manifests are one shard, named ""."""
     shards: dict[str, list[Cut]] = {}
     for cut in cuts:
         member = _member(cut)
@@ -34,11 +34,11 @@ def by_shard(cuts: CutSet) -> dict[str, list[Cut]]:
 
 
 def fetch(cut: Cut) -> Cut:
-    """The cut with its recording's bytes where a shard holds them; others as they are."""
+    """Return the cut with its recording's bytes if a shard holds them, else the cut itself."""
     if isinstance(cut, MixedCut):
         return replace(cut, tracks=[replace(t, cut=fetch(t.cut)) for t in cut.tracks])
     if isinstance(cut, PaddingCut):
-        return replace(cut)  # without what lhotse's sampler noted on it and its resampling refuses
+        return replace(cut)  # without what lhotse's sampler adds and its resampling refuses
     member = _member(cut)
     if member is None:
         return cut
@@ -54,24 +54,24 @@ def _shard(manifest: Path) -> Iterator[Cut]:
     path = manifest.with_name(f"recording.{manifest.name.split('.')[1]}.tar")
     with tarfile.open(path, "r:") as tar:
         cuts = CutSet.from_file(manifest)
-        for cut, (data, about) in zip(cuts, _pairs(tar), strict=True):
+        for cut, (data, description) in zip(cuts, _pairs(tar), strict=True):
             if data.name.rpartition(".")[0] != cut.id:
-                raise ValueError(f"{path} has {data.name} in the place of cut {cut.id}")
-            text = tar.extractfile(about)
-            if text is not None and not about.name.endswith(".nometa"):
+                raise ValueError(f"{path} has {data.name}, expected cut {cut.id}")
+            text = tar.extractfile(description)
+            if text is not None and not description.name.endswith(".nometa"):
                 cut.recording = _recording(text.read(), f"{path}:{data.offset_data}:{data.size}")
             yield cut
 
 
 def _pairs(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarInfo]]:
-    """Audio and its description, which follow each other."""
+    """Yield audio and its description, which follow each other."""
     members: Iterable[tarfile.TarInfo] = iter(tar)
     return zip(members, members, strict=True)
 
 
-def _recording(description: bytes, place: str) -> Recording:
+def _recording(description: bytes, member: str) -> Recording:
     recording = Recording.from_dict(decode_json_line(description.decode("utf-8")))
-    recording.sources = [AudioSource(MEMBER, recording.channel_ids, place)]
+    recording.sources = [AudioSource(MEMBER, recording.channel_ids, member)]
     return recording
 
 

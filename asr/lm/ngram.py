@@ -48,7 +48,7 @@ class NGram:
 
         Raises BundleError that names the line that is wrong, or where no word is a token.
         """
-        words = {piece: i for i, piece in enumerate(tokenizer.pieces())}
+        words = {piece: i for i, piece in enumerate(tokenizer.tokens())}
         ids: dict[str, int] = dict(words)
         for word, i in _NAMES.items():
             ids[word] = words.get(i, UNK) if isinstance(i, str) else i
