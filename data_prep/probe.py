@@ -1,0 +1,66 @@
+"""Check that a recording is whole without decoding it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import soundfile as sf
+
+from asr.audio.recording import is_truncated_wav
+from asr.errors import AudioError
+
+# What to do if every recording of a corpus has the same fault.
+FIXES = {
+    "shorten_compressed": "unpack every file with `sph2pipe IN.sph OUT.sph` (a tool of the LDC)",
+    "undecodable_name": "rename files and folders to UTF-8, for instance with `convmv`",
+}
+
+
+def probe(path: Path) -> sf._SoundFileInfo:
+    """Return soundfile's info (frames, samplerate in Hz, channels) of a recording that is whole.
+
+    Reads the header and the last sample; only float files, which alone can hold NaN, are decoded.
+    Raises AudioError whose `code` is missing, unreadable, shorten_compressed, no_samples, truncated
+    or not_finite.
+    """
+    if not path.is_file():
+        raise AudioError(f"{path}: there is no such file: check the corpus", "missing")
+    try:
+        sphere = _sphere_header(path)
+        if b"embedded-shorten" in sphere:
+            fix = FIXES["shorten_compressed"]
+            raise AudioError(f"{path}: is compressed by shorten: {fix}", "shorten_compressed")
+        info = sf.info(str(path), verbose=True)
+        announced = re.search(rb"^sample_count -i (\d+)", sphere, re.MULTILINE)
+        is_short = announced is not None and int(announced[1]) > info.frames
+        if is_short or is_truncated_wav(info.extra_info):
+            raise AudioError(f"{path}: is shorter than its header says: copy it again", "truncated")
+        if info.frames <= 0:
+            raise AudioError(f"{path}: holds no samples: remove it", "no_samples")
+        with sf.SoundFile(path) as file:
+            _check_samples(path, file)
+    except (sf.LibsndfileError, OSError) as error:
+        raise AudioError(
+            f"{path}: cannot be read as audio ({error}): copy it again", "unreadable"
+        ) from error
+    return info
+
+
+def _sphere_header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        header = file.read(1024)
+    return header if header.startswith(b"NIST_1A") else b""
+
+
+def _check_samples(path: Path, file: sf.SoundFile) -> None:
+    try:
+        file.seek(file.frames - 1)
+        has_last = len(file.read(1)) > 0
+    except sf.LibsndfileError:
+        has_last = False
+    if not has_last:
+        raise AudioError(f"{path}: its end cannot be decoded: copy it again", "truncated")
+    if file.subtype in ("FLOAT", "DOUBLE"):
+        file.seek(0)
+        if not all(np.isfinite(block).all() for block in file.blocks(1 << 16)):
+            raise AudioError(f"{path}: holds samples that are NaN or infinite", "not_finite")
