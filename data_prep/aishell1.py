@@ -1,8 +1,8 @@
-"""AISHELL-1 (OpenSLR 33) as it lies on disk: a tree, or the archive of per-speaker archives.
+"""AISHELL-1 (OpenSLR 33): the extracted tree, or the archive of one archive per speaker.
 
 Layout: `data_aishell/wav/{train,dev,test}/S????/*.wav` and
-`data_aishell/transcript/aishell_transcript_v0.8.txt`, lines of `id word word …` in UTF-8. The words
-are joined, as every recipe does; about 360 recordings have no line and are left out.
+`data_aishell/transcript/aishell_transcript_v0.8.txt`, lines of `id word word …` in UTF-8. Words are
+joined, as in every recipe; about 360 recordings without a line are left out.
 """
 
 import gzip
@@ -24,27 +24,26 @@ SPLITS = ("train", "dev", "test")
 TRANSCRIPT = "transcript/aishell_transcript_v0.8.txt"
 ARCHIVE = "data_aishell.tgz"
 
-# Utterances and speakers with a transcript, as published, and the archive's bytes.
-FULL = {"train": (120_098, 340), "dev": (14_326, 40), "test": (7_176, 20)}
-FULL_SIZE = 15_582_913_665
-
-# The published archives have 142,330 members together.
-MOST_MEMBERS = 200_000
+# Published numbers of utterances and speakers with a transcript, and the archive's size in bytes.
+PUBLISHED = {"train": (120_098, 340), "dev": (14_326, 40), "test": (7_176, 20)}
+PUBLISHED_SIZE = 15_582_913_665
+# The published archives have 142,330 members in all.
+MAX_MEMBERS = 200_000
 
 
 class _Line(NamedTuple):
-    """A line of the transcript; `text` is None where it is not UTF-8."""
+    """A line of the transcript; `text` is None if it is not UTF-8."""
 
     where: str
     text: str | None
 
 
 def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
-    """Write the cuts and the report of the AISHELL-1 at `corpus` to `out`.
+    """Write cuts and a report of AISHELL-1 to `out`.
 
     `corpus` is data_aishell, the folder that holds it, or data_aishell.tgz. Archives are extracted
-    to `<out>/data_aishell`; an interrupted extraction continues. Raises DataError where `corpus` is
-    not AISHELL-1, or an archive is damaged or tries to write elsewhere.
+    to `<out>/data_aishell`; an interrupted extraction is continued. Raises DataError if `corpus` is
+    not AISHELL-1, or an archive is damaged or would write elsewhere.
     """
     extracted = out / "data_aishell"
     source = _locate(corpus)
@@ -60,24 +59,24 @@ def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
     splits = {
         split: _utterances(paths, split, lines, dropped) for split, paths in recordings.items()
     }
-    heard = {_key(path.stem) for paths in recordings.values() for path in paths}
+    recorded = {_key(path.stem) for paths in recordings.values() for path in paths}
     dropped.extend(
         LeftOut(key, "", line.where, "no_recording")
         for key, line in lines.items()
-        if key not in heard
+        if key not in recorded
     )
     report = write_corpus(splits, out, corpus="aishell1", left_out=dropped, jobs=jobs)
-    figures = {}
-    for split, (utterances, speakers) in FULL.items():
+    counts = {}
+    for split, (utterances, speakers) in PUBLISHED.items():
         found = report.splits[split]
-        figures[f"{split} utterances"] = (found.utterances, utterances)
-        figures[f"{split} speakers"] = (found.speakers, speakers)
-    compare_with_published(figures)
+        counts[f"{split} utterances"] = (found.utterances, utterances)
+        counts[f"{split} speakers"] = (found.speakers, speakers)
+    compare_with_published(counts)
     return report
 
 
 def _locate(corpus: Path) -> Path:
-    """Return the data_aishell folder or the archive that `corpus` means."""
+    """Return the data_aishell folder or the archive at `corpus`."""
     for path in (corpus, corpus / "data_aishell"):
         if (path / "wav").is_dir() and (path / TRANSCRIPT).is_file():
             return path
@@ -85,13 +84,13 @@ def _locate(corpus: Path) -> Path:
         if path.is_file():
             return path
     raise DataError(
-        f"{corpus}: is not AISHELL-1; give the folder that holds wav/ and {TRANSCRIPT}, "
-        f"the one above it, or {ARCHIVE}."
+        f"{corpus}: is not AISHELL-1: give the folder that holds wav/ and {TRANSCRIPT}, its "
+        f"parent, or {ARCHIVE}"
     )
 
 
 def _read_transcript(path: Path) -> tuple[dict[str, _Line], list[LeftOut]]:
-    """Return the lines by utterance id, and those whose id stood before."""
+    """Return the lines by utterance id, and those whose id occurred before."""
     lines: dict[str, _Line] = {}
     repeated = []
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
@@ -112,7 +111,7 @@ def _read_transcript(path: Path) -> tuple[dict[str, _Line], list[LeftOut]]:
 
 def _recordings(trees: list[Path], split: str) -> list[Path]:
     found = (path for tree in trees for path in (tree / "wav" / split).glob("*/*"))
-    # Files that macOS and a killed extraction leave beside the recordings begin with a dot.
+    # Names of files that macOS or a killed extraction leaves begin with a dot.
     wavs = (p for p in found if p.suffix.lower() == ".wav" and not p.name.startswith("."))
     return sorted(wavs, key=lambda path: (path.parent.name, path.name))
 
@@ -120,7 +119,7 @@ def _recordings(trees: list[Path], split: str) -> list[Path]:
 def _utterances(
     paths: list[Path], split: str, lines: dict[str, _Line], dropped: list[LeftOut]
 ) -> list[Utterance]:
-    """Pair recordings with their lines; those that find none go to `dropped`."""
+    """Pair recordings with their lines; add those without one to `dropped`."""
     utterances = []
     for path in paths:
         key = _key(path.stem)
@@ -135,21 +134,21 @@ def _utterances(
 
 
 def _key(name: str) -> str:
-    """Return an utterance's id: the published ones have capitals only, some file systems none."""
+    """Return an utterance's id in uppercase, as published; some file systems change the case."""
     return name.upper()
 
 
 def _extract_corpus(archive: Path, extracted: Path) -> None:
-    """Extract data_aishell.tgz, its inner archives too, which never lie on disk themselves."""
+    """Extract data_aishell.tgz and its inner archives, which are never written to the disk."""
     marks = extracted / ".extracted"
     _claim(archive, marks)
     if (marks / ARCHIVE).exists():
         return
     size = archive.stat().st_size
-    if size != FULL_SIZE:
+    if size != PUBLISHED_SIZE:
         Console(stderr=True).print(
-            f"Warning: {archive} has {size:,} bytes, the published one {FULL_SIZE:,}; if this is "
-            "not a copy of your own making, download it again.",
+            f"Warning: {archive} has {size:,} bytes, expected {PUBLISHED_SIZE:,}: unless you "
+            "packed it yourself, download it again",
             soft_wrap=True,
         )
     with _open(archive) as tar:
@@ -168,12 +167,12 @@ def _extract_corpus(archive: Path, extracted: Path) -> None:
 
 
 def _claim(archive: Path, marks: Path) -> None:
-    """Let one archive only fill the folder, since what is there already is kept unread."""
+    """Refuse a folder that another archive was extracted to: files there are kept unread."""
     owner, size = marks / "archive_size", str(archive.stat().st_size)
     if owner.exists() and owner.read_text() != size:
         raise DataError(
-            f"{marks.parent}: was extracted from another archive than {archive}; remove it or "
-            "choose another folder."
+            f"{marks.parent}: was extracted from another archive than {archive}: remove it or "
+            "choose another folder"
         )
     marks.mkdir(parents=True, exist_ok=True)
     partial = owner.with_suffix(".partial")
@@ -182,7 +181,7 @@ def _claim(archive: Path, marks: Path) -> None:
 
 
 def _extract_speakers(tree: Path, extracted: Path) -> bool:
-    """Extract a tree's S????.tar.gz whose speakers are not untarred; return whether it has any."""
+    """Extract archives S????.tar.gz of speakers without a folder; return whether any exist."""
     there = {path.name for split in SPLITS for path in (tree / "wav" / split).glob("*")}
     archives = sorted(
         path for path in (tree / "wav").glob("*.tar.gz") if path.name.split(".")[0] not in there
@@ -209,7 +208,7 @@ def _extract_speaker(content: IO[bytes], shown: str, name: str, extracted: Path)
 
 @contextmanager
 def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tarfile.TarFile]:
-    """Open an archive as a stream; DataError where it is damaged or the disk full."""
+    """Open an archive as a stream; DataError if it is damaged or the disk is full."""
     try:
         with (
             content or Path(archive).open("rb") as file,
@@ -217,39 +216,39 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
             tarfile.open(fileobj=unpacked, mode="r|") as tar,
         ):
             yield tar
-            # To tar, damage can look like the end; gzip's checksum, at the true end, tells.
+            # Damage can look like the end to tar; gzip's checksum at the true end detects it.
             while unpacked.read(1 << 20):
                 pass
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{archive}: is damaged or incomplete ({error}); download it again."
+            f"{archive}: is damaged or incomplete ({error}): download it again"
         ) from error
     except OSError as error:
-        raise DataError(f"{archive}: cannot be extracted ({error}); free some space.") from error
+        raise DataError(f"{archive}: cannot be extracted ({error}): free some space") from error
 
 
 def _members(tar: tarfile.TarFile, archive: Path | str) -> Iterator[tarfile.TarInfo]:
-    """Yield the files of an archive; DataError at one that would reach outside its folder."""
+    """Yield the files of an archive; DataError at one that would be written outside its folder."""
     for number, member in enumerate(tar, 1):
-        if number > MOST_MEMBERS:
+        if number > MAX_MEMBERS:
             raise DataError(
-                f"{archive}: holds more than {MOST_MEMBERS:,} files; it is not the published "
-                "archive, so do not use it."
+                f"{archive}: holds more than {MAX_MEMBERS:,} files, so it is not the published "
+                "archive: download it again"
             )
-        # Otherwise the archive remembers every member that it has passed.
+        # The archive would keep every member in memory.
         tar.members = []  # type: ignore[attr-defined]
         name = PurePosixPath(member.name)
         if name.is_absolute() or ".." in name.parts or not (member.isreg() or member.isdir()):
             raise DataError(
-                f"{archive}: holds {member.name!r}, which is a link, a device or outside its "
-                "folder; it is not the published archive, so do not use it."
+                f"{archive}: holds {member.name!r}, a link, a device or a file outside its folder, "
+                "so it is not the published archive: download it again"
             )
         if member.isreg() and not name.name.startswith("."):
             yield tarfile.data_filter(member, ".")
 
 
 def _place(content: IO[bytes], size: int, path: Path) -> None:
-    """Write a file whole or not at all; one that is there with that size is whole."""
+    """Write a file completely or not at all; keep one that has the right size."""
     if path.is_file() and path.stat().st_size == size:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,9 @@
 """HKUST Mandarin telephone conversations: LDC2005S15 (speech) and LDC2005T32 (transcripts).
 
-A call is a two-channel SPHERE file, 8 kHz, and a GBK text of lines `start end A: text` in seconds;
-side A is channel 1. The 24 calls of the LDC's dev folder are the test set; the first 4,001 of the
-sorted train utterances are the dev set, as in the other toolkits' recipes, or a tenth where the
-corpus is too small for that. Cuts have the transcript's own times, and only the ids are rounded
-(to centiseconds, as others' are).
+A call is a two-channel SPHERE file at 8 kHz and a GBK text of lines `start end A: text`, times in
+seconds; side A is channel 1. As in other toolkits' recipes, the 24 calls of the LDC's dev
+folder are the test set, and the first 4,001 of the sorted train utterances are the dev set (a tenth
+of a smaller corpus). Cuts have the transcript's times; only ids are rounded, to centiseconds.
 """
 
 import os
@@ -21,18 +20,16 @@ from data_prep.corpus_writer import LeftOut, Report, Utterance, compare_with_pub
 
 DEV_UTTERANCES = 4_001
 
-# Calls; train utterances, dev among them; utterances and characters of the LDC's dev set.
-FULL = {
+PUBLISHED = {
     "calls": 897,
     "train and dev utterances": 197_387,
     "test utterances": 5_413,
     "test characters": 56_154,
 }
 
-# What others do to a transcript, in their order (capitals, the eighth rule, and spaces are
-# `normalize_text`'s), then what none of them does: other tags in braces, and in brackets those of
-# Latin letters, go; so does every mark that is not said, full-width too, but for an apostrophe
-# within a word.
+# The rules of Kaldi's recipe in its order (capitals, its eighth rule, and spaces are left to
+# `normalize_text`), then two more: other tags in braces, brackets (Latin letters only) or angle
+# brackets are removed, and so is all punctuation, full-width too, but an apostrophe in a word.
 RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -53,7 +50,7 @@ _LINE = re.compile(r"\s*(\d+(?:\.\d*)?)\s+(\d+(?:\.\d*)?)\s+([AB]):(.*)", re.DOT
 
 
 class _Files(NamedTuple):
-    """What lies on disk, by split and call; names are compared in capitals."""
+    """Files on the disk by split and call (uppercase), and those left out."""
 
     recordings: dict[tuple[str, str], Path]
     transcripts: dict[tuple[str, str], Path]
@@ -72,20 +69,20 @@ class _Segment(NamedTuple):
 
     @property
     def centiseconds(self) -> tuple[int, int]:
-        """Start and end, rounded as the awk of others' recipes does it."""
+        """Start and end, rounded as awk does in other toolkits' recipes."""
         return round(100 * self.start + 0.5), round(100 * self.end + 0.5)
 
     @property
     def id(self) -> str:
-        """The id that it has in others' recipes."""
+        """The id that it has in other toolkits' recipes."""
         return "{}-{}-{:06}-{:06}".format(self.call, self.side, *self.centiseconds)
 
 
 def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
-    """Write the cuts and the report of the HKUST corpus anywhere under `corpus` to `out`.
+    """Write cuts and a report of the HKUST corpus, anywhere below `corpus`, to `out`.
 
-    Folders audio/{train,dev} and trans/{train,dev} are found in any case of letters. Raises
-    DataError where there are none, or where no utterance can be used.
+    Folders audio/{train,dev} and trans/{train,dev} may have any letter case. Raises DataError if
+    there are none, or if no utterance can be used.
     """
     files = _find(corpus)
     by_split = {split: _utterances(files, split) for split in ("train", "dev")}
@@ -98,12 +95,12 @@ def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
         "test utterances": report.splits["test"].utterances,
         "test characters": len(test_text.replace(" ", "")),
     }
-    compare_with_published({name: (found[name], FULL[name]) for name in FULL})
+    compare_with_published({name: (found[name], PUBLISHED[name]) for name in PUBLISHED})
     return report
 
 
 def normalize(text: str) -> str:
-    """What was said in a line of the transcripts; empty where it was no speech."""
+    """Return the words of a line of the transcripts; empty if it has none."""
     for pattern, replacement in RULES:
         text = pattern.sub(replacement, text)
     return normalize_text(text)
@@ -111,46 +108,46 @@ def normalize(text: str) -> str:
 
 def _find(corpus: Path) -> _Files:
     files = _Files({}, {}, [])
+    kinds = {("audio", ".sph"): files.recordings, ("trans", ".txt"): files.transcripts}
     for path in _walk(corpus):
         folders = "/".join(path.relative_to(corpus).parts[:-1]).lower()
-        place = re.search(r"(?:^|/)(audio|trans)/(train|dev)(?:/|$)", folders)
-        if place is None:
+        found = re.search(r"(?:^|/)(audio|trans)/(train|dev)(?:/|$)", folders)
+        kind = kinds.get((found[1], path.suffix.lower())) if found else None
+        if found is None or kind is None:
             continue
-        kind = {("audio", ".sph"): files.recordings, ("trans", ".txt"): files.transcripts}.get(
-            (place[1], path.suffix.lower())
-        )
-        if kind is None:
-            continue
-        if kind.setdefault((place[2], path.stem.upper()), path) != path:
+        if kind.setdefault((found[2], path.stem.upper()), path) != path:
             files.dropped.append(LeftOut(path.stem, "", str(path), "duplicate_file"))
     if not files.recordings or not files.transcripts:
-        lacking = "audio/train/*.sph" if files.transcripts else "trans/train/*.txt"
+        missing = "audio/train/*.sph" if files.transcripts else "trans/train/*.txt"
         raise DataError(
-            f"{corpus}: is not HKUST, as it has no {lacking}; give the folder that holds both "
-            "LDC2005S15 and LDC2005T32."
+            f"{corpus}: is not HKUST, since it has no {missing}: give the folder that holds both "
+            "LDC2005S15 and LDC2005T32"
         )
     return files
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield all files in order; links are followed, but no folder is entered twice."""
-    entered = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        folders[:] = [] if real in entered else sorted(folders)
-        yield from (Path(place, name) for name in sorted(names) if real not in entered)
-        entered.add(real)
+    """Yield all files in order; links are followed, but no folder is visited twice."""
+    visited = set()
+    for here, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(here)
+        if real in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        folders.sort()
+        yield from (Path(here, name) for name in sorted(names))
 
 
 def _utterances(files: _Files, split: str) -> list[Utterance]:
-    """Return what is said in the calls of the LDC's train or dev folder, sorted by id."""
-    named, kept, heard = {"train": "train", "dev": "test"}[split], [], set()
+    """Return the utterances of the LDC's train or dev folder, sorted by id."""
+    named, kept, transcribed = {"train": "train", "dev": "test"}[split], [], set()
     for key, path in files.transcripts.items():
         if key[0] != split:
             continue
         for segment in _read_transcript(path, named, files.dropped):
             recording = files.recordings.get((split, segment.call.upper()))
-            heard.add((split, segment.call.upper()))
+            transcribed.add((split, segment.call.upper()))
             text = normalize(segment.text)
             reason = _reason(segment, split, text, recording)
             if reason or recording is None:
@@ -164,15 +161,15 @@ def _utterances(files: _Files, split: str) -> list[Utterance]:
     files.dropped.extend(
         LeftOut(path.stem, named, str(path), "no_transcript")
         for key, path in files.recordings.items()
-        if key[0] == split and key not in heard
+        if key[0] == split and key not in transcribed
     )
     return sorted(kept, key=lambda utterance: utterance.id.encode())
 
 
 def _reason(segment: _Segment, split: str, text: str, recording: Path | None) -> str:
-    """Return why a segment is left out, or nothing."""
+    """Return why a segment is left out; empty if it is used."""
     if split == "train" and re.search("[AB]:", segment.text):
-        return "broken_line"  # two lines of the release in one
+        return "broken_line"  # the release has two lines in one
     if segment.centiseconds[0] >= segment.centiseconds[1]:
         return "empty_segment"
     if recording is None:
@@ -181,15 +178,14 @@ def _reason(segment: _Segment, split: str, text: str, recording: Path | None) ->
 
 
 def _read_transcript(path: Path, split: str, dropped: list[LeftOut]) -> Iterator[_Segment]:
-    """Yield the lines of one call; those that cannot be read go to `dropped`."""
+    """Yield the lines of one call; add those that cannot be read to `dropped`."""
     try:
         content = path.read_bytes()
     except OSError:
         dropped.append(LeftOut(path.stem, split, str(path), "unreadable_transcript"))
         return
-    # A file that says it is UTF-8 was converted by its owner. No GBK character holds a newline.
-    bom = b"\xef\xbb\xbf"
-    encoding = "utf-8" if content.startswith(bom) else "gbk"
+    # A file with a BOM was converted by its owner. No GBK character contains a newline.
+    encoding = "utf-8" if content.startswith(b"\xef\xbb\xbf") else "gbk"
     call, offset = path.stem, 0
     for number, raw in enumerate(content.split(b"\n"), 1):
         where, begin = f"{path}:{number}", offset
@@ -214,7 +210,7 @@ def _split(train: list[Utterance], test: list[Utterance]) -> dict[str, list[Utte
     if size < DEV_UTTERANCES:
         Console(stderr=True).print(
             f"Warning: {len(train):,} train utterances are too few for a dev set of "
-            f"{DEV_UTTERANCES:,}; its size is a tenth of them, {size:,}.",
+            f"{DEV_UTTERANCES:,}: it gets a tenth of them, {size:,}",
             soft_wrap=True,
         )
     return {"train": train[size:], "dev": train[:size], "test": test}

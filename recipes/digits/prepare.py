@@ -1,4 +1,4 @@
-"""Join recordings of single digits to strings: train on three speakers, test on a fourth.
+"""Join recordings of single digits to utterances; train on three speakers, test on a fourth.
 
     python recipes/digits/prepare.py DIGITS_DIR data/digits [--test-speaker lucas]
 
@@ -22,7 +22,7 @@ SIZES = {"train": 4000, "dev": 300, "test": 400}
 
 
 def recordings(folder: Path, test_speaker: str) -> dict[str, dict[str, list[tuple[str, Path]]]]:
-    """Return digit and path of each recording by split and speaker; every tenth take is for dev."""
+    """Return digit and path of recordings by split and speaker; every tenth take is for dev."""
     found: dict[str, dict[str, list[tuple[str, Path]]]] = {split: {} for split in SIZES}
     with (folder / "digits.tsv").open(encoding="utf-8") as table:
         for row in csv.DictReader(table, delimiter="\t"):
@@ -37,22 +37,22 @@ def recordings(folder: Path, test_speaker: str) -> dict[str, dict[str, list[tupl
 
 def utterance(rng: np.random.Generator, takes: list[tuple[str, Path]]) -> tuple[str, np.ndarray]:
     """Return a random string and its waveform."""
-    text, pieces = "", [silence(rng, 0.05, 0.2)]
+    text, parts = "", [silence(rng, 0.05, 0.2)]
     for i in rng.integers(len(takes), size=rng.integers(1, 8)):
         digit, path = takes[i]
         text += digit
-        pieces += [sf.read(path, dtype="float32")[0], silence(rng, 0.0, 0.2)]
-    return text, np.concatenate(pieces)
+        parts += [sf.read(path, dtype="float32")[0], silence(rng, 0.0, 0.2)]
+    return text, np.concatenate(parts)
 
 
-def silence(rng: np.random.Generator, least: float, most: float) -> np.ndarray:
-    """Return silence of a random length."""
-    return np.zeros(int(rng.uniform(least, most) * RATE), np.float32)
+def silence(rng: np.random.Generator, shortest: float, longest: float) -> np.ndarray:
+    """Return silence of a random length, given its limits in seconds."""
+    return np.zeros(int(rng.uniform(shortest, longest) * RATE), np.float32)
 
 
 def main() -> None:
     """Write the corpus."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("digits", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--test-speaker", default="lucas")
