@@ -1,8 +1,8 @@
-"""When each token was said: the likeliest alignment of a text to the CTC head's frames.
+"""Align tokens to encoder steps: the most likely CTC path of a text.
 
-Viterbi over blank, token, blank … token, blank (Graves et al. 2006, section 4.1, with the maximum
-in place of the sum), all states of a batch at once. Legend: B utterances, S encoder steps, U
-tokens, L states (2 U + 1).
+Viterbi over blank, token, blank … token, blank (Graves et al. 2006, sec. 4.1, with the maximum in
+place of the sum), all states of a batch at once. Legend: B utterances, S encoder steps, U tokens,
+L states (2 U + 1).
 """
 
 import torch
@@ -15,12 +15,11 @@ _NEVER = -1e10
 
 
 def align(logp_BSV: Tensor, steps_B: Tensor, labels_BU: Tensor, lengths_B: Tensor) -> Tensor:
-    """(B, U, 2): the step at which each token starts, and the one after its last.
+    """Return (B, U, 2): the step at which each token starts, and the one after its last.
 
-    `logp_BSV` are the CTC head's log-probabilities of `steps_B` real steps, `labels_BU` the texts
-    of `lengths_B` tokens; what stands beyond is ignored. A text needs a step a token, and one more
-    between equal neighbours (`asr.decoding.ctc_prefix.steps_needed`); what is given for one that does not fit
-    means nothing.
+    `logp_BSV` are the CTC head's log-probabilities, of `steps_B` valid steps; `labels_BU` are the
+    texts, of `lengths_B` tokens. Padding is ignored. The result is undefined for a text that needs
+    more steps than there are (`ctc_prefix.steps_needed`).
     """
     B, U = labels_BU.shape
     S, device = logp_BSV.shape[1], logp_BSV.device
@@ -43,20 +42,21 @@ def align(logp_BSV: Tensor, steps_B: Tensor, labels_BU: Tensor, lengths_B: Tenso
 
 
 def _path(score_BL: Tensor, moves: list[Tensor], lengths_B: Tensor) -> Tensor:
-    """(B, S): the best path's states, from its end back to its start."""
+    """Trace the states (B, S) of the best path back from its end."""
     last_B1 = 2 * lengths_B[:, None]
     ends_B2 = torch.cat(((last_B1 - 1).clamp(min=0), last_B1), 1)
-    at_B1 = ends_B2.gather(1, score_BL.gather(1, ends_B2).argmax(1, keepdim=True))
-    path = [at_B1]
+    state_B1 = ends_B2.gather(1, score_BL.gather(1, ends_B2).argmax(1, keepdim=True))
+    path = [state_B1]
     for move_BL in reversed(moves):
-        at_B1 = at_B1 - move_BL.gather(1, at_B1)
-        path.append(at_B1)
+        state_B1 = state_B1 - move_BL.gather(1, state_B1)
+        path.append(state_B1)
     return torch.cat(path[::-1], 1)
 
 
 def _spans(path_BS: Tensor, steps_B: Tensor, U: int) -> Tensor:
+    """Return the first step and the one after the last (B, U, 2) of each token's state."""
     S, device = path_BS.shape[1], path_BS.device
-    real_BS = torch.arange(S, device=device) < steps_B[:, None]
+    is_valid_BS = torch.arange(S, device=device) < steps_B[:, None]
     state_U = 2 * torch.arange(U, device=device) + 1
-    is_token_BUS = ((path_BS[:, None] == state_U[:, None]) & real_BS[:, None]).byte()
+    is_token_BUS = ((path_BS[:, None] == state_U[:, None]) & is_valid_BS[:, None]).byte()
     return torch.stack((is_token_BUS.argmax(2), S - is_token_BUS.flip(2).argmax(2)), 2)

@@ -1,8 +1,8 @@
-"""CTC prefix scores: how likely, by the encoder's CTC head, the text begins with a prefix.
+"""Score prefixes of texts by the CTC head (Watanabe et al. 2017, algorithm 2).
 
-The usual recursion over frames (Watanabe et al. 2017, hybrid CTC/attention decoding) is linear,
-x_s = y_s (x_{s-1} + phi_{s-1}), so its solution is a cumulative sum: with P = cumsum(log y),
-log x_s = P_s + logcumsumexp(log phi_{s-1} - P_{s-1}). No loop over frames is left; float64
+The recursion over frames of the prefix score is linear, x_s = y_s (x_{s-1} + phi_{s-1}), so its
+solution is a cumulative sum: with P = cumsum(log y),
+log x_s = P_s + logcumsumexp(log phi_{s-1} - P_{s-1}). No loop over frames is left. It is in float64
 because P falls by hundreds. Legend: B utterances, W hypotheses, K candidate tokens, S frames.
 """
 
@@ -16,10 +16,12 @@ _NEVER = -1e10
 
 
 class CtcPrefixScorer:
-    """The scores of W hypotheses of each of B utterances as they grow token by token."""
+    """CTC prefix scores of W hypotheses of each of B utterances as they grow token by token.
+
+    All start empty; frames beyond `lengths_B` count as blank with probability 1.
+    """
 
     def __init__(self, logp_BSV: Tensor, lengths_B: Tensor, n_hypotheses: int) -> None:
-        """Start from empty prefixes; frames beyond `lengths_B` are blank for certain."""
         B, S, _ = logp_BSV.shape
         beyond_BS = torch.arange(S, device=lengths_B.device) >= lengths_B[:, None]
         logp_BSV = logp_BSV.double().masked_fill(beyond_BS[..., None], _NEVER / 100)
@@ -27,32 +29,32 @@ class CtcPrefixScorer:
         self.logp_BVS = logp_BSV.transpose(1, 2).contiguous()
         self.p_BSV: Tensor | None = None
         self.blank_B1S = self.logp_BVS[:, BLANK].cumsum(-1)[:, None]
-        # Log-probabilities that the first s frames spell the prefix, ending in its last token or
-        # in a blank.
+        # The log-probability that the first s frames are the prefix and end in its last token
+        # (`token`) or in a blank (`blank`).
         self.token_BWS = logp_BSV.new_full((B, n_hypotheses, S), _NEVER)
         self.blank_BWS = self.blank_B1S.expand(B, n_hypotheses, S).clone()
         self.last_BW = torch.full((B, n_hypotheses), BLANK, device=logp_BSV.device)
         self.is_empty = True
 
     def total(self) -> Tensor:
-        """(B, W): the log-probability that the hypothesis is the whole text."""
+        """Return the log-probability (B, W) that the hypothesis is the whole text."""
         return torch.logaddexp(self.token_BWS[..., -1], self.blank_BWS[..., -1])
 
     def score(self, tokens_BWK: Tensor) -> Tensor:
-        """(B, W, K): the prefix scores with each candidate appended; of EOS, the whole text's."""
+        """Return the prefix scores with each candidate appended; for EOS, the whole text's."""
         y_BWKS = self._emission(tokens_BWK)
         before = self._before(self.token_BWS, self.blank_BWS, tokens_BWK)
         prefix_BWK = torch.logsumexp(before + y_BWKS, dim=-1)
         return torch.where(tokens_BWK == EOS, self.total()[..., None], prefix_BWK)
 
     def preselection_scores(self) -> Tensor:
-        """(B, W, V): the prefix scores of all tokens, nearly, by one product in float32.
+        """Return approximate prefix scores (B, W, V) of all tokens, by one product in float32.
 
-        What is tiny beside the best vanishes, and a token that repeats the last counts too much.
+        What is tiny beside the best becomes -inf, and a repetition of the last token scores too
+        high.
         """
-        phi_BWS = _shift(
-            torch.logaddexp(self.token_BWS, self.blank_BWS), 0.0 if self.is_empty else _NEVER
-        )
+        both_BWS = torch.logaddexp(self.token_BWS, self.blank_BWS)
+        phi_BWS = _shift(both_BWS, 0.0 if self.is_empty else _NEVER)
         ways_BWS = (phi_BWS - phi_BWS.amax(-1, keepdim=True)).exp().float()
         if self.p_BSV is None:
             self.p_BSV = self.logp_BVS.transpose(1, 2).exp().float()
@@ -71,7 +73,7 @@ class CtcPrefixScorer:
         self.is_empty = False
 
     def select(self, indices: Tensor) -> None:
-        """Go on with these utterances only, a tensor of indices."""
+        """Keep these utterances only."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value[indices])
@@ -81,7 +83,7 @@ class CtcPrefixScorer:
         return self.logp_BVS[batch, tokens_BWK]
 
     def _before(self, token_BWS: Tensor, blank_BWS: Tensor, tokens_BWK: Tensor) -> Tensor:
-        """(B, W, K, S): log phi_{s-1}, the ways to be about to emit the candidate at frame s.
+        """Return log phi_{s-1} (B, W, K, S): the paths that can emit the candidate at frame s.
 
         A token that repeats the last one needs a blank between.
         """
@@ -92,17 +94,17 @@ class CtcPrefixScorer:
 
 
 def steps_needed(labels_BU: Tensor, lengths_B: Tensor) -> Tensor:
-    """(B,): the fewest encoder steps that can spell labels: one each, and a blank in each pair."""
+    """Return the fewest encoder steps (B,) for labels: one each, and a blank in each equal pair."""
     pair_BU = torch.arange(1, max(1, labels_BU.shape[1]), device=labels_BU.device)
     pair_BU = pair_BU < lengths_B[:, None]
     return lengths_B + ((labels_BU[:, 1:] == labels_BU[:, :-1]) & pair_BU).sum(1)
 
 
 def _shift(x: Tensor, first: float) -> Tensor:
-    """One frame later along the last axis."""
+    """Delay by one frame along the last axis."""
     return torch.cat((torch.full_like(x[..., :1], first), x[..., :-1]), dim=-1)
 
 
 def _solve(path: Tensor, before: Tensor) -> Tensor:
-    """The solution x of x_s = y_s (x_{s-1} + before_s), all in logs, path = cumsum(log y)."""
+    """Return log x of x_s = y_s (x_{s-1} + before_s), with path = cumsum(log y)."""
     return path + torch.logcumsumexp(before - _shift(path, 0.0), dim=-1)

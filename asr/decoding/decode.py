@@ -1,4 +1,4 @@
-"""Features to hypotheses: encode, tell speech from silence, search by the chosen method.
+"""Decode features into hypotheses: encode, detect speech, and search by the chosen method.
 
 Legend: B utterances, T frames, F frequency bins, S encoder steps, W hypotheses of an utterance,
 V vocabulary.
@@ -26,7 +26,7 @@ from asr.tokenizer import Tokenizer
 
 
 class LanguageModel(Protocol):
-    """A model of texts alone, whatever the audio."""
+    """A language model, which scores texts alone."""
 
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> LmScorer:
         """Return a scorer of W empty hypotheses of each of B utterances."""
@@ -133,7 +133,10 @@ def is_constant(wave_N: Tensor) -> bool:
 
 
 def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
-    """(B,): whether the CTC head gives all tokens together `threshold` in some step; else True."""
+    """Tell which utterances (B,) have a step where all tokens together reach `threshold`.
+
+    These are probabilities of the CTC head; without one, every utterance has speech.
+    """
     if encoded.logp_BSV is None:
         return encoded.mask_BS.any(1)
     token_BS = 1 - encoded.logp_BSV[..., BLANK].exp()
@@ -144,13 +147,13 @@ def reject_uncertain(
     found: list[list[Hypothesis]], results: list[list[Hypothesis]], options: DecodingOptions
 ) -> list[list[Hypothesis]]:
     """Return the results, with `NO_SPEECH` where the best of `found` has too little confidence."""
+    means = (_geometric_mean(nbest[0].confidences) for nbest in found)
     return [
-        nbest if _geometric_mean(first[0].confidences) >= options.confidence_threshold
-        else [NO_SPEECH]
-        for first, nbest in zip(found, results, strict=True)
-    ]  # fmt: skip
+        nbest if mean >= options.confidence_threshold else [NO_SPEECH]
+        for mean, nbest in zip(means, results, strict=True)
+    ]
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of probabilities; 1 of none."""
+    """Return the geometric mean of probabilities, 1 if there are none."""
     return math.exp(sum(math.log(max(v, 1e-30)) for v in values) / max(1, len(values)))

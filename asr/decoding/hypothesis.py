@@ -1,4 +1,4 @@
-"""A text that an utterance may hold, with its score. Nothing of torch, so that services share it.
+"""Store a hypothesis: the text of an utterance with its score. No torch, so services can use it.
 
 score(Y) = α · log P(Y|X) + μ · log P_lm(Y) + γ · √wc(Y) (Cahyawijaya 2021, eq. 4.1, with shallow
 fusion of a language model), where log P(Y|X) = (1 - λ) · decoder + λ · CTC head.
@@ -16,9 +16,9 @@ class Hypothesis:
 
     `score` is the weighted sum of its components: the log P of decoder (EOS included), CTC head
     and language model, each None where it was not used, and `length_score` = γ · √wc.
-    `confidences` has for each token its probability among all that could have stood in its place,
-    under the models that were used, by their weights, the length left out. `ended` is "eos",
-    "length" where the utterance's limit on tokens ended it, or "no_speech".
+    `confidences` has the probability of each token among its alternatives, by the weighted models
+    in use without the length score. `ended` is "eos", "length" where the utterance's limit on
+    tokens ended the text, or "no_speech".
     """
 
     tokens: tuple[int, ...]

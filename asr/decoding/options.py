@@ -1,4 +1,4 @@
-"""How hypotheses are searched and scored: `decoding.*` of a recipe."""
+"""Validate the options of decoding: `decoding.*` of a recipe."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,5 +76,5 @@ class DecodingOptions(FrozenModel):
 
     @property
     def first_pass(self) -> "DecodingOptions":
-        """Return the options of the first pass of `rescore`: by CTC alone, all that the beam holds."""
+        """Return the options of the first pass of `rescore`: CTC alone, the whole beam."""
         return self.model_copy(update={"method": "ctc_beam", "n_best": self.beam_size})

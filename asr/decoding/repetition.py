@@ -1,6 +1,6 @@
-"""A text may not repeat a phrase for ever, whatever the model says.
+"""Keep texts from repeating a phrase without end, whatever the model's scores.
 
-Legend: B utterances, W hypotheses, K candidates, P periods.
+Legend: B utterances, W hypotheses of each, K candidates, P periods.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from asr.tokenizer import PAD
 
-# The end of a hypothesis may be one phrase again and again (of up to PERIODS tokens) for
-# max(_RUN, _REPEATS · phrase) tokens, then the phrase may not start once more.
+# A text may end in repetitions of one phrase of up to PERIODS tokens, max(_RUN, _REPEATS · phrase)
+# tokens in all; then the phrase may not begin once more.
 PERIODS, _RUN, _REPEATS = 8, 8, 4
 
 
 @dataclass
 class Repetition:
-    """How the ends of hypotheses repeat themselves.
+    """The repetitions at the ends of hypotheses, for periods of 1, 2, … P tokens.
 
-    `recent_BWP` is the token 1, 2 … P places back, PAD where there is none; `runs_BWP` how many
-    tokens at the end equal the one so many places before them; `longest_P` how many may.
+    `recent_BWP` is the token one period before the next one, PAD where there is none; `runs_BWP`
+    is how many tokens at the end equal the token one period before; `longest_P` is their limit.
     """
 
     recent_BWP: Tensor
@@ -30,18 +30,17 @@ class Repetition:
 
     @classmethod
     def start(cls, B: int, W: int, device: torch.device) -> "Repetition":
-        """Of empty hypotheses."""
+        """Return the repetitions of empty hypotheses."""
         period_P = torch.arange(1, PERIODS + 1, device=device)
         recent_BWP = torch.full((B, W, PERIODS), PAD, device=device)
         longest_P = (_REPEATS * period_P).clamp(min=_RUN) - period_P
         return cls(recent_BWP, torch.zeros_like(recent_BWP), longest_P)
 
     def __getitem__(self, utterances: Tensor) -> "Repetition":
-        """Of these utterances."""
         return Repetition(self.recent_BWP[utterances], self.runs_BWP[utterances], self.longest_P)
 
     def blocked(self, tokens_BWK: Tensor) -> Tensor | Literal[False]:
-        """(B, W, K): whether a token starts the phrase at the end once too often; False: none."""
+        """Tell which candidates would begin a phrase once too often; False if none would."""
         too_often_BWP = self.runs_BWP >= self.longest_P
         if not too_often_BWP.any():
             return False
@@ -49,7 +48,7 @@ class Repetition:
         return (tokens_BWK[..., None] == never_BWP[:, :, None]).any(-1)
 
     def extended(self, parents_BW: Tensor, tokens_BW: Tensor) -> "Repetition":
-        """Hypothesis w is now what `parents_BW[b, w]` was, and `tokens_BW[b, w]`."""
+        """Return the state where hypothesis w is `parents_BW[b, w]` and `tokens_BW[b, w]`."""
         index = parents_BW[..., None].expand_as(self.recent_BWP)
         recent_BWP, runs_BWP = self.recent_BWP.gather(1, index), self.runs_BWP.gather(1, index)
         tokens_BW1 = tokens_BW[..., None]

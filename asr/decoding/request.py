@@ -1,4 +1,4 @@
-"""What a caller shares with a decoding that runs: the wish to end it, and its progress."""
+"""Share cancellation and progress between a caller and a running decoding."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""TODO: rescoring."""
+"""Rescore the hypotheses of a CTC beam search by the attention decoder.
+
+Legend: B utterances, W hypotheses of each, U tokens.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,37 +15,44 @@ from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.tokenizer import EOS, PAD, SOS
 
+Step = Callable[[Tensor, Any], Tensor]
+
 
 def rescore(
-    step: Callable[[Tensor, Any], Tensor], state: Any, found: list[list[Hypothesis]],
-    config: DecodingOptions, device: torch.device,
-) -> list[list[Hypothesis]]:  # fmt: skip
-    """Judge the hypotheses of a first pass by the decoder too; the n best of each, best first.
+    step: Step,
+    state: Any,
+    found: list[list[Hypothesis]],
+    options: DecodingOptions,
+    device: torch.device,
+) -> list[list[Hypothesis]]:
+    """Return the n best of each utterance by the joint score, best first.
 
-    `state` is at its start. A token's confidence is the decoder's and the first pass's, mixed as
-    their scores are.
+    `step` and its initial `state` are the decoder's. A token's confidence is the weighted geometric
+    mean of the decoder's and the first pass's, by `ctc_weight`.
     """
     logp_BWU = teacher_forced_log_probs(step, state, found, device)
-    att, ctc, lm = config.weights
+    att, ctc, lm = options.weights
     results = []
     for nbest, rows in zip(found, logp_BWU.tolist(), strict=True):
-        judged = []
+        rescored = []
         for h, row in zip(nbest, rows, strict=False):
             logp_U, log_prob = row[: len(h.tokens)], sum(row[: len(h.tokens) + 1])
-            parts = att * log_prob + ctc * (h.ctc_log_prob or 0) + lm * (h.lm_log_prob or 0)
-            mixed = torch.tensor(logp_U).exp() ** (1 - config.ctc_weight)
-            mixed *= torch.tensor(h.confidences) ** config.ctc_weight
-            score, confidences = parts + h.length_score, tuple(mixed.tolist())
-            judged.append(replace(h, score=score, log_prob=log_prob, confidences=confidences))
-        results.append(sorted(judged, key=lambda h: -h.score)[: config.n_best])
+            joint = att * log_prob + ctc * (h.ctc_log_prob or 0) + lm * (h.lm_log_prob or 0)
+            mixed = torch.tensor(logp_U).exp() ** (1 - options.ctc_weight)
+            mixed *= torch.tensor(h.confidences) ** options.ctc_weight
+            score, confidences = joint + h.length_score, tuple(mixed.tolist())
+            rescored.append(replace(h, score=score, log_prob=log_prob, confidences=confidences))
+        results.append(sorted(rescored, key=lambda h: -h.score)[: options.n_best])
     return results
 
 
 def teacher_forced_log_probs(
-    step: Callable[[Tensor, Any], Tensor], state: Any, found: list[list[Hypothesis]],
-    device: torch.device,
-) -> Tensor:  # fmt: skip
-    """(B, W, U): the log-probability of each token of each hypothesis and, after them, of EOS."""
+    step: Step, state: Any, found: list[list[Hypothesis]], device: torch.device
+) -> Tensor:
+    """Return the log-probability (B, W, U) of each token of each hypothesis, and of EOS after it.
+
+    Shorter lists of hypotheses are filled with their first one.
+    """
     width = max(map(len, found))
     texts = [h.tokens for nbest in found for h in [*nbest, *[nbest[0]] * (width - len(nbest))]]
     tokens = [torch.tensor([SOS, *text, EOS], device=device) for text in texts]

@@ -1,45 +1,53 @@
-"""What scores a text as it grows token by token: decoder, CTC head, language model.
+"""Score hypotheses that grow token by token, by decoder, CTC head and language model together.
 
-Legend: B utterances, W hypotheses of each (the beam), V vocabulary, K candidates.
+Legend: B utterances, W hypotheses of each (the beam), V vocabulary, K candidates, C components of a
+score (decoder, CTC head, language model: those in use).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from asr.decoding.ctc_prefix import CtcPrefixScorer
 
+# The CTC prefix scorer has large negative numbers where a score is -inf.
+_CTC_NEVER = -1e7
+# Below the logarithm of the smallest number in float32.
+_LEAST_LOG = -100.0
+
 
 class State(Protocol):
-    """What a step function remembers; it follows the hypotheses as they are reordered."""
+    """The cache of a step function; it follows the hypotheses as they are reordered."""
 
     def reorder(self, parents_BW: Tensor) -> None:
         """Let hypothesis w continue hypothesis `parents_BW[b, w]`."""
 
     def select(self, indices: Tensor) -> None:
-        """Go on with these utterances only."""
+        """Keep these utterances only."""
 
 
 class LmScorer(Protocol):
-    """A language model beside W hypotheses of each of B utterances, at first all empty."""
+    """A language model's scores of W hypotheses of each of B utterances, all empty at first."""
 
     def score(self, tokens_BWK: Tensor) -> Tensor:
-        """(B, W, K): log-probability of each candidate (EOS too) as the next token."""
+        """Return the log-probability of each candidate, EOS included, as the next token."""
 
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
 
     def select(self, indices: Tensor) -> None:
-        """Go on with these utterances only."""
+        """Keep these utterances only."""
 
 
 @dataclass
 class JointScorer:
-    """What scores continuations; a `step` with its state, a CTC scorer, or both.
+    """A decoder's `step` with its state, a CTC prefix scorer, or both; `lm` is optional.
 
-    `step` takes the last tokens (B, W) and gives log-probabilities (B, W, V).
+    `step` maps the last tokens (B, W) and the state to log-probabilities (B, W, V) of the next.
     """
 
     step: Callable[[Tensor, Any], Tensor] | None
@@ -49,11 +57,46 @@ class JointScorer:
 
     @property
     def used(self) -> tuple[bool, bool, bool]:
-        """Whether there is a decoder, a CTC scorer, a language model."""
+        """Tell whether decoder, CTC scorer and language model are in use."""
         return bool(self.step), bool(self.ctc), bool(self.lm)
 
+    def weights(self, decoder: float, ctc: float, lm: float) -> list[float]:
+        """Return the weights of the components in use; without a decoder CTC has its weight too."""
+        if not self.step:
+            ctc += decoder
+        return [w for w, used in zip((decoder, ctc, lm), self.used, strict=True) if used]
+
+    def preselection_scores(self, logp_BWV: Tensor | None, decoder: float, ctc: float) -> Tensor:
+        """Return scores (B, W, V) that order candidates nearly as their joint scores do.
+
+        The decoder alone would exclude what only CTC finds: a decoder that skips a word is sure of
+        the next one.
+        """
+        if self.ctc is None:
+            assert logp_BWV is not None, "a search has a decoder or a CTC head"
+            return logp_BWV
+        if logp_BWV is None:
+            return self.ctc.preselection_scores()
+        return decoder * logp_BWV + ctc * self.ctc.preselection_scores().clamp(min=_LEAST_LOG)
+
+    def score(self, logp_BWV: Tensor | None, tokens_BWK: Tensor, before_BWC: Tensor) -> Tensor:
+        """Return the component scores (B, W, K, C) of hypotheses with each candidate appended.
+
+        `before_BWC` are their component scores without it, -inf where there is no hypothesis.
+        """
+        parts = []
+        if logp_BWV is not None:
+            parts.append(logp_BWV.gather(2, tokens_BWK) + before_BWC[..., 0, None])
+        if self.ctc:
+            ctc_BWK = self.ctc.score(tokens_BWK).to(before_BWC.dtype)
+            is_dead_BW1 = before_BWC[..., len(parts), None] == -math.inf
+            parts.append(ctc_BWK.masked_fill((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
+        if self.lm:
+            parts.append(self.lm.score(tokens_BWK) + before_BWC[..., -1, None])
+        return torch.stack(parts, -1)
+
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
-        """Follow the hypotheses."""
+        """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
         if self.state:
             self.state.reorder(parents_BW)
         for scorer in (self.ctc, self.lm):
@@ -61,7 +104,7 @@ class JointScorer:
                 scorer.advance(parents_BW, tokens_BW)
 
     def select(self, indices: Tensor) -> None:
-        """Go on with these utterances only."""
-        for model in (self.state, self.ctc, self.lm):
-            if model:
-                model.select(indices)
+        """Keep these utterances only."""
+        for part in (self.state, self.ctc, self.lm):
+            if part:
+                part.select(indices)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Export a recognizer as ONNX or torch graphs."""

@@ -1,9 +1,9 @@
-"""The recogniser as two graphs that need no code of ours: ONNX, or torch's own (`.pt2`).
+"""Export a recognizer as two graphs that need no code of ours, for ONNX or torch (`.pt2`).
 
-The encoder's graph also computes what the decoder holds of an utterance; the decoder's is one step,
-whose cache goes in and comes out. Features before them, search and text after them are the
-caller's. Legend: B utterances, T frames, F frequency bins, S encoder steps, W hypotheses of an
-utterance, V vocabulary.
+The encoder's graph also computes the keys and values that the decoder attends to; the decoder's is
+one step, whose cache is an input and an output. Features before them, search and text after them
+are left to the caller. Legend: B utterances, T frames, F frequency bins, S encoder steps,
+W hypotheses of an utterance, V vocabulary.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,48 +24,32 @@ from asr.config import dump_config
 from asr.decoding.ctc_prefix import BLANK
 from asr.errors import AsrError, ConfigError
 from asr.export.graphs import DecoderGraph, EncoderGraph, Ports, describe
-from asr.model.attention import FullAttention
-from asr.model.layers import DecoderLayer
+from asr.model.attention import AttentionConfig, EncoderAttentionConfig
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import EOS, PAD, SOS, UNK
 
 VERSION = 1
-
-
 DESCRIPTION = "export.json"
-
-
 TOLERANCE = 1e-4
-
-
-# The free axes and their least sizes: to torch a batch of one encoder step is a special case.
+# The free axes and their least sizes: torch treats a batch of one encoder step as a special case.
 FREE = {"batch": 1, "time": 8, "steps": 1, "beam": 1, "past": 0}
-
-
-# Utterances, hypotheses of each and frames: what graphs are traced with, and then tried on.
+# Utterances, hypotheses of each and frames of the inputs for tracing and for the comparison.
 _TRACED = (2, 3, 50)
+_COMPARED = ((1, 1, 8), (3, 8, 161), (5, 2, 87))
+_COMPARED_STEPS = 4
 
-
-_TRIED = ((1, 1, 8), (3, 8, 161), (5, 2, 87))
-
-
-_TRIED_STEPS = 4
-
-
-# Encoder attentions that torch can trace for every length; the others' sums depend on it.
-ENCODERS = ("full", "linear", "performer", "nystrom")
-
+_ATTENTIONS: tuple[type[AttentionConfig], ...] = get_args(get_args(EncoderAttentionConfig)[0])
+ENCODERS = [get_args(c.model_fields["kind"].annotation)[0] for c in _ATTENTIONS if c.exports]
 
 Graph = Callable[..., Sequence[Tensor]]
 
 
 def export(bundle: Bundle, kind: str, out: Path) -> float:
-    """Write the graphs and what is needed to use them to a new folder.
+    """Write the graphs and the files needed to use them to a new folder.
 
-    `kind` is `onnx` or `torch`. Returns the largest difference from the model itself that was seen
-    on random input. Raises ConfigError where the kind is none, its packages are missing, the model
-    has no such form or `out` exists; AsrError where the difference is above 1e-4. Nothing is left
-    behind then.
+    `kind` is `onnx` or `torch`. Returns the largest difference from the model on random input.
+    Raises ConfigError if the kind is unknown, its packages are missing, the model cannot be
+    exported or `out` exists; AsrError if the difference is above 1e-4. Nothing is written then.
     """
     if kind not in _KINDS:
         raise ConfigError(
@@ -77,18 +61,16 @@ def export(bundle: Bundle, kind: str, out: Path) -> float:
             "--format onnx needs onnxscript and onnxruntime: pip install 'lrt-asr[export]'"
         )
     if out.exists():
-        raise ConfigError(f"{out}: is there already: give --out a new folder, or remove it")
-    kind_of_encoder = bundle.config.model.encoder.attention.kind
-    if kind_of_encoder not in ENCODERS:
+        raise ConfigError(f"{out}: already exists: give --out a new folder, or remove it")
+    attention = bundle.config.model.encoder.attention
+    if not attention.exports:
         raise ConfigError(
-            f"model.encoder.attention.kind: {kind_of_encoder} cannot be exported, since its graph "
-            f"would be of one length: only {', '.join(ENCODERS)} can"
+            f"model.encoder.attention.kind: {attention.kind} cannot be exported, since its graph "
+            f"would be valid for one length only: only {', '.join(ENCODERS)} can"
         )
     model = bundle.model.cpu().eval().requires_grad_(False)
-    for layer in model.decoder.layers:
-        assert isinstance(layer, DecoderLayer)
-        if type(layer.self_attention.kernel) is not FullAttention:
-            raise ConfigError("model.decoder.attention: only kind full can be exported")
+    if not all(layer.attends_to_all_past for layer in model.decoder.each_layer()):
+        raise ConfigError("model.decoder.attention: only kind full can be exported")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         folder = Path(scratch) / out.name
@@ -131,7 +113,7 @@ def _write(bundle: Bundle, model: SpeechTransformer, kind: str, folder: Path) ->
 def _examples(
     model: SpeechTransformer, n_freqs: int
 ) -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
-    """Both graphs' modules, with an example of their inputs."""
+    """Return the modules of both graphs, with an example of their inputs."""
     B, W, T = _TRACED
     encoder, decoder = EncoderGraph(model), DecoderGraph(model.decoder)
     feats = (torch.randn(B, T, n_freqs), torch.full((B,), T))
@@ -149,7 +131,7 @@ def _trace(module: nn.Module, inputs: tuple[Tensor, ...], ports: Ports) -> Any:
         {i: dims[axis] for i, axis in enumerate(port.axes) if isinstance(axis, str)}
         for port in ports.inputs
     ]
-    # A module's own starred argument is one argument to torch.
+    # To torch, a starred argument of the module is one argument.
     shapes = (*free[:2], *([tuple(free[2:])] if free[2:] else []))
     with torch.no_grad():
         return torch.export.export(module, inputs, dynamic_shapes=shapes)
@@ -157,7 +139,7 @@ def _trace(module: nn.Module, inputs: tuple[Tensor, ...], ports: Ports) -> Any:
 
 def _write_onnx(program: Any, ports: Ports, path: Path) -> None:
     with warnings.catch_warnings():
-        # Of torch, onnxscript and torchvision about each other: nothing that a user could mend.
+        # Warnings of torch, onnxscript and torchvision about each other.
         warnings.simplefilter("ignore")
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         torch.onnx.export(
@@ -185,7 +167,7 @@ def _write_torch(program: Any, ports: Ports, path: Path) -> None:  # noqa: ARG00
 
 
 def _read_torch(path: Path, ports: Ports) -> Graph:  # noqa: ARG001
-    # The guards are of the traced sizes (no beam of one); that the graph holds for all is compared.
+    # The guards demand the traced sizes (no beam of one); `compare` tries others.
     module: Graph = torch.export.load(path).module(check_guards=False)
     return module
 
@@ -195,51 +177,54 @@ _KINDS = {"onnx": (".onnx", _write_onnx, _read_onnx), "torch": (".pt2", _write_t
 
 @torch.no_grad()
 def compare(model: SpeechTransformer, n_freqs: int, encoder: Graph, decoder: Graph) -> float:
-    """The largest difference between graphs and model in a few steps of several random batches."""
+    """Return the largest difference between graphs and model on several random batches.
+
+    It is NaN if any difference is.
+    """
     rng = torch.Generator().manual_seed(0)
     differences = []
-    for B, W, T in _TRIED:
+    for B, W, T in _COMPARED:
         feats_BTF = torch.randn(B, T, n_freqs, generator=rng)
-        lengths_B = torch.randint(4, T + 1, (B,), generator=rng)  # 4 are a step
+        lengths_B = torch.randint(4, T + 1, (B,), generator=rng)  # 4 frames make a step
         lengths_B[0] = T
         memory_BSD, mask_BS = model.encode(feats_BTF, lengths_B)
         state = model.decoder.start(memory_BSD, mask_BS)
-        found, keep, *rest = encoder(feats_BTF, lengths_B)
-        differences += [_largest(keep.float(), mask_BS.float()), _largest(found, memory_BSD)]
+        found, mask, *rest = encoder(feats_BTF, lengths_B)
+        differences += [_largest(mask.float(), mask_BS.float()), _largest(found, memory_BSD)]
         if model.ctc_head:
             differences.append(_largest(rest.pop(0), model.ctc_head(memory_BSD).log_softmax(-1)))
         cache = [t.new_zeros(B, W, t.shape[1], 0, t.shape[3]) for t in rest]
-        for _ in range(_TRIED_STEPS):
+        for _ in range(_COMPARED_STEPS):
             tokens_BW = torch.randint(model.decoder.output.out_features, (B, W), generator=rng)
-            logp_BWV, *cache = decoder(tokens_BW, keep, *rest, *cache)
+            logp_BWV, *cache = decoder(tokens_BW, mask, *rest, *cache)
             differences.append(_largest(logp_BWV, model.decoder.step(tokens_BW, state)))
-    return float(torch.stack(differences).max())  # NaN, if there is one
+    return float(torch.stack(differences).max())
 
 
 def _largest(found: Tensor, wanted: Tensor) -> Tensor:
     return (found - wanted).abs().max()
 
 
-_README = f"""# A speech recogniser as two graphs
+_README = f"""# A speech recognizer as two graphs
 
 Written by `asr export` of lrt-asr. `{DESCRIPTION}` names each graph's inputs and outputs in order,
-with type and axes: a number is fixed, a name is free (`free_axes_least` is its least size).
+with type and axes: a number is fixed, a name is free (`free_axes_least` is its minimum).
 
 1. Features as `{CONFIG}` describes them under `features` (with `normalize: corpus`, less
-   `mean_F` and by `std_F` in `feature_statistics`): `features` (batch, time, freq), padded with
-   anything at the end, and `lengths`, how many frames of each are real. An utterance has 4 frames
-   or more, a batch is padded to 8.
-2. The encoder gives `memory`, the mask `keep`, log-probabilities of CTC where the model has that
-   head, and `memory_keys_i` and `memory_values_i` for decoder layer i: computed once an utterance,
-   whatever the number of hypotheses.
-3. The decoder is called once a token. `tokens` are the last ones, at first `tokens.sos`; `keep`,
+   `mean_F` and by `std_F` in `feature_statistics`): `features` (batch, time, freq), with any
+   padding at the end, and `lengths`, the number of valid frames of each utterance, at least 4. Pad
+   a batch to at least 8 frames.
+2. The encoder returns `memory`, the `mask` of its valid steps, log-probabilities of CTC if the
+   model has that head, and `memory_keys_i` and `memory_values_i` for decoder layer i: once an
+   utterance, for any number of hypotheses.
+3. Call the decoder once a token. `tokens` are the last ones, initially `tokens.sos`; `mask`,
    `memory_keys_i` and `memory_values_i` are the encoder's; `keys_i` and `values_i` are the cache,
-   at first of length 0 in their axis `past`, then the last call's `new_keys_i` and `new_values_i`.
-   `log_probs` are the next token's. Where hypothesis w goes on as parent p, take row p of the cache
-   along the axis `beam`. A text ends at `tokens.eos`, and has no more tokens than `keep` has steps.
-4. `{TOKENIZER}` (sentencepiece) makes text of the tokens.
+   initially of length 0 in their axis `past`, then the last call's `new_keys_i` and `new_values_i`.
+   `log_probs` are the next token's. If hypothesis w continues hypothesis p, take row p of the cache
+   along the axis `beam`. A text ends at `tokens.eos`, and has at most as many tokens as `mask` has
+   valid steps.
+4. `{TOKENIZER}` (sentencepiece) turns tokens into text.
 
-A `.onnx` file is data. `torch.export.load(file).module(check_guards=False)` reads a `.pt2` (guards
-know only the sizes that were traced), and unpickles: as any program, load it only if you trust who
-made it.
+A `.onnx` file is data. Read a `.pt2` with `torch.export.load(file).module(check_guards=False)` (the
+guards know the traced sizes only); it unpickles, so load it only if you trust its author.
 """

@@ -1,4 +1,4 @@
-"""TODO: graphs."""
+"""Define the graphs of encoder and decoder, and the ports through which they are called."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from asr.model.transformer import Decoder, DecoderState, SpeechTransformer
 
 @dataclass
 class Port:
-    """An input or output: its name, type, and axes, each a size or the name of a free one."""
+    """An input or output; each of its axes is a size, or the name of a free axis."""
 
     name: str
     dtype: str
@@ -20,21 +20,21 @@ class Port:
 
 @dataclass
 class Ports:
-    """What a graph takes and gives, in order."""
+    """The inputs and outputs of a graph, in order."""
 
     inputs: list[Port]
     outputs: list[Port]
 
 
 class EncoderGraph(nn.Module):
-    """Features to memory, mask, the CTC head's log P, each decoder layer's keys and values."""
+    """Map features to memory, mask, CTC log P, and keys and values for each decoder layer."""
 
     def __init__(self, model: SpeechTransformer) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of `describe`, in its order."""
+        """Return the outputs in the order of `describe`."""
         memory_BSD, mask_BS = self.model.encode(feats_BTF, lengths_B)
         head = self.model.ctc_head
         ctc = (head(memory_BSD).log_softmax(-1),) if head else ()
@@ -43,17 +43,17 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """One step: the last tokens, mask, memory and cache to log P of the next and the new cache."""
+    """Map the last tokens, mask, memory and cache to log P of the next token and the new cache."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, tokens_BW: Tensor, mask_BS: Tensor, *held: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of `describe`, in its order; how long the cache is tells the position."""
-        n = len(held) // 2
-        rows = [t.flatten(0, 1) for t in held[n:]]
-        state = DecoderState(_pairs(rows), _pairs(held[:n]), mask_BS, rows[0].shape[2])
+    def forward(self, tokens_BW: Tensor, mask_BS: Tensor, *stored: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs in the order of `describe`; the cache's length is the position."""
+        n = len(stored) // 2
+        rows = [t.flatten(0, 1) for t in stored[n:]]
+        state = DecoderState(_pairs(rows), _pairs(stored[:n]), mask_BS, rows[0].shape[2])
         logp_BWV = self.decoder.step(tokens_BW, state)
         cache = (t.unflatten(0, tokens_BW.shape) for layer in state.caches for t in layer)
         return logp_BWV, *cache
@@ -64,12 +64,12 @@ def _pairs(tensors: Sequence[Tensor]) -> list[Cache]:
 
 
 def describe(model: SpeechTransformer, n_freqs: int) -> dict[str, Ports]:
-    """The ports of both graphs."""
+    """Return the ports of both graphs by name."""
     config, V = model.config, model.decoder.output.out_features
     H, K = config.n_heads, config.d_model // config.n_heads
     names = [f"{what}_{i}" for i in range(len(model.decoder.layers)) for what in ("keys", "values")]
     memory = [Port(f"memory_{name}", "float32", ("batch", H, "steps", K)) for name in names]
-    keep = Port("keep", "bool", ("batch", "steps"))
+    mask = Port("mask", "bool", ("batch", "steps"))
 
     def cache(prefix: str, length: str) -> list[Port]:
         return [Port(prefix + n, "float32", ("batch", "beam", H, length, K)) for n in names]
@@ -81,10 +81,10 @@ def describe(model: SpeechTransformer, n_freqs: int) -> dict[str, Ports]:
                 Port("features", "float32", ("batch", "time", n_freqs)),
                 Port("lengths", "int64", ("batch",)),
             ],
-            [Port("memory", "float32", ("batch", "steps", config.d_model)), keep, *ctc, *memory],
+            [Port("memory", "float32", ("batch", "steps", config.d_model)), mask, *ctc, *memory],
         ),
         "decoder": Ports(
-            [Port("tokens", "int64", ("batch", "beam")), keep, *memory, *cache("", "past")],
+            [Port("tokens", "int64", ("batch", "beam")), mask, *memory, *cache("", "past")],
             [Port("log_probs", "float32", ("batch", "beam", V)), *cache("new_", "past + 1")],
         ),
     }

@@ -1,1 +1,1 @@
-"""The network: projection, attention, front end, layers, transformer."""
+"""Build the network: projection, attention, front end, layers, transformer."""

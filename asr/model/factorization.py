@@ -1,8 +1,8 @@
-"""A linear map or a convolution as two thin ones: the LED of thesis 3.1.1, and its convolution.
+"""Factorize linear maps and convolutions into low-rank pairs (Cahyawijaya 2021, sec. 3.1.1).
 
-A map is a matrix from its inputs I (of a convolution: channels times the kernel's places) to its
-outputs O; of rank R it is two maps with R numbers between them. A convolution in groups has a
-matrix and R numbers for each of its groups G.
+A map is a matrix from inputs I (for a convolution: channels times kernel size) to outputs O; with
+rank R it is a pair of maps with R numbers between them. A grouped convolution has one matrix, and R
+numbers, for each of its groups G.
 """
 
 from collections import Counter
@@ -17,11 +17,10 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def factorable(network: nn.Module) -> dict[str, nn.Module]:
-    """The linear maps, LEDs and convolutions below `network`, by name.
+    """Return the linear maps, LEDs and convolutions of a network by name.
 
-    Subclasses are left alone: they, or who holds them, may use their weight in another way. So are
-    tied modules, whose weight another holds too (an output's that is the embedding's): the weight
-    would stay beside its factors.
+    Subclasses are excluded, since they may use their weight in another way. So are modules with
+    tied weights (such as an output projection and an embedding): the weight would remain.
     """
     parts = network.modules()
     holders = Counter(p for part in parts for p in part.parameters(recurse=False))
@@ -35,21 +34,22 @@ def factorable(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def weight_matrices(module: nn.Module) -> Tensor:
-    """The weights (G, O, I) of a factorable module; what is no convolution is one group."""
+    """Return the weights (G, O, I) of a factorable module; a linear map is one group."""
     assert isinstance(module.weight, Tensor)
     groups = module.groups if isinstance(module, _CONVOLUTIONS) else 1
-    return module.weight.detach().flatten(1).unflatten(0, (groups, -1))
+    weight_GOI: Tensor = module.weight.detach().flatten(1).unflatten(0, (groups, -1))
+    return weight_GOI
 
 
 def low_rank_pair(module: nn.Module, rank: int) -> nn.Module:
-    """Two maps of this rank in the shape of a factorable one, with new weights."""
+    """Return a pair of maps of this rank in place of a factorable one, with new weights."""
     if isinstance(module, LowRank):
         module = nn.Linear(module.E.in_features, module.D.out_features)
     if isinstance(module, nn.Linear):
         has_bias = module.bias is not None
         return LowRank(module.in_features, module.out_features, rank, has_bias)
     assert isinstance(module, _CONVOLUTIONS)
-    kind: Any = type(module)  # of one, two or three axes
+    kind: Any = type(module)  # with one, two or three axes
     groups, has_bias = module.groups, module.bias is not None
     first = kind(
         module.in_channels, rank * groups, module.kernel_size, module.stride, module.padding,
@@ -60,7 +60,7 @@ def low_rank_pair(module: nn.Module, rank: int) -> nn.Module:
 
 
 def factors_of(unit: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The two maps of what `thin` made, in the order of the data's way."""
+    """Return the two maps of a low-rank pair in the order in which data pass them."""
     if isinstance(unit, LowRank):
         return unit.E, unit.D
     first, second = unit.children()
@@ -68,9 +68,9 @@ def factors_of(unit: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def apply_ranks(network: nn.Module, ranks: dict[str, int]) -> None:
-    """Give modules of a network their rank, by name, in the order given; weights are new.
+    """Replace modules of a network, by name, with low-rank pairs that have new weights.
 
-    Raises ConfigError where the network has no such module.
+    Raises ConfigError if the network has no such module.
     """
     for name, rank in ranks.items():
         module = factorable(network).get(name)

@@ -1,4 +1,4 @@
-"""Plug point 3: from spectrogram to the encoder's steps, four times fewer.
+"""Plug point 3: the front end, which subsamples features by four in time and frequency.
 
 Legend: B batch, T frames, F frequency bins, C channels, S steps (T / 4), D d_model.
 """
@@ -14,16 +14,15 @@ from asr.schema import FrozenModel, Size
 
 
 def padding_mask(lengths_B: Tensor, size: int) -> Tensor:
-    """(B, size), True where a step is real."""
+    """Return a mask (B, size), True where a step is valid."""
     return torch.arange(size, device=lengths_B.device) < lengths_B[:, None]
 
 
 def convolution(c_in: int, c_out: int, rank: int | None) -> nn.Module:
-    """A 3×3 convolution, or its LED: 3 frames to `rank` channels, then 3 bins to all channels.
+    """Return a 3×3 convolution, or a low-rank pair: over 3 frames, then over 3 bins.
 
-    Thesis 3.1.1 carried over: the (3 · c_in, 3 · c_out) matrix from frame and channel to bin and
-    channel is of the given rank, 3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out.
-    One channel leaves nothing to save.
+    Like an LED (Cahyawijaya 2021, sec. 3.1.1), its (3 · c_in, 3 · c_out) matrix has the given rank:
+    3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out. One channel is never factorized.
     """
     if rank is None or c_in == 1:
         return nn.Conv2d(c_in, c_out, 3, padding=1)
@@ -33,8 +32,8 @@ def convolution(c_in: int, c_out: int, rank: int | None) -> nn.Module:
     )
 
 
-def initialise(convolution: nn.Module) -> None:
-    """Let it start with the variance that ReLU keeps (He et al., 2015), as a whole."""
+def initialize(convolution: nn.Module) -> None:
+    """Initialize a convolution, or a pair as a whole, for ReLU (He et al. 2015)."""
     *first, last = (m for m in convolution.modules() if isinstance(m, nn.Conv2d))
     for layer in first:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
@@ -44,9 +43,9 @@ def initialise(convolution: nn.Module) -> None:
 
 
 def rectify_(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
-    """ReLU in place, with every frame beyond an utterance's end at zero, as at its edges.
+    """Apply ReLU in place, and set every frame beyond an utterance's end to zero.
 
-    Autograd need not see how they became zero: where ReLU gives zero its gradient is zero too.
+    Autograd need not record that: where ReLU returns zero, its gradient is zero too.
     """
     mask_BT = padding_mask(lengths_B, x_BCTF.shape[2])
     x_BCTF.detach().mul_(mask_BT[:, None, :, None])
@@ -54,7 +53,7 @@ def rectify_(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 class VggBlock(nn.Module):
-    """Two 3×3 convolutions with ReLU, then 2×2 max-pooling: half the frames, half the bins."""
+    """Two 3×3 convolutions with ReLU, then 2×2 max-pooling."""
 
     def __init__(self, c_in: int, c_out: int, rank: int | None) -> None:
         super().__init__()
@@ -63,21 +62,21 @@ class VggBlock(nn.Module):
         self.conv2 = convolution(c_out, c_out, rank)
         self.pool = nn.MaxPool2d(2)
         for conv in (self.conv1, self.conv2):
-            initialise(conv)
+            initialize(conv)
 
     def forward(self, x_BCTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """What is beyond an utterance's end must be zero, and is zero in the result."""
+        """Map (B, C, T, F) to half the frames and bins; padding must be zero and stays zero."""
         x_BCTF = rectify_(self.conv1(x_BCTF), lengths_B)
-        # ReLU and the maximum commute: after the pooling a quarter is left to rectify.
+        # ReLU and the maximum commute, and after pooling a quarter of the numbers is left.
         lengths_B = lengths_B // 2
         return rectify_(self.pool(self.conv2(x_BCTF)), lengths_B), lengths_B
 
 
 class VggFrontend(nn.Module):
-    """VGGish network: 4 convolutions, 2 max-poolings, then one projection (thesis 4.1, fig. 4.1).
+    """Four convolutions and two max-poolings (VGG), then a projection and layer normalization.
 
-    Both axes shrink by four; frequency and channel merge, F/4 · C numbers a step, and are
-    projected to d_model by the recipe's projection, with layer normalisation after it.
+    Frequency and channel are merged, F/4 · C numbers a step, and projected to d_model (Winata 2020;
+    Cahyawijaya 2021, sec. 4.1, fig. 4.1).
     """
 
     def __init__(
@@ -95,17 +94,17 @@ class VggFrontend(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
+        """Map (B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
         feats_BTF = feats_BTF * padding_mask(lengths_B, feats_BTF.shape[1])[..., None]
-        # Channels last, the layout in which a CPU convolves fastest, is told by the strides alone,
-        # which `contiguous` leaves as they are where there is one channel.
+        # The strides say channels last, the fastest layout for convolutions on a CPU; `contiguous`
+        # would not change them where there is one channel.
         x_BCTF = feats_BTF[..., None].permute(0, 3, 1, 2)
         x_BCTF, lengths_B = self.block1(x_BCTF, lengths_B)
         x_BCTF, lengths_B = self.block2(x_BCTF, lengths_B)
         return self.norm(self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2))), lengths_B
 
     def parts(self) -> dict[str, nn.Module]:
-        """What it consists of, in the order of the data's way."""
+        """Return its two parts in the order in which data pass them."""
         return {
             "convolutions": nn.ModuleList([self.block1, self.block2]),
             "projection": nn.ModuleList([self.project, self.norm]),
@@ -113,28 +112,28 @@ class VggFrontend(nn.Module):
 
 
 class _Channels(FrozenModel):
-    """Channels of the first and the second pair of convolutions; what both kinds share."""
+    """The channels of the first and the second pair of convolutions."""
 
     channels: tuple[Size, Size] = (64, 128)
 
     @staticmethod
     def steps(frames: int) -> int:
-        """How many encoder steps so many frames become."""
+        """Return the number of encoder steps of so many frames."""
         return frames // 2 // 2
 
 
 class VggConfig(_Channels):
-    """The papers' front end."""
+    """The front end of Winata 2020."""
 
     kind: Literal["vgg"] = "vgg"
 
     def build(self, n_freqs: int, d_model: int, projection: ProjectionConfig) -> VggFrontend:
-        """A front end for spectrograms of `n_freqs` bins."""
+        """Return a front end for features of `n_freqs` bins."""
         return VggFrontend(n_freqs, d_model, self.channels, None, projection)
 
 
 class VggLowRankConfig(_Channels):
-    """The same with an LED of this rank in place of every convolution but the first."""
+    """The same with a low-rank pair of this rank in place of every convolution but the first."""
 
     kind: Literal["vgg_low_rank"]
     rank: Size
@@ -150,7 +149,7 @@ class VggLowRankConfig(_Channels):
         return self
 
     def build(self, n_freqs: int, d_model: int, projection: ProjectionConfig) -> VggFrontend:
-        """A front end for spectrograms of `n_freqs` bins."""
+        """Return a front end for features of `n_freqs` bins."""
         return VggFrontend(n_freqs, d_model, self.channels, self.rank, projection)
 
 

@@ -1,6 +1,7 @@
-"""The units of thesis fig. 3.2, each with its own residual and layer normalisation.
+"""The units of a Transformer layer, each with its own residual connection and layer normalization.
 
-With low-rank projections they are LRMHA and LRFF; with dense ones, the Transformer's own.
+With low-rank projections they are the LRMHA and LRFF units of the Low-Rank Transformer (Winata
+2020; Cahyawijaya 2021, fig. 3.2), with dense ones those of the Transformer (Vaswani 2017, fig. 1).
 Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
 """
 
@@ -18,9 +19,9 @@ NormOrder = Literal["post", "pre"]
 
 
 class Residual(nn.Module):
-    """What surrounds a unit f: LayerNorm(x + f(x)) (`post`), or x + f(LayerNorm(x)) (`pre`).
+    """The connection around a unit f: LayerNorm(x + f(x)) (post) or x + f(LayerNorm(x)) (pre).
 
-    Post is the thesis's (eq. 3.3, 3.4); pre converges far sooner where training is short.
+    Cahyawijaya 2021, eq. 3.3 and 3.4, has post; pre converges far sooner in short trainings.
     """
 
     def __init__(self, d_model: int, order: NormOrder, dropout: float) -> None:
@@ -29,18 +30,20 @@ class Residual(nn.Module):
         self.norm = nn.LayerNorm(d_model)
         self.dropout = Dropout(dropout)
 
-    def enter(self, x_BTD: Tensor) -> Tensor:
-        """What the unit sees of x."""
-        return self.norm(x_BTD) if self.is_pre else x_BTD
+    def pre_norm(self, x_BTD: Tensor) -> Tensor:
+        """Return the input of the unit."""
+        y_BTD: Tensor = self.norm(x_BTD) if self.is_pre else x_BTD
+        return y_BTD
 
-    def leave(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
-        """x and what the unit made of it, joined."""
+    def add_and_norm(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
+        """Add the output of the unit to x, and normalize the sum if the order is post."""
         x_BTD = x_BTD + self.dropout(branch_BTD)
-        return x_BTD if self.is_pre else self.norm(x_BTD)
+        y_BTD: Tensor = x_BTD if self.is_pre else self.norm(x_BTD)
+        return y_BTD
 
 
 class MultiHeadAttention(nn.Module):
-    """LayerNorm(Concat(h_1 … h_H) E^O D^O + Q) (thesis eq. 3.2, 3.3)."""
+    """LayerNorm(Concat(h_1 … h_H) E^O D^O + Q) (Cahyawijaya 2021, eq. 3.2 and 3.3)."""
 
     def __init__(
         self,
@@ -60,40 +63,41 @@ class MultiHeadAttention(nn.Module):
         self.residual = residual
 
     def split(self, x_BTD: Tensor) -> Tensor:
-        """(B, T, D) to heads first, (B, H, T, K)."""
-        return x_BTD.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        """Split the heads: (B, T, D) to (B, H, T, K)."""
+        heads_BTHK: Tensor = x_BTD.unflatten(-1, (self.n_heads, -1))
+        return heads_BTHK.transpose(1, 2)
 
     def join(self, heads_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
-        """Concatenate the heads, project, add the residual: (B, T, D)."""
-        return self.residual.leave(x_BTD, self.output(heads_BHTK.transpose(1, 2).flatten(2)))
+        """Concatenate the heads, project them, and add the residual: (B, T, D)."""
+        branch_BTD = self.output(heads_BHTK.transpose(1, 2).flatten(2))
+        return self.residual.add_and_norm(x_BTD, branch_BTD)
 
     def keys_values(self, y_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values (B, H, S, K) of what is attended to."""
+        """Return the keys and values (B, H, S, K) of a sequence."""
         return self.split(self.key(y_BSD)), self.split(self.value(y_BSD))
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """Self-attention over all positions at once."""
-        inside_BTD = self.residual.enter(x_BTD)
-        q_BHTK = self.split(self.query(inside_BTD))
-        return self.join(self.kernel(q_BHTK, *self.keys_values(inside_BTD), mask_BT), x_BTD)
+        """Attend from a sequence to itself, all positions at once."""
+        y_BTD = self.residual.pre_norm(x_BTD)
+        q_BHTK = self.split(self.query(y_BTD))
+        return self.join(self.kernel(q_BHTK, *self.keys_values(y_BTD), mask_BT), x_BTD)
 
     def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """One position of causal self-attention, after those in the cache."""
-        inside_B1D = self.residual.enter(x_B1D)
-        q_BH1K = self.split(self.query(inside_B1D))
-        k_BH1K, v_BH1K = self.keys_values(inside_B1D)
-        heads, cache = self.kernel.step(q_BH1K, k_BH1K, v_BH1K, cache)
+        """Compute one position of causal self-attention, after those in the cache."""
+        y_B1D = self.residual.pre_norm(x_B1D)
+        q_BH1K = self.split(self.query(y_B1D))
+        heads, cache = self.kernel.step(q_BH1K, *self.keys_values(y_B1D), cache)
         return self.join(heads, x_B1D), cache
 
     def attend(self, x_BTD: Tensor, keys_values: Cache, mask_BS: Tensor) -> Tensor:
-        """Attention to the keys and values of an encoder's output."""
-        q_BHTK = self.split(self.query(self.residual.enter(x_BTD)))
+        """Attend to the keys and values of an encoder's output."""
+        q_BHTK = self.split(self.query(self.residual.pre_norm(x_BTD)))
         k_BHSK, v_BHSK = keys_values
         return self.join(self.kernel(q_BHTK, k_BHSK, v_BHSK, mask_BS), x_BTD)
 
 
 class StateSpace(nn.Module):
-    """A state-space layer where attention would be: values go through it, and out (S4's block)."""
+    """A state-space model between two projections in place of attention (Gu 2022)."""
 
     def __init__(
         self, d_model: int, projection: ProjectionConfig, kernel: S4D, residual: Residual
@@ -105,21 +109,21 @@ class StateSpace(nn.Module):
         self.residual = residual
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """All positions at once."""
-        y_BTD = self.kernel(self.value(self.residual.enter(x_BTD)), mask_BT)
-        return self.residual.leave(x_BTD, self.output(gelu(y_BTD)))
+        """Compute all positions at once."""
+        y_BTD = self.kernel(self.value(self.residual.pre_norm(x_BTD)), mask_BT)
+        return self.residual.add_and_norm(x_BTD, self.output(gelu(y_BTD)))
 
     def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """One position, after those whose state is in the cache."""
-        y_B1D, cache = self.kernel.step(self.value(self.residual.enter(x_B1D)), cache)
-        return self.residual.leave(x_B1D, self.output(gelu(y_B1D))), cache
+        """Compute one position, after those whose state is in the cache."""
+        y_B1D, cache = self.kernel.step(self.value(self.residual.pre_norm(x_B1D)), cache)
+        return self.residual.add_and_norm(x_B1D, self.output(gelu(y_B1D))), cache
 
 
 SelfAttention = MultiHeadAttention | StateSpace
 
 
 class FeedForward(nn.Module):
-    """LayerNorm(max(0, x E1 D1) E2 D2 + x) (thesis eq. 3.4)."""
+    """LayerNorm(max(0, x E1 D1) E2 D2 + x) (Vaswani 2017, eq. 2; Cahyawijaya 2021, eq. 3.4)."""
 
     def __init__(
         self,
@@ -136,16 +140,16 @@ class FeedForward(nn.Module):
         self.residual = residual
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
-        inner = self.dropout(torch.relu(self.inner(self.residual.enter(x_BTD))))
-        return self.residual.leave(x_BTD, self.outer(inner))
+        """Map (B, T, D) to (B, T, D)."""
+        inner = self.dropout(torch.relu(self.inner(self.residual.pre_norm(x_BTD))))
+        return self.residual.add_and_norm(x_BTD, self.outer(inner))
 
 
 class Convolution(nn.Module):
-    """What neighbouring steps say together: gate, depthwise convolution, SiLU (Conformer, 2020).
+    """The Conformer's convolution: gate, depthwise convolution, SiLU (Gulati et al. 2020, fig. 2).
 
-    Its pointwise maps are the recipe's projections; layer in place of batch normalisation, so
-    that batch-mates and padding never change a result.
+    Layer normalization replaces batch normalization, so that other utterances and padding in the
+    batch never change a result.
     """
 
     def __init__(
@@ -161,14 +165,14 @@ class Convolution(nn.Module):
         self.residual = residual
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D); steps where `mask_BS` is False are as nothing."""
-        gated_BSD = glu(self.inner(self.residual.enter(x_BSD))) * mask_BS[..., None]
+        """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, counts as zero."""
+        gated_BSD = glu(self.inner(self.residual.pre_norm(x_BSD))) * mask_BS[..., None]
         mixed_BSD = self.depthwise(gated_BSD.transpose(1, 2)).transpose(1, 2)
-        return self.residual.leave(x_BSD, self.outer(silu(self.norm(mixed_BSD))))
+        return self.residual.add_and_norm(x_BSD, self.outer(silu(self.norm(mixed_BSD))))
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, a convolution where the recipe has one, then feed-forward."""
+    """Self-attention, a convolution if the recipe has one, and feed-forward."""
 
     def __init__(
         self,
@@ -182,15 +186,16 @@ class EncoderLayer(nn.Module):
         self.feed_forward = feed_forward
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D)."""
+        """Map (B, S, D) to (B, S, D)."""
         x_BSD = self.self_attention(x_BSD, mask_BS)
         if self.convolution is not None:
             x_BSD = self.convolution(x_BSD, mask_BS)
-        return self.feed_forward(x_BSD)
+        y_BSD: Tensor = self.feed_forward(x_BSD)
+        return y_BSD
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the encoder's output, feed-forward."""
+    """Causal self-attention, attention to the encoder's output, and feed-forward."""
 
     def __init__(
         self,
@@ -203,19 +208,26 @@ class DecoderLayer(nn.Module):
         self.cross_attention = cross_attention
         self.feed_forward = feed_forward
 
+    @property
+    def attends_to_all_past(self) -> bool:
+        """Tell whether its cache is the keys and values of all past positions."""
+        unit = self.self_attention
+        return isinstance(unit, MultiHeadAttention) and unit.kernel.attends_to_all_past
+
     def forward(self, x_BUD: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """All positions at once, in training; being causal, none sees the padding at the end."""
+        """Compute all positions at once, for training; padding at the end needs no mask."""
         memory = self.cross_attention.keys_values(memory_BSD)
         x_BUD = self.cross_attention.attend(self.self_attention(x_BUD), memory, mask_BS)
-        return self.feed_forward(x_BUD)
+        y_BUD: Tensor = self.feed_forward(x_BUD)
+        return y_BUD
 
     def step(
         self, x_BWD: Tensor, cache: Cache, memory: Cache, mask_BS: Tensor
     ) -> tuple[Tensor, Cache]:
-        """One position of W hypotheses of each of B utterances.
+        """Compute one position of W hypotheses of each of B utterances.
 
-        Each hypothesis is a row to the self-attention; to the cross-attention the hypotheses of
-        an utterance are its queries, so that its keys and values are held and read once.
+        To self-attention each hypothesis is a row; to cross-attention the hypotheses of an
+        utterance are its queries, so that its keys and values are stored and read once.
         """
         rows, cache = self.self_attention.step(x_BWD.flatten(0, 1)[:, None], cache)
         x_BWD = self.cross_attention.attend(rows.view_as(x_BWD), memory, mask_BS)

@@ -1,7 +1,7 @@
-"""Plug point 1: what a linear map of the network is made of.
+"""Plug point 1: the linear maps of the network, dense, low-rank or sparse.
 
-Every map of the front end's projection, the attention and the feed-forward is built by one of
-these nodes; the embedding and the output projection are not (thesis 4.1).
+They make every map of the front end's projection, the attention and the feed-forward, but not the
+embedding and the output projection (Cahyawijaya 2021, sec. 4.1).
 """
 
 from typing import Annotated, Literal
@@ -14,13 +14,19 @@ from torch.nn.functional import linear
 from asr.schema import FrozenModel, Size
 
 
-class DenseConfig(FrozenModel):
-    """The Transformer's own y = xW + b."""
+class _Projection(FrozenModel):
+    def problem(self, largest_rank: int) -> str | None:  # noqa: ARG002
+        """Return why maps of at most this rank cannot be built, None if they can."""
+        return None
+
+
+class DenseConfig(_Projection):
+    """Dense maps, y = x W + b."""
 
     kind: Literal["dense"] = "dense"
 
     def build(self, d_in: int, d_out: int) -> nn.Module:
-        """A map from (..., d_in) to (..., d_out)."""
+        """Return a map from (..., d_in) to (..., d_out)."""
         dense = nn.Linear(d_in, d_out)
         nn.init.xavier_uniform_(dense.weight)
         nn.init.zeros_(dense.bias)
@@ -28,52 +34,63 @@ class DenseConfig(FrozenModel):
 
 
 class LowRank(nn.Module):
-    """Linear encoder-decoder unit, LED: y = (x E) D + b in place of y = x W + b (thesis 3.1.1).
+    """Linear encoder-decoder unit, LED: y = (x E) D + b in place of y = x W + b.
 
-    E is (d_in, rank), D is (rank, d_out): rank · (d_in + d_out) numbers in place of d_in · d_out.
+    E is (d_in, rank), D is (rank, d_out): rank · (d_in + d_out) numbers in place of d_in · d_out
+    (Winata 2020; Cahyawijaya 2021, sec. 3.1.1).
     """
 
     def __init__(self, d_in: int, d_out: int, rank: int, bias: bool = True) -> None:
         super().__init__()
         self.E = nn.Linear(d_in, rank, bias=False)
         self.D = nn.Linear(rank, d_out, bias)
-        # The product starts with the variance of a Xavier-initialised W, whatever the rank.
+        # The product starts with the variance of a Xavier-initialized W, whatever the rank.
         nn.init.normal_(self.E.weight, std=d_in**-0.5)
         nn.init.normal_(self.D.weight, std=(2 * d_in / (rank * (d_in + d_out))) ** 0.5)
         if bias:
             nn.init.zeros_(self.D.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d_in) to (..., d_out), by two thin products."""
-        return self.D(self.E(x))
+        """Map (..., d_in) to (..., d_out)."""
+        y: Tensor = self.D(self.E(x))
+        return y
 
     def product(self) -> Tensor:
-        """The (d_out, d_in) weight of the dense map that this unit equals."""
+        """Return the weight (d_out, d_in) of the equivalent dense map."""
         with torch.no_grad():
             return self.D.weight @ self.E.weight
 
-    # Torch's own transformer layers read these of their maps in evaluation.
+    # As nn.Linear has them; torch's transformer layers read them in evaluation.
     weight = property(product)
     bias = property(lambda self: self.D.bias)
 
 
-class LowRankConfig(FrozenModel):
-    """W ≈ E·D of the given rank."""
+class LowRankConfig(_Projection):
+    """Low-rank maps W ≈ E·D of the given rank (LED)."""
 
     kind: Literal["low_rank"] = "low_rank"
     rank: Size
 
+    def problem(self, largest_rank: int) -> str | None:
+        """Return that the rank is too large, None if it is not."""
+        if self.rank <= largest_rank:
+            return None
+        return (
+            f"projection.rank {self.rank} is above the smaller of d_model and d_inner, "
+            f"{largest_rank}: a full rank is that at most"
+        )
+
     def build(self, d_in: int, d_out: int) -> nn.Module:
-        """A map from (..., d_in) to (..., d_out)."""
+        """Return a map from (..., d_in) to (..., d_out)."""
         return LowRank(d_in, d_out, self.rank)
 
 
 class SetSparse(nn.Module):
-    """Sparse evolutionary training, SET: y = x W + b, W an Erdős–Rényi graph (report 2.2, 3.1).
+    """Sparse evolutionary training, SET: y = x W + b, W a random graph (Mocanu 2018; Brouns 2019).
 
-    Of the d_in · d_out places ε (d_in + d_out) hold a weight, the expected number of the report's
-    p(W_ij) = ε (d_in + d_out) / (d_in · d_out); the number never changes. `places` (n,) are where
-    in W (d_out, d_in), row by row, `values` (n,) stand: what is stored is what there is.
+    W has n = ε (d_in + d_out) weights, the expected number of an Erdős–Rényi graph with
+    p(W_ij) = ε (d_in + d_out) / (d_in · d_out); n never changes. `values` (n,) are the weights and
+    `places` (n,) their flat indices in W (d_out, d_in); nothing else is stored.
     """
 
     places: Tensor
@@ -84,37 +101,37 @@ class SetSparse(nn.Module):
         n = max(1, min(round(epsilon * (d_in + d_out)), d_in * d_out))
         places = torch.randperm(d_in * d_out)[:n].sort().values
         self.register_buffer("places", places.int())
-        # An output's sum starts with the variance that a dense Xavier-initialised W gives it.
+        # An output starts with the variance that a dense Xavier-initialized W gives it.
         std = (2 / (d_in + d_out) / (n / (d_in * d_out))) ** 0.5
         self.values = nn.Parameter(torch.randn(n) * std)
         self.bias = nn.Parameter(torch.zeros(d_out))
 
     @property
     def density(self) -> float:
-        """The share of the places that hold a weight."""
+        """Return the share of W that is not zero."""
         return len(self.values) / (self.d_in * self.d_out)
 
     def is_sound(self) -> bool:
-        """Whether each weight has a place of its own in W."""
+        """Tell whether the places are distinct and inside W."""
         order = self.places.long().sort().values
         inside = bool(order[0] >= 0 and order[-1] < self.d_in * self.d_out)
         return inside and bool((order.diff() > 0).all())
 
     def product(self) -> Tensor:
-        """W (d_out, d_in), zero where there is no weight."""
+        """Return the dense W (d_out, d_in)."""
         empty = self.values.new_zeros(self.d_out * self.d_in)
         return empty.scatter(0, self.places.long(), self.values).view(self.d_out, self.d_in)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., d_in) to (..., d_out)."""
+        """Map (..., d_in) to (..., d_out)."""
         return linear(x, self.product(), self.bias)
 
     @torch.no_grad()
     def rewire(self, generator: torch.Generator) -> Tensor:
-        """Move the share ζ of the weights that are closest to zero to random free places, as 0.
+        """Move the share ζ of the weights closest to zero to random free places, with value 0.
 
-        Returns which of `values` were moved: what an optimiser knows of these is void. A place
-        that becomes free may be drawn again. `generator` is of the CPU.
+        Returns the indices of the moved `values`, whose optimizer state is void. A place that
+        becomes free may be drawn again. `generator` must be a CPU generator.
         """
         n_moved = round(self.zeta * len(self.values))
         moved = self.values.abs().sort(stable=True).indices[:n_moved]
@@ -128,11 +145,11 @@ class SetSparse(nn.Module):
         return moved
 
 
-class SetSparseConfig(FrozenModel):
-    """An Erdős–Rényi graph that evolves.
+class SetSparseConfig(_Projection):
+    """Sparse maps whose graph evolves (SET).
 
-    `epsilon` sets its size; `zeta` is the share of the weights that is rewired after every epoch
-    but the last (report, chapter 4: 20 and 0.3).
+    `epsilon` sets their density; `zeta` is the share of the weights that is rewired after every
+    epoch but the last (20 and 0.3 in Mocanu 2018 and Brouns 2019, chapter 4).
     """
 
     kind: Literal["set_sparse"] = "set_sparse"
@@ -140,7 +157,7 @@ class SetSparseConfig(FrozenModel):
     zeta: Annotated[float, Field(ge=0, le=1)] = 0.3
 
     def build(self, d_in: int, d_out: int) -> nn.Module:
-        """A map from (..., d_in) to (..., d_out)."""
+        """Return a map from (..., d_in) to (..., d_out)."""
         return SetSparse(d_in, d_out, self.epsilon, self.zeta)
 
 

@@ -1,4 +1,4 @@
-"""The whole network on one page: front end, encoder, decoder (thesis 4.1, fig. 4.2).
+"""The whole network: front end, encoder, decoder (Winata 2020; Cahyawijaya 2021, sec. 4.1).
 
 Legend: B batch, T frames, F frequency bins, S encoder steps, U output tokens, W hypotheses of an
 utterance, D d_model, V vocabulary.
@@ -14,12 +14,11 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from asr.model.attention import (
-    S4D,
     Cache,
     DecoderAttentionConfig,
     EncoderAttentionConfig,
     FullAttentionConfig,
-    LinformerConfig,
+    Kernel,
     share_between_layers,
 )
 from asr.model.dropout import Dropout
@@ -43,10 +42,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EncoderConfig(FrozenModel):
-    """The stack that refines the front end's steps.
-
-    `convolution` is the width, in steps, of a convolution in each layer; without it there is none.
-    """
+    """Options of the encoder; `convolution` is the width of one in each layer, in steps."""
 
     n_layers: Size = 2
     attention: EncoderAttentionConfig = FullAttentionConfig()
@@ -54,8 +50,8 @@ class EncoderConfig(FrozenModel):
 
     @property
     def longest(self) -> int | None:
-        """How many steps an input may have, where its attention has a limit."""
-        return self.attention.length if isinstance(self.attention, LinformerConfig) else None
+        """Return the most steps of an input, None where its attention has no limit."""
+        return self.attention.longest
 
     @field_validator("convolution")
     @classmethod
@@ -66,18 +62,18 @@ class EncoderConfig(FrozenModel):
 
 
 class DecoderConfig(FrozenModel):
-    """The stack that writes the text."""
+    """Options of the decoder."""
 
     n_layers: Size = 4
     attention: DecoderAttentionConfig = FullAttentionConfig()
 
 
 class ModelConfig(FrozenModel):
-    """The network's shape; the defaults are LRT (r = 100) of thesis 4.2.2.
+    """Options of the network; the defaults are LRT (r = 100) of Cahyawijaya 2021, sec. 4.2.2.
 
-    `norm` is where layer normalisation stands (see `Residual`); `ctc_weight` the share of the CTC
-    loss in training, above 0 the encoder has a CTC head; `ranks` the modules that `asr compress`
-    made of two thin ones, by name.
+    `norm` is the order of layer normalization (see `Residual`); `ctc_weight` is the share of the
+    CTC loss in training (if above 0 the encoder has a CTC head); `ranks` are the ranks of the
+    modules that `asr compress` factorized, by name.
     """
 
     d_model: Size = 512
@@ -94,62 +90,55 @@ class ModelConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        problems = []
+        problems = [self.projection.problem(min(self.d_model, self.d_inner))]
         if self.d_model % self.n_heads or self.d_model % 2:
             problems.append(
                 f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"
             )
-        smallest = min(self.d_model, self.d_inner)
-        if isinstance(self.projection, LowRankConfig) and self.projection.rank > smallest:
-            problems.append(
-                f"projection.rank {self.projection.rank} is above the smaller of d_model and "
-                f"d_inner, {smallest}: a full rank is that at most"
-            )
-        if problems:
-            raise ValueError("; ".join(problems))
+        if any(problems):
+            raise ValueError("; ".join(filter(None, problems)))
         return self
 
     def build(self, n_freqs: int, vocab_size: int) -> "SpeechTransformer":
-        """The network for features of `n_freqs` bins and a vocabulary of `vocab_size`.
+        """Return the network for features of `n_freqs` bins and `vocab_size` tokens.
 
-        Raises ConfigError where `ranks` names a module that it has not.
+        Raises ConfigError if `ranks` names a module that the network lacks.
         """
         network = SpeechTransformer(self, n_freqs, vocab_size)
         apply_ranks(network, self.ranks)
         return network
 
     def cross_attention(self) -> MultiHeadAttention:
-        """LRMHA from the decoder to the encoder's output, always full."""
+        """Return attention from the decoder to the encoder's output, always full."""
         unit = self.self_attention(FullAttentionConfig())
         assert isinstance(unit, MultiHeadAttention)
         return unit
 
     def self_attention(
-        self, kernel: EncoderAttentionConfig | DecoderAttentionConfig, causal: bool = False
+        self, attention: EncoderAttentionConfig, causal: bool = False
     ) -> SelfAttention:
-        """LRMHA, the Transformer's own with a dense projection, or what stands in its place."""
-        built = kernel.build(self.n_heads, self.d_model // self.n_heads, causal, self.dropout)
-        if isinstance(built, S4D):
-            return StateSpace(self.d_model, self.projection, built, self._residual())
-        return MultiHeadAttention(
-            self.d_model, self.n_heads, self.projection, built, self._residual()
-        )
+        """Return multi-head attention, or the state-space layer in its place."""
+        d_head, residual = self.d_model // self.n_heads, self._residual()
+        kernel = attention.build(self.n_heads, d_head, causal, self.dropout)
+        if isinstance(kernel, Kernel):
+            return MultiHeadAttention(self.d_model, self.n_heads, self.projection, kernel, residual)
+        return StateSpace(self.d_model, self.projection, kernel, residual)
 
     def convolution(self) -> Convolution | None:
-        """The encoder layer's convolution, if it has one."""
+        """Return an encoder layer's convolution, None if the recipe has none."""
         width = self.encoder.convolution
         if width is None:
             return None
         return Convolution(self.d_model, width, self.projection, self._residual())
 
     def feed_forward(self) -> FeedForward:
-        """LRFF, or the Transformer's own with a dense projection."""
+        """Return a feed-forward unit."""
         return FeedForward(
             self.d_model, self.d_inner, self.projection, self.dropout, self._residual()
         )
 
     def last_norm(self) -> nn.Module:
-        """What ends a stack: pre-norm layers leave their sum as it is."""
+        """Return the last module of a stack: the sum of pre-norm layers is not normalized."""
         return nn.LayerNorm(self.d_model) if self.norm == "pre" else nn.Identity()
 
     def _residual(self) -> Residual:
@@ -157,9 +146,9 @@ class ModelConfig(FrozenModel):
 
 
 def sinusoids(start: int, length: int, d_model: int, device: torch.device) -> Tensor:
-    """Positions start … start + length - 1 as (length, D): sines in even places, cosines in odd.
+    """Return positions from `start` as (length, D), even sines and odd cosines.
 
-    They follow from the position alone, so there is no longest sequence.
+    Vaswani 2017, sec. 3.5. They are computed, so that a sequence may have any length.
     """
     position = torch.arange(start, start + length, device=device, dtype=torch.float32)
     rate = torch.exp(torch.arange(0, d_model, 2, device=device) * (-math.log(10000.0) / d_model))
@@ -168,7 +157,7 @@ def sinusoids(start: int, length: int, d_model: int, device: torch.device) -> Te
 
 
 class Encoder(nn.Module):
-    """N layers of self-attention and feed-forward over the front end's steps."""
+    """Layers of self-attention and feed-forward over the front end's steps."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -185,19 +174,20 @@ class Encoder(nn.Module):
         self.norm = config.last_norm()
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D); steps where `mask_BS` is False are nobody's business."""
+        """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, is ignored."""
         x_BSD = self.dropout(x_BSD + sinusoids(0, x_BSD.shape[1], x_BSD.shape[2], x_BSD.device))
         for layer in self.layers:
             x_BSD = layer(x_BSD, mask_BS)
-        return self.norm(x_BSD)
+        y_BSD: Tensor = self.norm(x_BSD)
+        return y_BSD
 
 
 @dataclass
 class DecoderState:
-    """What the decoder remembers between steps: B utterances, W hypotheses of each.
+    """The state of the decoder between steps: B utterances, W hypotheses of each.
 
-    `caches` (a layer's own, rows B · W first) follow the hypotheses; `memories` (keys and values
-    of the encoder's output, rows B first) and `mask_BS` belong to the utterance.
+    Each layer has a cache (B · W rows), which follows the hypotheses, and a memory (B rows): the
+    keys and values of the encoder's output, whose mask is `mask_BS`.
     """
 
     caches: list[Cache]
@@ -207,13 +197,13 @@ class DecoderState:
 
     def reorder(self, parents_BW: Tensor) -> None:
         """Let hypothesis w of utterance b continue hypothesis `parents_BW[b, w]` of it."""
-        B = len(parents_BW)
-        first_B1 = torch.arange(B, device=parents_BW.device)[:, None] * (self._rows() // B)
+        B, W = parents_BW.shape
+        first_B1 = torch.arange(B, device=parents_BW.device)[:, None] * W
         rows = (first_B1 + parents_BW).flatten()
         self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
 
     def select(self, indices: Tensor) -> None:
-        """Go on with these utterances only, a tensor of indices."""
+        """Keep these utterances only."""
         B = len(self.mask_BS)
         self.caches = [
             tuple(t.unflatten(0, (B, -1))[indices].flatten(0, 1) for t in cache)
@@ -222,12 +212,9 @@ class DecoderState:
         self.memories = [tuple(t[indices] for t in memory) for memory in self.memories]
         self.mask_BS = self.mask_BS[indices]
 
-    def _rows(self) -> int:
-        return len(self.caches[0][0])
-
 
 class Decoder(nn.Module):
-    """M layers that read the text so far and the encoder's output; scores of the next token."""
+    """Layers over the text so far and the encoder's output, which score the next token."""
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
@@ -248,42 +235,45 @@ class Decoder(nn.Module):
         self.output = nn.Linear(config.d_model, vocab_size)
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
-        """(B, U) tokens at positions from `start` to (B, U, D), scaled as positions are."""
+        """Embed (B, U) tokens at positions from `start`: (B, U, D)."""
         positions = sinusoids(start, tokens.shape[1], self.d_model, tokens.device)
-        return self.dropout(self.embed(tokens) * self.d_model**0.5 + positions)
+        x_BUD: Tensor = self.dropout(self.embed(tokens) * self.d_model**0.5 + positions)
+        return x_BUD
 
     def forward(self, tokens_BU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """Logits (B, U, V) of the token after each, all positions at once."""
+        """Return the logits (B, U, V) of the token after each, all positions at once."""
         x_BUD = self._embed(tokens_BU, 0)
         for layer in self.layers:
             x_BUD = layer(x_BUD, memory_BSD, mask_BS)
-        return self.output(self.norm(x_BUD))
+        logits_BUV: Tensor = self.output(self.norm(x_BUD))
+        return logits_BUV
 
     def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> DecoderState:
-        """The state before the first token."""
-        memories: list[Cache] = [
-            layer.cross_attention.keys_values(memory_BSD) for layer in self._layers()
-        ]
+        """Return the state before the first token."""
+        layers = self.each_layer()
+        memories: list[Cache] = [layer.cross_attention.keys_values(memory_BSD) for layer in layers]
         return DecoderState([() for _ in memories], memories, mask_BS)
 
     def step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
-        """Log-probabilities (B, W, V) of the token after `tokens_BW`; `state` moves on by one."""
+        """Return log-probabilities (B, W, V) of the next token; `state` advances by one."""
         x_BWD = self._embed(tokens_BW.flatten()[:, None], state.position).view(*tokens_BW.shape, -1)
-        for i, layer in enumerate(self._layers()):
+        for i, layer in enumerate(self.each_layer()):
             x_BWD, state.caches[i] = layer.step(
                 x_BWD, state.caches[i], state.memories[i], state.mask_BS
             )
         state.position += 1
-        return self.output(self.norm(x_BWD)).log_softmax(-1)
+        logits_BWV: Tensor = self.output(self.norm(x_BWD))
+        return logits_BWV.log_softmax(-1)
 
-    def _layers(self) -> Iterator[DecoderLayer]:
+    def each_layer(self) -> Iterator[DecoderLayer]:
+        """Yield the layers."""
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             yield layer
 
 
 class SpeechTransformer(nn.Module):
-    """Spectrogram in, text out: VGG front end, encoder, decoder, and a CTC head where wanted."""
+    """Front end, encoder, decoder, and a CTC head if `ctc_weight` is above 0."""
 
     def __init__(self, config: ModelConfig, n_freqs: int, vocab_size: int) -> None:
         super().__init__()
@@ -294,7 +284,7 @@ class SpeechTransformer(nn.Module):
         self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None
 
     def encode(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, F) and frame counts to memory (B, S, D) and its mask (B, S)."""
+        """Map (B, T, F) and frame counts to memory (B, S, D) and its mask (B, S)."""
         x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
         mask_BS = padding_mask(steps_B, x_BSD.shape[1])
         return self.encoder(x_BSD, mask_BS), mask_BS
@@ -302,7 +292,7 @@ class SpeechTransformer(nn.Module):
     def forward(
         self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Logits (B, U, V) of the decoder, (B, S, V) of the CTC head or None, the mask (B, S)."""
+        """Return logits (B, U, V) and of the CTC head (B, S, V), or None; and the mask (B, S)."""
         memory_BSD, mask_BS = self.encode(feats_BTF, lengths_B)
         logits_BUV = self.decoder(tokens_BU, memory_BSD, mask_BS)
         return logits_BUV, self.ctc_head(memory_BSD) if self.ctc_head else None, mask_BS

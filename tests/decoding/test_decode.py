@@ -167,7 +167,7 @@ def test_texts_and_scores_depend_on_nothing_but_the_utterance(
 @pytest.mark.parametrize("change", [{"method": m} for m in METHODS[1:]] + [{"ctc_weight": 0.2}])
 def test_what_needs_a_ctc_head_is_refused_without_one(change) -> None:
     model = tiny_model(ctc_weight=0.0)
-    with pytest.raises(ConfigError, match=r"search\.method .* no CTC head"):
+    with pytest.raises(ConfigError, match=r"decoding\.method .* no CTC head"):
         texts_of(model, [torch.randn(20, 8)], DecodingOptions(**change))
 
 

@@ -1,10 +1,10 @@
-"""Plug point 2: how queries meet keys; a file for each family, all kinds at the foot here."""
+"""Plug point 2: attention kernels, one file for each family and one union of all kinds."""
 
 from typing import Annotated
 
 from pydantic import Field
 
-from asr.model.attention.full import Cache, FullAttention, FullAttentionConfig, Kernel
+from asr.model.attention.full import AttentionConfig, Cache, FullAttentionConfig, Kernel
 from asr.model.attention.linear import LinearAttentionConfig, PerformerConfig, follow_step
 from asr.model.attention.linformer import (
     ConvLinformerConfig,
@@ -17,24 +17,14 @@ from asr.model.attention.s4d import S4D, S4dConfig
 from asr.model.attention.sliding_window import SlidingWindowConfig
 
 __all__ = [
-    "S4D", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig", "FullAttention",
-    "FullAttentionConfig", "Kernel", "LinformerConfig", "follow_step", "share_between_layers",
+    "S4D", "AttentionConfig", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig",
+    "FullAttentionConfig", "Kernel", "follow_step", "share_between_layers",
 ]  # fmt: skip
 
-# Kinds that cannot be causal join only the encoder's union: an illegal model cannot be written.
-DecoderAttentionConfig = Annotated[
-    FullAttentionConfig | LinearAttentionConfig | PerformerConfig | SlidingWindowConfig | S4dConfig,
-    Field(discriminator="kind"),
-]
-EncoderAttentionConfig = Annotated[
-    FullAttentionConfig
-    | LinearAttentionConfig
-    | PerformerConfig
-    | SlidingWindowConfig
-    | S4dConfig
-    | LinformerConfig
-    | ConvLinformerConfig
-    | LshConfig
-    | NystromConfig,
-    Field(discriminator="kind"),
-]
+# Kinds that cannot be causal are absent from the decoder's union: no illegal model can be written.
+_Causal = (
+    FullAttentionConfig | LinearAttentionConfig | PerformerConfig | SlidingWindowConfig | S4dConfig
+)
+_Any = _Causal | LinformerConfig | ConvLinformerConfig | LshConfig | NystromConfig
+DecoderAttentionConfig = Annotated[_Causal, Field(discriminator="kind")]
+EncoderAttentionConfig = Annotated[_Any, Field(discriminator="kind")]

@@ -1,6 +1,9 @@
-"""What every kernel is, and the first of them: softmax attention over all keys."""
+"""Define what an attention kernel is, and softmax attention over all keys.
 
-from typing import Literal
+Legend: B batch, H heads, T queries, S keys, K head dimension.
+"""
+
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,34 +12,57 @@ from torch.nn.functional import scaled_dot_product_attention
 from asr.model.dropout import dropout
 from asr.schema import FrozenModel
 
-# What a kernel remembers of the past while decoding; every tensor has the rows first.
+# The state of a kernel in decoding, from the positions so far; every tensor has the rows first.
 Cache = tuple[Tensor, ...]
 
 
 class Kernel(nn.Module):
-    """How queries meet keys: sees no projections, so that each works with all of them."""
+    """Attention without its projections, so that each kernel works with all of them.
+
+    `attends_to_all_past` marks causal kernels whose cache is all keys and all values.
+    """
+
+    attends_to_all_past: ClassVar[bool] = False
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """Attend; keys where `mask_BS` is False are not seen. Returns (B, H, T, K)."""
+        """Attend to the keys where `mask_BS` is True; returns (B, H, T, K)."""
         raise NotImplementedError
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """One position after those in `cache` (empty at the start); of causal kinds only."""
+        """Compute one position after those in `cache` (empty at first); causal kinds only."""
         raise NotImplementedError
 
 
+class AttentionConfig(FrozenModel):
+    """Options that all kinds of attention share.
+
+    `exports` tells whether torch can export the encoder's kernel as one graph for every length.
+    """
+
+    exports: ClassVar[bool] = False
+
+    @property
+    def longest(self) -> int | None:
+        """Return the most steps of an input, None where there is no limit."""
+        return None
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, p: float = 0.0,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    p: float = 0.0,
     causal: bool = False,
-) -> Tensor:  # fmt: skip
-    """Softmax(Q Kᵀ / √d_k) V, each weight dropped with probability p; where `mask`, it is seen."""
+) -> Tensor:
+    """Return Softmax(Q Kᵀ / √d_k) V over keys where `mask` is True, dropping weights with p."""
     if not p or not q.is_cpu:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal)
-    # Step by step: torch has no kernel for it on a CPU, and a slow dropout.
+    # Step by step: torch has no fused kernel with dropout on a CPU, and a slow dropout.
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
@@ -46,7 +72,12 @@ def attend(
 
 
 class FullAttention(Kernel):
-    """Softmax(Q Kᵀ / √d_k) V over all keys (thesis eq. 3.1), or over past ones if causal."""
+    """Scaled dot-product attention (Vaswani 2017, eq. 1; Cahyawijaya 2021, eq. 3.1).
+
+    If causal, a query attends to its own position and earlier ones.
+    """
+
+    attends_to_all_past = True
 
     def __init__(self, causal: bool, dropout: float) -> None:
         super().__init__()
@@ -56,7 +87,7 @@ class FullAttention(Kernel):
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """(B, H, T, K); a matrix of T × S is formed only where a CPU drops weights."""
+        """Attend; a T × S matrix is formed only in training on a CPU, for dropout."""
         mask = None if mask_BS is None else mask_BS[:, None, None, :]
         p = self.dropout if self.training else 0.0
         return attend(q_BHTK, k_BHSK, v_BHSK, mask, p, self.causal)
@@ -64,18 +95,19 @@ class FullAttention(Kernel):
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """The cache is all keys and all values."""
+        """Attend to the cache, all keys and values so far, and to this position."""
         if cache:
             k_BH1K = torch.cat((cache[0], k_BH1K), dim=2)
             v_BH1K = torch.cat((cache[1], v_BH1K), dim=2)
         return scaled_dot_product_attention(q_BH1K, k_BH1K, v_BH1K), (k_BH1K, v_BH1K)
 
 
-class FullAttentionConfig(FrozenModel):
-    """Every query sees every key."""
+class FullAttentionConfig(AttentionConfig):
+    """Every query attends to every key."""
 
+    exports = True
     kind: Literal["full"] = "full"
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """A kernel for `n_heads` heads of `d_head` numbers."""
+        """Return a kernel for any heads."""
         return FullAttention(causal, dropout)

@@ -1,5 +1,6 @@
-"""Attention whose weights are products of features, φ(q)·φ(k): linear in the length.
+"""Attention with weights φ(q)·φ(k), in time and memory linear in the length.
 
+Linear attention (Katharopoulos 2020) and the Performer (Choromanski 2021) differ in φ alone.
 Legend: B batch, H heads, T queries, S keys, K head dimension, M features.
 """
 
@@ -11,32 +12,32 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import elu, pad
 
-from asr.model.attention.full import Cache, Kernel
-from asr.schema import FrozenModel, Size
+from asr.model.attention.full import AttentionConfig, Cache, Kernel
+from asr.schema import Size
 
-_CHUNK = 64  # positions; sums over earlier chunks are held once, scores within one at a time
-_NOTHING = 1e-20  # its inverse, a gradient, is still finite
+_CHUNK = 64  # positions; one sum over all earlier chunks, the scores of one chunk at a time
+_LEAST = 1e-20  # a sum of weights; its inverse, in gradients, is still finite
 
 
 class CausalProduct(torch.autograd.Function):
-    """Row i is q_i Σ_{j ≤ i} k_jᵀ v_j, in time and memory linear in the length, backward too.
+    """Row i is q_i Σ_{j ≤ i} k_jᵀ v_j, linear in the length in the backward pass too.
 
-    Nothing but the three inputs is kept: the gradients are sums of the same form, one of them
-    forward in time and two of them backward (talk, how to implement causal masking).
+    Only the three inputs are saved: the gradients are sums of the same form, one of them forward
+    in time and two backward (Katharopoulos 2020, sec. 3.3.1).
     """
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, q_BHTM: Tensor, k_BHTM: Tensor, v_BHTK: Tensor) -> Tensor:
-        """(B, H, T, K)."""
+        """Return the sums (B, H, T, K)."""
         ctx.save_for_backward(q_BHTM, k_BHTM, v_BHTK)
         return _causal_product(q_BHTM, k_BHTM, v_BHTK)
 
     @staticmethod
     @once_differentiable
-    @torch.amp.custom_bwd(device_type="cuda")
+    @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g_BHTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """Of q, k, v."""
+        """Return the gradients of q, k, v."""
         q, k, v = ctx.saved_tensors
         grad_q = _causal_product(g_BHTK, v, k)
         q, k, v, g = (x.flip(2) for x in (q, k, v, g_BHTK))
@@ -53,31 +54,38 @@ def _causal_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _and_one(v_BHSK: Tensor) -> Tensor:
-    """Values with a last number 1, whose weighted sum is the sum of the weights, Z."""
+    """Append a 1 to each value; its weighted sum is the sum of the weights, Z."""
     return pad(v_BHSK, (0, 1), value=1.0)
 
 
-def _normalised(sums: Tensor) -> Tensor:
-    # Features that all underflow weigh nothing, and their mean is zero.
-    return sums[..., :-1] / sums[..., -1:].clamp(min=_NOTHING)
+def _normalized(sums: Tensor) -> Tensor:
+    # Where all features underflow the result is zero.
+    return sums[..., :-1] / sums[..., -1:].clamp(min=_LEAST)
 
 
 def attend_by_features(q_BHTM: Tensor, k_BHSM: Tensor, v_BHSK: Tensor, causal: bool) -> Tensor:
-    """Σ_j (q_i·k_j) v_j / Σ_j q_i·k_j over all j, or j ≤ i if causal (talk, linearizing)."""
+    """Return Σ_j (q_i·k_j) v_j / Σ_j q_i·k_j over all j, or j ≤ i if causal.
+
+    Katharopoulos 2020, eq. 5 and 9; Merali 2020.
+    """
     if causal:
-        return _normalised(CausalProduct.apply(q_BHTM, k_BHSM, _and_one(v_BHSK)))
+        sums: Tensor = CausalProduct.apply(q_BHTM, k_BHSM, _and_one(v_BHSK))  # type: ignore[no-untyped-call]
+        return _normalized(sums)
     Z_BHM1 = k_BHSM.sum(2)[..., None]
-    return q_BHTM @ (k_BHSM.transpose(2, 3) @ v_BHSK) / (q_BHTM @ Z_BHM1).clamp(min=_NOTHING)
+    return q_BHTM @ (k_BHSM.transpose(2, 3) @ v_BHSK) / (q_BHTM @ Z_BHM1).clamp(min=_LEAST)
 
 
 def step_by_features(
     q_BH1M: Tensor, k_BH1M: Tensor, v_BH1K: Tensor, cache: Cache
 ) -> tuple[Tensor, Cache]:
-    """The same as a recurrent network (talk, Transformers as RNNs); the state is S beside Z."""
+    """Compute one position as a recurrent network (Katharopoulos 2020, sec. 3.4).
+
+    The cache is the sum of k_jᵀ v_j with the sum of weights beside it, of constant size.
+    """
     state_BHMK = k_BH1M.transpose(2, 3) @ _and_one(v_BH1K)
     if cache:
         state_BHMK = cache[0] + state_BHMK
-    return _normalised(q_BH1M @ state_BHMK), (state_BHMK,)
+    return _normalized(q_BH1M @ state_BHMK), (state_BHMK,)
 
 
 def _fill_padding(new_BHSM: Tensor, mask_BS: Tensor | None, value: float) -> Tensor:
@@ -89,7 +97,7 @@ def _elu_plus_one(x: Tensor) -> Tensor:
 
 
 class LinearAttention(Kernel):
-    """φ(x) = elu(x) + 1 (talk, linearizing attention)."""
+    """Linear attention with φ(x) = elu(x) + 1 (Katharopoulos 2020, eq. 7)."""
 
     def __init__(self, causal: bool) -> None:
         super().__init__()
@@ -98,32 +106,34 @@ class LinearAttention(Kernel):
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """(B, H, T, K)."""
+        """Attend; see `Kernel`."""
         k_BHSM = _fill_padding(_elu_plus_one(k_BHSK), mask_BS, 0.0)
         return attend_by_features(_elu_plus_one(q_BHTK), k_BHSM, v_BHSK, self.causal)
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """The cache is of the same size at every position."""
+        """Compute one position, with a cache of constant size."""
         return step_by_features(_elu_plus_one(q_BH1K), _elu_plus_one(k_BH1K), v_BH1K, cache)
 
 
-class LinearAttentionConfig(FrozenModel):
-    """Weights are (elu(q) + 1)·(elu(k) + 1)."""
+class LinearAttentionConfig(AttentionConfig):
+    """Attention with weights (elu(q) + 1)·(elu(k) + 1)."""
 
+    exports = True
     kind: Literal["linear"]
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """A kernel for any heads."""
+        """Return a kernel for any heads."""
         return LinearAttention(causal)
 
 
 class PerformerAttention(Kernel):
-    """FAVOR+: random positive features whose products are exp(q·k / √d_k) on the mean (slides).
+    """FAVOR+: positive random features, φ(q)·φ(k) = exp(q·k / √d_k) on average.
 
-    φ(x) = exp(ω·x' - |x'|² / 2), x' = x / d_k^¼, for M directions ω, orthogonal in groups of d_k.
-    A bundle holds one draw; training takes a new one every `redraw` steps (`follow`).
+    φ(x) = exp(ω·x' - |x'|² / 2), x' = x / d_k^¼, for M directions ω that are orthogonal in groups
+    of d_k (Choromanski 2021, lemma 1 and sec. 2.4). A bundle stores one draw of them; training
+    uses a new draw every `redraw` steps (`follow`).
     """
 
     omega: Tensor
@@ -136,7 +146,7 @@ class PerformerAttention(Kernel):
         self.latest = None
 
     def follow(self, step: int) -> None:
-        """Take the directions of a training step, which follow from its number alone."""
+        """Use the directions of a training step; the step's index alone determines them."""
         if self.redraw is None or step // self.redraw == self.drawn:
             return
         self.drawn, (n, d) = step // self.redraw, self.omega.shape
@@ -144,41 +154,42 @@ class PerformerAttention(Kernel):
         self.latest = drawn if self.drawn else None
 
     def features(self, x: Tensor) -> Tensor:
-        """log φ(x), (…, K) to (…, M)."""
+        """Return log φ(x), (…, K) to (…, M)."""
         along = self._along(x)
         x = x.to(along.dtype)
         return along.sub_(x.square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5))
 
     def _along(self, x: Tensor) -> Tensor:
-        """ω·x', an exponent, for which 8 bits are too few."""
+        """Return ω·x' in full precision: bfloat16 is too coarse for an exponent."""
         omega_MK = self.omega if self.latest is None or not self.training else self.latest
         with torch.autocast(x.device.type, enabled=False):
             dtype = torch.promote_types(x.dtype, omega_MK.dtype)
-            return x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
+            along: Tensor = x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
+            return along
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """(B, H, T, K)."""
+        """Attend; see `Kernel`."""
         k_BHSM = _fill_padding(self.features(k_BHSK), mask_BS, -torch.inf)
         if not self.causal:
-            # A factor that all keys share is none; causal keys cannot know those to come.
+            # A factor that all keys share cancels; causal keys cannot know the later ones.
             k_BHSM.sub_(k_BHSM.detach().amax((2, 3), keepdim=True))
         return attend_by_features(self._queries(q_BHTK), k_BHSM.exp_(), v_BHSK, self.causal)
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """The cache is of the same size at every position."""
+        """Compute one position, with a cache of constant size."""
         return step_by_features(self._queries(q_BH1K), self.features(k_BH1K).exp(), v_BH1K, cache)
 
     def _queries(self, q_BHTK: Tensor) -> Tensor:
-        """Features up to a factor of each query's own, which its normalisation takes out."""
+        """Return features up to a factor of each query, which normalization cancels."""
         return self._along(q_BHTK).softmax(-1)
 
 
 def orthogonal_directions(n: int, d: int, draw: int) -> Tensor:
-    """The draw's (n, d) directions: lengths as of N(0, I), orthogonal in groups of d."""
+    """Return the draw's (n, d) directions: lengths as of N(0, I), orthogonal in groups of d."""
     rng = torch.Generator("cpu").manual_seed(draw)
 
     def normal(*shape: int) -> Tensor:
@@ -186,24 +197,26 @@ def orthogonal_directions(n: int, d: int, draw: int) -> Tensor:
 
     groups = [torch.linalg.qr(normal(d, d)) for _ in range(-(-n // d))]
     # With the signs of R's diagonal, Q is uniform among rotations.
-    unit = torch.cat([Q * R.diagonal().sign() for Q, R in groups], 1).t()[:n]
-    return (unit * normal(n, d).norm(dim=1, keepdim=True)).float().contiguous()
+    unit: Tensor = torch.cat([Q * R.diagonal().sign() for Q, R in groups], 1).t()[:n]
+    lengths: Tensor = normal(n, d).norm(dim=1, keepdim=True)
+    return (unit * lengths).float().contiguous()
 
 
 def follow_step(modules: Iterable[nn.Module], step: int) -> None:
-    """Tell kernels that a training step begins; what they do of it follows from its number."""
+    """Let kernels with random features use those of a training step."""
     for module in modules:
         if isinstance(module, PerformerAttention):
             module.follow(step)
 
 
-class PerformerConfig(FrozenModel):
-    """So many random `features`, drawn again every `redraw` training steps (never, if null)."""
+class PerformerConfig(AttentionConfig):
+    """Attention by `features` random features, redrawn every `redraw` steps (null: never)."""
 
+    exports = True
     kind: Literal["performer"]
     features: Size = 128
     redraw: Size | None = 500
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """A kernel for heads of `d_head` numbers."""
+        """Return a kernel for heads of size `d_head`."""
         return PerformerAttention(self, d_head, causal)

@@ -1,4 +1,4 @@
-"""Linformer: keys and values are projected along time before queries meet them.
+"""Linformer: keys and values are projected along time before attention (Wang 2020).
 
 Legend: B batch, H heads (or 1 where heads share), T queries, S keys, K head dimension, R rank,
 N the longest input, C stride, M landmarks.
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from asr.errors import DataError
-from asr.model.attention.full import Kernel, attend
-from asr.schema import FrozenModel, Size
+from asr.model.attention.full import AttentionConfig, Kernel, attend
+from asr.schema import Size
 
 
 def _without_padding(x_BHSK: Tensor, mask_BS: Tensor | None) -> Tensor:
@@ -20,7 +20,10 @@ def _without_padding(x_BHSK: Tensor, mask_BS: Tensor | None) -> Tensor:
 
 
 class LinformerAttention(Kernel):
-    """Softmax(Q (E K)ᵀ / √d_k) (F V), E and F of rank × length (thesis eq. 3.7 to 3.9)."""
+    """Softmax(Q (E K)ᵀ / √d_k) (F V), E and F of rank × length.
+
+    Wang 2020, eq. 7; Cahyawijaya 2021, eq. 3.7 to 3.9.
+    """
 
     EF: Tensor
 
@@ -39,16 +42,16 @@ class LinformerAttention(Kernel):
             self.register_buffer("EF", EF)
 
     def follow(self, owner: "LinformerAttention") -> None:
-        """Use another layer's E and F, which stay that layer's in a bundle."""
+        """Use another layer's E and F, which a bundle stores with that layer."""
         del self.EF
-        self.owner = (owner,)  # a tuple hides a module from its new user's state
+        self.owner = (owner,)  # in a tuple it is no submodule
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """Shorter inputs use the first columns of E and F; padding is zero before it meets them.
+        """Attend; shorter inputs use the first columns of E and F, and padding is zero.
 
-        Raises DataError for an input that is longer than they are.
+        Raises DataError for an input that is longer than E and F.
         """
         S = k_BHSK.shape[2]
         if self.length < S:
@@ -63,19 +66,19 @@ class LinformerAttention(Kernel):
 
 
 def share_between_layers(stack: nn.Module) -> None:
-    """Let all layers of a stack use the first one's E = F, where their `sharing` says so."""
+    """Let all layers of a stack use the first layer's E = F if `sharing` is "layers"."""
     kernels = [each for each in stack.modules() if isinstance(each, LinformerAttention)]
     for kernel in kernels[1:]:
         if kernel.is_shared:
             kernel.follow(kernels[0])
 
 
-class LinformerConfig(FrozenModel):
-    """Keys and values of at most `length` steps are seen as `rank` of them.
+class LinformerConfig(AttentionConfig):
+    """Keys and values of at most `length` steps are projected to `rank` of them.
 
-    `sharing`, each with that before it: nothing; E and F by all heads; E = F; the same in all
-    layers (talk, additional efficiency improvements). `projection: random` keeps E and F as drawn
-    from N(0, 1 / rank) (talk, theorem 1), where `learned` begins.
+    `sharing`, each including the one before: none; E and F by all heads; E = F; the same in all
+    layers (Wang 2020, sec. 4; Merali 2020). `projection: random` keeps E and F as drawn from
+    N(0, 1 / rank) (Wang 2020, theorem 1); `learned` starts there.
     """
 
     kind: Literal["linformer"]
@@ -84,17 +87,22 @@ class LinformerConfig(FrozenModel):
     sharing: Literal["none", "heads", "kv", "layers"] = "heads"
     projection: Literal["learned", "random"] = "learned"
 
+    @property
+    def longest(self) -> int:
+        """Return the most steps of an input."""
+        return self.length
+
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """A kernel for `n_heads` heads of `d_head` numbers."""
+        """Return a kernel for `n_heads` heads."""
         return LinformerAttention(self, n_heads, dropout)
 
 
 class ConvLinformerAttention(Kernel):
-    """A convolution of kernel = stride in place of E and F: any length (slides, long memory).
+    """A convolution with kernel size = stride in place of E and F, for any length (Zaytsev).
 
-    Each channel of K and of V has C numbers, at first their mean: with a stride of 1, full
-    attention. In training keys and values are turned in a cycle by a step less than the stride, so
-    that no place in a window is learned by heart (cycle-shift augmentation).
+    Each channel of K and of V has C weights, initially 1 / C; with a stride of 1 this is full
+    attention. In training keys and values are shifted cyclically by a random number of steps below
+    the stride, so that no position in a window is memorized (cycle-shift augmentation).
     """
 
     def __init__(self, config: "ConvLinformerConfig", n_heads: int, d_head: int, dropout: float):
@@ -106,13 +114,13 @@ class ConvLinformerAttention(Kernel):
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """A window is a key while one of its steps is real; the others of it are zero."""
+        """Attend to windows with a valid step; the padding in them is zero."""
         if mask_BS is None:
             mask_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
         kv = [_without_padding(x, mask_BS) for x in (k_BHSK, v_BHSK)]
         if self.training and self.cycle_shift:
-            turned_BS = cyclic_shift(mask_BS, int(torch.randint(self.stride, ())))
-            kv = [x.take_along_dim(turned_BS[:, None, :, None], 2) for x in kv]
+            source_BS = cyclic_shift(mask_BS, int(torch.randint(self.stride, ())))
+            kv = [x.take_along_dim(source_BS[:, None, :, None], 2) for x in kv]
         C = min(self.stride, k_BHSK.shape[2])
         rest = -k_BHSK.shape[2] % C
         k_BHMK, v_BHMK = (
@@ -125,22 +133,22 @@ class ConvLinformerAttention(Kernel):
 
 
 def cyclic_shift(mask_BS: Tensor, by: int) -> Tensor:
-    """Where each step comes from (B, S) when real ones move on `by` places, the last to the front.
+    """Return the source index (B, S) of each step when valid steps are rolled by `by`.
 
-    Padding, all of it behind the real steps, stays.
+    Padding, which follows the valid steps, stays.
     """
-    place_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
+    index_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
     length_B1 = mask_BS.sum(1, keepdim=True).clamp(min=1)
-    return torch.where(mask_BS, (place_S - by) % length_B1, place_S)
+    return torch.where(mask_BS, (index_S - by) % length_B1, index_S)
 
 
-class ConvLinformerConfig(FrozenModel):
-    """Every `stride` steps are one key; `cycle_shift` moves the windows in training."""
+class ConvLinformerConfig(AttentionConfig):
+    """Every `stride` steps become one key; `cycle_shift` shifts the windows in training."""
 
     kind: Literal["conv_linformer"]
     stride: Size = 4
     cycle_shift: bool = True
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """A kernel for `n_heads` heads of `d_head` numbers."""
+        """Return a kernel for `n_heads` heads of size `d_head`."""
         return ConvLinformerAttention(self, n_heads, d_head, dropout)

@@ -1,7 +1,7 @@
-"""Reformer's attention: each position sees those that a hash puts near it (thesis 2.2.2).
+"""Reformer's attention by locality-sensitive hashing (Kitaev 2020; Cahyawijaya 2021, sec. 2.2.2).
 
-Legend: B batch, R rounds of hashing, H heads, S positions, K head dimension, N chunks, C places of
-a chunk, X keys that a chunk can see.
+Legend: B batch, R rounds of hashing, H heads, S positions, K head dimension, N chunks, C positions
+in a chunk.
 """
 
 from typing import Literal
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from asr.model.attention.full import Kernel
-from asr.schema import FrozenModel, Size
+from asr.model.attention.full import AttentionConfig, Kernel
+from asr.schema import Size
 
-# Reformer's own: a position sees itself only where there is nothing else.
+# A position attends to itself only if there is no other key (Kitaev 2020, sec. 2).
 _ITSELF, _NEVER = -1e5, -1e9
 
 
 class LshAttention(Kernel):
-    """Positions sorted by hash and cut into chunks; a chunk sees itself and the one before it.
+    """Positions sorted by hash, in chunks that attend to themselves and the chunk before them.
 
-    Queries and keys are the same, the mean of what the projections give, keys of length 1. The
-    hash is the nearest of ± random directions; rounds are joined by what each summed up.
+    Queries and keys are the same, the mean of both projections; keys are scaled to length 1. The
+    hash is the nearest of ± random directions; rounds are weighted by their sums of exp(score).
     """
 
     directions: Tensor
@@ -36,7 +36,7 @@ class LshAttention(Kernel):
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """(B, H, S, K)."""
+        """Attend; see `Kernel`."""
         B, H, S, K = v_BHSK.shape
         x_BHSK = (q_BHTK + k_BHSK) / 2
         if mask_BS is None:
@@ -49,25 +49,27 @@ class LshAttention(Kernel):
 
         C = min(self.chunk, S)
 
-        def chunks(x: Tensor) -> Tensor:  # (B, R, H, S, …) to (B, R, H, N, C, …)
-            return pad(x, (0, 0, 0, -S % C)).unflatten(3, (-1, C))
+        def chunks(x_BRHSX: Tensor) -> Tensor:  # to (B, R, H, N, C, X)
+            blocks: Tensor = pad(x_BRHSX, (0, 0, 0, -S % C)).unflatten(3, (-1, C))
+            return blocks
 
-        rows = [x[:, None].expand(-1, len(self.directions), H, -1, -1)
-                for x in (x_BHSK, v_BHSK, mask_B1S1)]  # fmt: skip
-        q, v, real, place = *(chunks(x.take_along_dim(order, 3)) for x in rows), chunks(order)
-        k, v, seen, key_place = (
+        R = len(self.directions)
+        rows = [x[:, None].expand(-1, R, H, -1, -1) for x in (x_BHSK, v_BHSK, mask_B1S1)]
+        q, v, valid, index = *(chunks(x.take_along_dim(order, 3)) for x in rows), chunks(order)
+        k, v, valid, key_index = (
             torch.cat((pad(x[:, :, :, :-1], (0, 0, 0, 0, 1, 0)), x), 4)
-            for x in (normalize(q, dim=-1), v, real, place)
+            for x in (normalize(q, dim=-1), v, valid, index)
         )
         scores = q @ k.mT * K**-0.5
-        scores = scores.masked_fill(place == key_place.mT, _ITSELF).masked_fill(~seen.mT, _NEVER)
+        scores = scores.masked_fill(index == key_index.mT, _ITSELF).masked_fill(~valid.mT, _NEVER)
         sums = scores.logsumexp(-1, keepdim=True)
         outs, back = ((scores - sums).exp() @ v, sums), order.argsort(3)
         found, sums = (x.flatten(3, 4)[:, :, :, :S].take_along_dim(back, 3) for x in outs)
-        return (found * sums.softmax(1)).sum(1)
+        mixed_BHSK: Tensor = (found * sums.softmax(1)).sum(1)
+        return mixed_BHSK
 
 
-class LshConfig(FrozenModel):
+class LshConfig(AttentionConfig):
     """Chunks of `chunk` positions, hashed `rounds` times to the nearest of 2 · `buckets`."""
 
     kind: Literal["lsh"]
@@ -76,5 +78,5 @@ class LshConfig(FrozenModel):
     rounds: Size = 2
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """A kernel for heads of `d_head` numbers."""
+        """Return a kernel for heads of size `d_head`."""
         return LshAttention(self, d_head)

@@ -1,6 +1,6 @@
-"""A structured state-space layer in place of attention: a recurrence that is a convolution.
+"""A diagonal state-space model in place of attention, S4D (Gu 2022): recurrence and convolution.
 
-Nothing is asked of anything here, so there are no queries and keys (see `layers.StateSpace`).
+It has no queries and keys (see `layers.StateSpace`).
 Legend: B batch, T positions, D channels, N pairs of states, R directions of time.
 """
 
@@ -10,16 +10,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from asr.model.attention.full import Cache
-from asr.schema import FrozenModel, Size
+from asr.model.attention.full import AttentionConfig, Cache
+from asr.schema import Size
 
 
 class S4D(nn.Module):
-    """x' = A x + B u, y = C x + D u for each channel, with a diagonal A (slides, SSM; S4D-Lin).
+    """x' = A x + B u, y = C x + D u for each channel, with a diagonal A (Gu 2022, S4D-Lin).
 
-    A step of its channel's Δ is held between samples (zero-order hold), of which the slides'
-    Ā = I + Δ A is the first term. B is 1: C carries its scale. Without `causal`, a second system
-    reads from the end.
+    It is discretized by zero-order hold with a step Δ for each channel; Ā = I + Δ A (Zaytsev) is
+    the first term of that. B is 1, since C has its scale. Without `causal`, a second system reads
+    from the end.
     """
 
     def __init__(self, d_model: int, states: int, causal: bool) -> None:
@@ -33,25 +33,25 @@ class S4D(nn.Module):
         self.D_D = nn.Parameter(torch.randn(d_model))
 
     def discrete(self) -> tuple[Tensor, Tensor]:
-        """log Ā and C̄ = C B̄, complex (R, D, N); a state's conjugate is not stored."""
+        """Return log Ā and C̄ = C B̄, complex (R, D, N); conjugate states are not stored."""
         A = torch.complex(-self.log_decay_RDN.exp(), self.frequency_RDN)
         log_A = A * self.log_step_RD.exp()[..., None]
         return log_A, torch.view_as_complex(self.C_RDN2) * (log_A.exp() - 1) / A
 
     def kernel(self, length: int) -> Tensor:
-        """K̄ = (C̄, C̄ Ā, …, C̄ Ā^(T-1)) (slides, convolution view), (R, D, T)."""
+        """Return the filter K̄ = (C̄, C̄ Ā, …, C̄ Ā^(T-1)), (R, D, T) (Gu 2022, sec. 2)."""
         log_A, C = self.discrete()
-        # Step t = a m + b: only √T powers of each are formed, in place of T for every state.
+        # With t = a m + b, only √T powers are formed for each of a and b.
         m = math.isqrt(length - 1) + 1
         b = torch.arange(m, device=log_A.device)
         early = (log_A[..., None] * b).exp()
         late = (log_A[..., None] * (m * b)).exp() * C[..., None]
         late, early = torch.cat((late.real, -late.imag), 2), torch.cat((early.real, early.imag), 2)
-        with torch.autocast(log_A.device.type, enabled=False):  # a filter of 8 bits is noise
+        with torch.autocast(log_A.device.type, enabled=False):  # half precision is too coarse
             return 2 * (late.transpose(2, 3) @ early).flatten(2)[..., :length]
 
     def forward(self, u_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """(B, T, D) by a convolution in the frequency domain; steps not kept are zero."""
+        """Convolve (B, T, D) in the frequency domain; padding is zero."""
         T, dtype = u_BTD.shape[1], self.D_D.dtype
         if mask_BT is not None:
             u_BTD = u_BTD.masked_fill(~mask_BT[..., None], 0.0)
@@ -63,7 +63,7 @@ class S4D(nn.Module):
         return y_BDT.transpose(1, 2)
 
     def step(self, u_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """x_k = Ā x_(k-1) + u_k, y_k = C̄ x_k + D u_k (slides, recurrent view); causal only."""
+        """Compute x_k = Ā x_(k-1) + u_k, y_k = C̄ x_k + D u_k; causal only."""
         log_A, C = self.discrete()
         u_BD = u_B1D[:, 0].to(self.D_D.dtype)
         x_BDN = u_BD[..., None] + (log_A[0].exp() * cache[0] if cache else 0j)
@@ -72,17 +72,18 @@ class S4D(nn.Module):
 
 
 def _convolve(u_BDT: Tensor, kernel_DT: Tensor) -> Tensor:
-    n = 2 * u_BDT.shape[2]  # room for all, so that the end never meets the beginning
+    n = 2 * u_BDT.shape[2]  # zeros behind the input, so that the convolution is not circular
     spectrum = torch.fft.rfft(u_BDT, n=n) * torch.fft.rfft(kernel_DT, n=n)
-    return torch.fft.irfft(spectrum, n=n)[..., : u_BDT.shape[2]]
+    y_BDT: Tensor = torch.fft.irfft(spectrum, n=n)
+    return y_BDT[..., : u_BDT.shape[2]]
 
 
-class S4dConfig(FrozenModel):
-    """So many pairs of `states` a channel."""
+class S4dConfig(AttentionConfig):
+    """A state-space model with `states` conjugate pairs of states for each channel."""
 
     kind: Literal["s4d"]
     states: Size = 16
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> S4D:
-        """A layer of `n_heads` · `d_head` channels."""
+        """Return a layer of `n_heads` · `d_head` channels."""
         return S4D(n_heads * d_head, self.states, causal)

@@ -1,7 +1,8 @@
-"""Attention to neighbours and to a few global positions (slides; thesis 2.2.2, Longformer).
+"""Sliding-window, dilated and global attention (Beltagy 2020, sec. 3.1).
 
 Legend: B batch, H heads, T queries, S keys, K head dimension; after blocking: D phases of the
-dilation, N blocks of a phase, W places of a block, X keys that a block can see, G global ones.
+dilation, N blocks of a phase, W positions in a block, X keys that a block can attend to, G global
+positions.
 """
 
 from typing import Literal
@@ -11,15 +12,15 @@ from pydantic import NonNegativeInt
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asr.model.attention.full import Cache, Kernel, attend
-from asr.schema import FrozenModel, Size
+from asr.model.attention.full import AttentionConfig, Cache, Kernel, attend
+from asr.schema import Size
 
 
 class SlidingWindowAttention(Kernel):
-    """A query sees `window` keys on each side, `dilation` steps apart, itself and the globals.
+    """Queries attend to `window` keys on each side, `dilation` steps apart, and to global ones.
 
-    The first `global_tokens` positions are seen by all and see all; if causal, none sees what
-    comes after it. Blocks of `window` queries meet their own and the neighbouring blocks' keys, so
+    The first `global_tokens` positions attend to all and all attend to them; if causal, to earlier
+    positions only. Blocks of `window` queries attend to their own and the neighboring blocks, so
     that memory is linear in the length.
     """
 
@@ -31,12 +32,12 @@ class SlidingWindowAttention(Kernel):
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """(B, H, T, K)."""
+        """Attend; see `Kernel`."""
         B, _, S, _ = k_BHSK.shape
         if mask_BS is None:
             mask_BS = k_BHSK.new_ones(B, S, dtype=torch.bool)
         p, G = self.dropout if self.training else 0.0, min(self.n_global, S)
-        W = min(self.window, -(-S // self.dilation))  # a wider one sees all, and pays for nothing
+        W = min(self.window, -(-S // self.dilation))  # a wider one would only add padding
         q = self._blocks(q_BHTK, W)
         D, N = q.shape[2:4]
         k, v = (
@@ -46,7 +47,7 @@ class SlidingWindowAttention(Kernel):
             for x in (k_BHSK, v_BHSK)
         )
         mask = self._mask(mask_BS, W, D, N, G)
-        # To the product a block of a phase is a row of the batch.
+        # Each block of each phase is a row of the batch.
         q, k, v = (x.permute(0, 2, 3, 1, 4, 5).flatten(0, 2) for x in (q, k, v))
         found = attend(q, k, v, mask.flatten(0, 2)[:, None], p)
         found = found.unflatten(0, (B, D, N)).permute(0, 3, 2, 4, 1, 5).flatten(2, 4)[:, :, :S]
@@ -56,40 +57,41 @@ class SlidingWindowAttention(Kernel):
         return found
 
     def _blocks(self, x: Tensor, W: int) -> Tensor:
-        """(B, H, S, …) to (B, H, D, N, W, …), zeros behind; step ((n W) + w) D + d stands there."""
+        """Move step ((n W) + w) D + d of (B, H, S, …) to (B, H, D, N, W, …), with zero padding."""
         rest = -x.shape[2] % (W * self.dilation)
-        x = pad(x, (*(0, 0) * (x.ndim - 3), 0, rest))
-        return x.unflatten(2, (-1, W, self.dilation)).movedim(4, 2)
+        padded: Tensor = pad(x, (*(0, 0) * (x.ndim - 3), 0, rest))
+        blocks: Tensor = padded.unflatten(2, (-1, W, self.dilation))
+        return blocks.movedim(4, 2)
 
     def _windows(self, x: Tensor, W: int) -> Tensor:
-        """(B, H, S, …) to (B, H, D, N, X, …): a block behind the one before it, and the next."""
+        """Return (B, H, D, N, X, …): each block between the one before it and the next."""
         x = self._blocks(x, W)
         N, after = x.shape[3], 0 if self.causal else 1
         around = pad(x, (*(0, 0) * (x.ndim - 4), 1, after))
         return torch.cat([around[:, :, :, i : i + N] for i in range(2 + after)], 4)
 
     def _mask(self, mask_BS: Tensor, W: int, D: int, N: int, G: int) -> Tensor:
-        """(B, D, N, W, X + G): what each query sees."""
+        """Return (B, D, N, W, X + G): the keys that each query attends to."""
         device = mask_BS.device
-        place_S = torch.arange(mask_BS.shape[1], device=device)
-        local_BS = mask_BS & (place_S >= G)
+        index_S = torch.arange(mask_BS.shape[1], device=device)
+        local_BS = mask_BS & (index_S >= G)
         seen = self._windows(local_BS[:, None, :, None], W)[:, 0, ..., 0]
         apart_WX = torch.arange(seen.shape[3], device=device) - W
         apart_WX = apart_WX - torch.arange(W, device=device)[:, None]
         near_WX = (apart_WX >= -W) & (apart_WX <= (0 if self.causal else W))
-        # A query that sees nothing else sees itself, and nobody sees it.
+        # A query at padding attends to itself, so that its softmax is defined.
         seen = (seen[..., None, :] & near_WX) | (apart_WX == 0)
-        place = self._blocks(place_S[None, None, :, None], W)[:, 0, ..., 0, None]
-        is_global = (apart_WX == 0) & (place < G)
+        index = self._blocks(index_S[None, None, :, None], W)[:, 0, ..., 0, None]
+        is_global = (apart_WX == 0) & (index < G)
         first = mask_BS[:, None, None, None, :G].expand(-1, D, N, W, -1)
         if self.causal:
-            first = first & (place >= place_S[:G])
+            first = first & (index >= index_S[:G])
         return torch.cat((seen & ~is_global, first), 4)
 
     def step(
         self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
     ) -> tuple[Tensor, Cache]:
-        """The cache is the global and the latest keys and values, as far as a window reaches."""
+        """Attend to the cache: the global keys and values, and the latest within the window."""
         if cache:
             k_BH1K = torch.cat((cache[0], k_BH1K), 2)
             v_BH1K = torch.cat((cache[1], v_BH1K), 2)
@@ -98,14 +100,14 @@ class SlidingWindowAttention(Kernel):
             k_BH1K, v_BH1K = (
                 torch.cat((x[:, :, :G], x[:, :, G + 1 :]), 2) for x in (k_BH1K, v_BH1K)
             )
-        place_S = torch.arange(k_BH1K.shape[2], device=q_BH1K.device)
-        before_S = place_S.flip(0)
-        seen_S = (place_S < G) | ((before_S <= reach) & (before_S % self.dilation == 0))
+        index_S = torch.arange(k_BH1K.shape[2], device=q_BH1K.device)
+        before_S = index_S.flip(0)
+        seen_S = (index_S < G) | ((before_S <= reach) & (before_S % self.dilation == 0))
         return attend(q_BH1K, k_BH1K, v_BH1K, seen_S[None]), (k_BH1K, v_BH1K)
 
 
-class SlidingWindowConfig(FrozenModel):
-    """`window` keys on each side, every `dilation`-th step; the first `global_tokens` see all."""
+class SlidingWindowConfig(AttentionConfig):
+    """Attention to `window` keys on each side, `dilation` apart, and `global_tokens` first ones."""
 
     kind: Literal["sliding_window"]
     window: Size = 16
@@ -113,5 +115,5 @@ class SlidingWindowConfig(FrozenModel):
     global_tokens: NonNegativeInt = 0
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """A kernel for any heads."""
+        """Return a kernel for any heads."""
         return SlidingWindowAttention(self, causal, dropout)

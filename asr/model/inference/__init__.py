@@ -1,1 +1,1 @@
-"""TODO."""
+"""Compute the same results as the network's own modules, but faster, for inference on a CPU."""

@@ -1,4 +1,4 @@
-"""Sparse maps (SET) in the form that is fastest at inference: CSR or dense."""
+"""Convert sparse maps (SET) to their fastest form for inference, CSR or dense."""
 
 import warnings
 
@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from asr.model.projection import SetSparse
 
-# Measured by benchmarks/sparse.py on a CPU: the sparse product is faster from 2^18 entries on,
-# where at most one in twenty holds a weight.
+# benchmarks/sparse.py on a CPU: the sparse product is faster for 2^18 entries or more of which at
+# most 5 % are not zero.
 _MAX_DENSITY, _MIN_ENTRIES = 0.05, 1 << 18
 
 
 class SparseLinear(nn.Module):
-    """A linear map whose weight (d_out, d_in) is stored by the entries of its rows (CSR)."""
+    """A linear map with a weight (d_out, d_in) in compressed sparse rows (CSR)."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -24,22 +24,23 @@ class SparseLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d_in) to (..., d_out)."""
         y_OR = self.weight @ x.flatten(0, -2).t()
-        return (y_OR.t() + self.bias).unflatten(0, x.shape[:-1])
+        y: Tensor = (y_OR.t() + self.bias).unflatten(0, x.shape[:-1])
+        return y
 
 
 def prepare_for_inference(network: nn.Module, may_be_sparse: bool = True) -> None:
-    """Replace the SET maps of a network, which is trained no further, by their fastest form."""
+    """Replace the sparse maps of a trained network by their fastest form, in place."""
     for name, module in list(network.named_modules()):
         if isinstance(module, SetSparse):
             network.set_submodule(name, fastest_form(module, may_be_sparse))
 
 
 def fastest_form(module: SetSparse, may_be_sparse: bool = True) -> nn.Module:
-    """Return the same map for evaluation: a sparse product where that is faster, else a dense."""
+    """Return the same map for evaluation: CSR where that is faster, else dense."""
     weight = module.product().detach()
     is_large = may_be_sparse and weight.numel() >= _MIN_ENTRIES
     if is_large and module.density <= _MAX_DENSITY and weight.device.type == "cpu":
         return SparseLinear(weight, module.bias.detach())
-    dense = nn.utils.skip_init(nn.Linear, module.d_in, module.d_out, device=weight.device)
-    dense.load_state_dict({"weight": weight, "bias": module.bias.detach()})
+    dense = nn.Linear(module.d_in, module.d_out, device="meta")
+    dense.load_state_dict({"weight": weight, "bias": module.bias.detach()}, assign=True)
     return dense
