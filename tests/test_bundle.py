@@ -1,4 +1,4 @@
-"""A bundle is whole or refused, by name; nothing in it can run."""
+"""A bundle is complete or refused, by name; nothing in it can run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Recipes: values only, every mistake told at once by name, the papers' models of their size."""
+"""Recipes: values only, all mistakes reported at once by key, the papers' models of their size."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from asr.bundle import load_bundle_config
 from asr.cli import app
 from asr.config import Config, dump_config, load_config
-from asr.errors import ConfigError
+from asr.errors import BundleError, ConfigError
 from tests.helpers import tones_recipe, write_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -33,12 +34,12 @@ def test_an_unknown_key_is_named_with_its_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("model.encoder.attention={kind: linformer, ranks: 3}",
          "model.encoder.attention.ranks: unknown key (did you mean model.encoder.attention.rank?)"),
         ("model.encoder.attention={kind: linear, rank: 3}",
-         "attention.rank: unknown key (did you mean model.frontend.rank or model.projection"),
+         "model.encoder.attention.rank: unknown key of kind linear, remove it"),
         ("model.projection={kind: set_sparse, eps: 3}", "did you mean model.projection.epsilon?"),
         ("model.encoder.attention=linear", "attention: holds keys, not a value: write {kind: line"),
         ("training.curriculum=5", "curriculum: holds keys, not a value: write {epochs: …}"),
@@ -46,11 +47,53 @@ def test_an_unknown_key_is_named_with_its_nearest(tmp_path: Path) -> None:
         ("model.encoder.attention={kind: linformer, length: 9}", "length 9 is 0.36 s of audio"),
     ],
 )  # fmt: skip
-def test_the_mend_is_of_the_chosen_kind(tmp_path: Path, override: str, told: str) -> None:
-    assert told in wrong(tmp_path, {}, [override])
+def test_the_suggestion_is_of_the_chosen_kind(tmp_path: Path, override: str, message: str) -> None:
+    assert message in wrong(tmp_path, {}, [override])
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("trainning.epochs", "training"),
+        ("training.warmup_steps", "training.schedule.warmup_steps"),
+        ("beam_size", "decoding.beam_size"),
+        ("decoding.beem_size", "decoding.beam_size"),
+        ("model.projection.xyz", None),
+    ],
+)
+def test_the_nearest_key_is_beside_the_unknown_one_or_has_its_name(
+    tmp_path: Path, key: str, suggestion: str | None
+) -> None:
+    message = wrong(tmp_path, {}, [f"{key}=3"])
+    assert "unknown key" in message
+    assert (f"(did you mean {suggestion}?)" if suggestion else "remove it") in message
+
+
+OLD_KEYS = {
+    "search.beam_size": "decoding.beam_size",
+    "search.piece_seconds": "decoding.chunk_seconds",
+}
+
+
+def test_an_old_key_gets_its_new_name_in_a_recipe_and_in_overrides(tmp_path: Path) -> None:
+    for key, new in (*OLD_KEYS.items(), ("decoding.piece_seconds", "decoding.chunk_seconds")):
+        assert f"{key}: is now {new}" in wrong(tmp_path, {}, [f"{key}=2"])
+    old = {"search": {"beam_size": 2, "piece_seconds": 9.0, "nonsense": 1}, "seed": "x"}
+    message = wrong(tmp_path, old)
+    assert all(f"{key}: is now {new}" in message for key, new in OLD_KEYS.items())
+    assert "search.nonsense: unknown key" in message and "seed: " in message
+    assert "search: is now decoding" in wrong(tmp_path, {"search": 3})
+
+
+def test_an_old_key_in_a_bundle_is_an_error_of_the_bundle(tmp_path: Path) -> None:
+    values = tones_recipe(tmp_path)
+    values["search"] = values.pop("decoding") | {"piece_seconds": 9.0}
+    write_recipe(tmp_path / "config.yaml", values)
+    with pytest.raises(BundleError, match=r"search\.piece_seconds: is now decoding\.chunk_seconds"):
+        load_bundle_config(tmp_path)
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     message = wrong(
         tmp_path,
         {
@@ -89,7 +132,7 @@ def test_sizes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         ("model.d_inner", 1 << 30),
     ],
 )  # fmt: skip
-def test_a_value_out_of_range_or_of_another_type_is_told_by_its_key(
+def test_a_value_out_of_range_or_of_another_type_is_named_by_its_key(
     tmp_path: Path, key: str, value: object
 ) -> None:
     message = wrong(tmp_path, {}, [f"{key}={yaml.safe_dump(value).removesuffix('...')}"])
@@ -97,7 +140,7 @@ def test_a_value_out_of_range_or_of_another_type_is_told_by_its_key(
     assert ";" not in message
 
 
-def test_a_choice_without_its_kind_is_told(tmp_path: Path) -> None:
+def test_a_choice_without_its_kind_is_an_error(tmp_path: Path) -> None:
     message = wrong(tmp_path, {"model": {"projection": {"rank": 5}}})
     assert "model.projection: has no kind" in message
 

@@ -69,7 +69,9 @@ def factorize(
     holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced
     units: dict[nn.Module, nn.Module] = {}
     layers = []
-    for name, old in _named(holder[0], modules).items():
+    for name, old in factorable(holder[0]).items():
+        if not any(fnmatch(name, pattern) for pattern in modules):
+            continue
         if old not in units:
             weight_GOI = weight_matrices(old)
             if not weight_GOI.isfinite().all():
@@ -81,16 +83,15 @@ def factorize(
             if not _saves(old, chosen):
                 continue
             units[old] = low_rank_pair(old, chosen).to(weight_GOI).train(old.training)
-            layer = _fill(name, old, units[old], chosen, method)
-            log.info("%s: rank %d, error %.1f %%", name, layer.rank, 100 * layer.error)
-            layers.append(layer)
+            layers.append(_fill(name, old, units[old], chosen, method))
+            log.info("%s: rank %d, error %.1f %%", name, chosen, 100 * layers[-1].error)
         holder.set_submodule(f"0.{name}" if name else "0", units[old])
     return holder[0], layers
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a compression, before and after; evaluations are of cuts, if given."""
+    """The result of a compression, before and after; evaluations are None without cuts."""
 
     layers: list[Layer]
     parameters: tuple[int, int]
@@ -113,15 +114,11 @@ class Report:
         return facts
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON; pairs are before and after."""
-        found = self.evaluations or ()
-        return {
-            "parameters": self.parameters,
-            "bytes": self.bytes,
-            "cer": [e.cer for e in found] or None,
-            "rtf": [e.rtf for e in found] or None,
-            "layers": [asdict(layer) for layer in self.layers],
-        }
+        """Return plain values, for JSON."""
+        values, evaluations = asdict(self), self.evaluations or ()
+        del values["evaluations"]
+        rates = {name: [getattr(e, name) for e in evaluations] or None for name in ("cer", "rtf")}
+        return values | rates
 
 
 def compress_bundle(
@@ -144,11 +141,8 @@ def compress_bundle(
     smaller, layers = compress(bundle, method, rank=rank, energy=energy, modules=modules)
     parameters = (count_parameters(bundle.model), count_parameters(smaller.model))
     choice = f"rank {rank:g}" if rank is not None else f"energy {energy:g}"
-    facts = {
-        "compressed from": source,
-        "by": f"{method}, {choice}, modules {' '.join(modules)}",
-        "parameters before": f"{parameters[0]:,}",
-    }
+    how = f"{method}, {choice}, modules {' '.join(modules)}"
+    facts = {"compressed from": source, "by": how, "parameters before": f"{parameters[0]:,}"}
     evaluations = None
     if cuts:
         utterances = load_cuts(cuts)
@@ -183,9 +177,11 @@ def compress(
     """
     network, layers = factorize(bundle.model, method, rank=rank, energy=energy, modules=modules)
     if not layers:
+        what = "energy" if rank is None else "rank"
+        change = f"raise the {what}" if rank is not None and rank < 1 else f"lower the {what}"
         raise ConfigError(
-            f"no module named like {' or '.join(modules)} becomes smaller: "
-            f"{_advice(bundle.model, rank, modules)}"
+            f"no module named like {' or '.join(modules)} becomes smaller: {change}, or choose "
+            "other modules"
         )
     ranks = {**bundle.config.model.ranks, **{layer.name: layer.rank for layer in layers}}
     model = bundle.config.model.model_copy(update={"ranks": ranks})
@@ -206,23 +202,10 @@ def _check(method: str, rank: float | None, energy: float | None, modules: Seque
         raise ConfigError(f"modules {modules!r}: give a list of patterns, [{modules!r}]")
 
 
-def _named(network: nn.Module, modules: Sequence[str]) -> dict[str, nn.Module]:
-    found = factorable(network).items()
-    return {n: m for n, m in found if any(fnmatch(n, pattern) for pattern in modules)}
-
-
-def _advice(network: nn.Module, rank: float | None, modules: Sequence[str]) -> str:
-    ranks = [
-        _rank(weight_matrices(m), rank, None) for m in _named(network, modules).values() if rank
-    ]
-    change = "raise" if ranks and not any(ranks) else "lower"  # 0: a share of less than one rank
-    return f"{change} the {'rank' if rank else 'energy'}, or choose other modules"
-
-
 def _saves(module: nn.Module, rank: int) -> bool:
     groups, outputs, inputs = weight_matrices(module).shape
     n_bias = 0 if module.bias is None else groups * outputs
-    return 0 < groups * rank * (outputs + inputs) < _size(module) - n_bias
+    return 0 < groups * rank * (outputs + inputs) < count_parameters(module) - n_bias
 
 
 def _rank(weight_GOI: Tensor, rank: float | None, energy: float | None) -> int:
@@ -250,8 +233,6 @@ def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method)
     product_GOI = weight_matrices(second).double() @ weight_matrices(first).double()
     error = (weight_GOI - product_GOI).norm() / weight_GOI.norm().clamp(min=1e-300)
     _, n_out, n_in = weight_GOI.shape
-    return Layer(name, (n_out, n_in), rank, float(error), _size(old), _size(unit))
-
-
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+    return Layer(
+        name, (n_out, n_in), rank, float(error), count_parameters(old), count_parameters(unit)
+    )

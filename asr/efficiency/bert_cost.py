@@ -8,39 +8,37 @@ SHARES = {128: 0.9, 512: 0.1}  # of BERT's pre-training at each length
 
 
 class Price(FrozenModel):
-    """Petaflop/s-days, US dollars (lowest, highest), kg of CO2."""
+    """A row of table 3.2: the efficiency at a rank, petaflop/s-days, US dollars, kg of CO2."""
 
+    rank: int | None
+    efficiency: float
     petaflop_s_days: float
-    usd: tuple[float, float]
+    usd_low: float
+    usd_high: float
     co2_kg: float
 
-    def __truediv__(self, efficiency: float) -> "Price":
+    def at(self, rank: int, efficiency: float) -> "Price":
         """Return the price at `efficiency` times the speed."""
-        low, high = self.usd
-        days, co2_kg = self.petaflop_s_days / efficiency, self.co2_kg / efficiency
-        usd = (low / efficiency, high / efficiency)
-        return Price(petaflop_s_days=days, usd=usd, co2_kg=co2_kg)
+        _, _, *amounts = self.model_dump().values()
+        return _price(rank, efficiency, *(amount / efficiency for amount in amounts))
+
+    @property
+    def cells(self) -> list[str]:
+        """Return the cells of a table."""
+        usd = f"{self.usd_low:,.0f} – {self.usd_high:,.0f}"
+        return [f"{self.efficiency:.2f}", f"{self.petaflop_s_days:.2f}", usd, f"{self.co2_kg:.1f}"]
 
 
-class Pricing(FrozenModel):
-    """A row of table 3.2."""
-
-    rank: int
-    efficiency: float
-    price: Price
+def _price(*cells: float | None) -> Price:
+    return Price.model_validate(dict(zip(Price.model_fields, cells, strict=True)))
 
 
-BERT_BASE = Price(petaflop_s_days=2.24, usd=(2074, 6912), co2_kg=652.3)
-THESIS = tuple(
-    Pricing(
-        rank=rank, efficiency=eff, price=Price(petaflop_s_days=days, usd=(low, high), co2_kg=kg)
-    )
-    for rank, eff, days, low, high, kg in (
-        (256, 1.48, 1.52, 1406, 4686, 442.2),
-        (128, 1.98, 1.13, 1045, 3484, 328.8),
-        (64, 2.50, 0.90, 831, 2768, 261.2),
-        (32, 2.63, 0.85, 789, 2629, 248.1),
-    )
+BERT_BASE = _price(None, 1, 2.24, 2074, 6912, 652.3)
+THESIS = (
+    _price(256, 1.48, 1.52, 1406, 4686, 442.2),
+    _price(128, 1.98, 1.13, 1045, 3484, 328.8),
+    _price(64, 2.50, 0.90, 831, 2768, 261.2),
+    _price(32, 2.63, 0.85, 789, 2629, 248.1),
 )
 
 
@@ -49,13 +47,10 @@ def efficiency(factors: dict[int, float]) -> float:
     return sum(share * factors[length] for length, share in SHARES.items())
 
 
-def pricing(rows: list[Measurement]) -> list[Pricing]:
-    """Price the training speed-up of LRT at each rank measured at all of SHARES, greatest first."""
+def prices(rows: list[Measurement]) -> list[Price]:
+    """Return the price at each rank measured at all lengths of SHARES, greatest rank first."""
     found: dict[int, dict[int, float]] = {}
-    for ratio in ratios(rows, "seconds", BASELINE, "lrt", "training"):
-        found.setdefault(ratio.rank or 0, {})[ratio.length] = ratio.value
-    return [
-        Pricing(rank=rank, efficiency=efficiency(factors), price=BERT_BASE / efficiency(factors))
-        for rank, factors in sorted(found.items(), reverse=True)
-        if factors.keys() >= SHARES.keys()
-    ]
+    for value, length, rank in ratios(rows, "seconds", BASELINE, "lrt", "training"):
+        found.setdefault(rank, {})[length] = value
+    known = {rank: factors for rank, factors in found.items() if factors.keys() >= SHARES.keys()}
+    return [BERT_BASE.at(rank, efficiency(known[rank])) for rank in sorted(known, reverse=True)]

@@ -47,40 +47,37 @@ _TABLE = (
 CLAIMS = [Claim.model_validate(dict(zip(Claim.model_fields, row, strict=True))) for row in _TABLE]
 
 
-class Ratio(FrozenModel):
-    """How many times as much one model takes as another, at a length and a rank."""
-
-    value: float
-    length: int
-    rank: int | None
+Ratio = tuple[float, int, int]  # how many times as much, at a length and a rank
 
 
 class Finding(FrozenModel):
-    """A claim, the least and the greatest ratio measured, and in how many cases it holds."""
+    """A claim, in how many measured cases it holds, and the least and the greatest ratio."""
 
     claim: Claim
     mode: Mode
-    least: Ratio
-    greatest: Ratio
     cases: int
     holding: int
+    least: Ratio
+    greatest: Ratio
 
     @property
     def cells(self) -> list[str]:
         """Return the cells of a table."""
-        claim, ends = self.claim, (self.least, self.greatest)
         return [
-            f"{claim.text}: {'size' if claim.measure == 'parameters' else self.mode}",
+            f"{self.claim.text}: {'size' if self.claim.measure == 'parameters' else self.mode}",
             "reproduced" if self.holding == self.cases else "not reproduced",
             f"{self.holding} of {self.cases}",
-            *(f"{ratio.value:.2f} (n = {ratio.length}, r = {ratio.rank})" for ratio in ends),
+            *(
+                f"{value:.2f} (n = {n}, r = {rank})"
+                for value, n, rank in (self.least, self.greatest)
+            ),
         ]
 
 
 def ratios(
     rows: list[Measurement], measure: Measure, over: str, under: str, mode: Mode
 ) -> list[Ratio]:
-    """Return a ratio for each length and rank that both have; a model without rank has them all."""
+    """Return a ratio for each length and rank; a model without rank is the same at all ranks."""
     values = {(r.model, r.length, r.rank): getattr(r, measure) for r in rows if r.mode == mode}
     found = []
     for length, rank in sorted({(n, r) for model, n, r in values if r and model in (over, under)}):
@@ -89,28 +86,21 @@ def ratios(
             for model in (over, under)
         )
         if above and below:
-            found.append(Ratio(value=above / below, length=length, rank=rank))
+            found.append((above / below, length, rank))
     return found
 
 
 def findings(rows: list[Measurement]) -> Iterator[Finding]:
     """Yield the claims of which some case was measured."""
     for claim in CLAIMS:
+        (min_length, max_length), (min_rank, max_rank) = claim.lengths, claim.ranks
         for mode in MODES if claim.measure != "parameters" else MODES[:1]:
             own = [
-                ratio
-                for ratio in ratios(rows, claim.measure, claim.over, claim.under, mode)
-                if claim.lengths[0] <= ratio.length <= claim.lengths[1]
-                and claim.ranks[0] <= (ratio.rank or 1) <= claim.ranks[1]
+                (value, n, rank)
+                for value, n, rank in ratios(rows, claim.measure, claim.over, claim.under, mode)
+                if min_length <= n <= max_length and min_rank <= rank <= max_rank
             ]
             if own:
-                least, *_, greatest = sorted([own[0], *own], key=lambda ratio: ratio.value)
-                holding = sum(ratio.value >= claim.factor for ratio in own)
-                yield Finding(
-                    claim=claim,
-                    mode=mode,
-                    least=least,
-                    greatest=greatest,
-                    cases=len(own),
-                    holding=holding,
-                )
+                holding, ends = sum(r[0] >= claim.factor for r in own), (min(own), max(own))
+                counts = {"cases": len(own), "holding": holding}
+                yield Finding(claim=claim, mode=mode, least=ends[0], greatest=ends[1], **counts)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from asr.efficiency.bert_cost import BERT_BASE, THESIS, Price, Pricing, pricing
+from asr.efficiency.bert_cost import BERT_BASE, THESIS, Price, prices
 from asr.efficiency.claims import Finding, findings
 from asr.efficiency.grid import MODES, Measurement
 from asr.efficiency.plots import draw
@@ -28,19 +28,15 @@ class Study(FrozenModel):
     torch: str
     rows: list[Measurement]
     findings: list[Finding]
-    bert: list[Pricing]
-    thesis: tuple[Pricing, ...] = THESIS
+    bert: list[Price]
+    thesis: tuple[Price, ...] = THESIS
 
 
 def summarize(rows: list[Measurement]) -> Study:
     """Return the measurements of one device with what follows from them."""
-    return Study(
-        machine=f"{rows[0].device}, {platform.platform()}",
-        torch=torch.__version__,
-        rows=rows,
-        findings=list(findings(rows)),
-        bert=pricing(rows),
-    )
+    machine = f"{rows[0].device}, {platform.platform()}"
+    found, bert = list(findings(rows)), prices(rows)
+    return Study(machine=machine, torch=torch.__version__, rows=rows, findings=found, bert=bert)
 
 
 def write_results(rows: list[Measurement], out: Path) -> str:
@@ -84,19 +80,12 @@ def _cell(row: Measurement | None, measure: str) -> str:
     return row.outcome if value is None else format(factor * value, form)
 
 
-def _bert(rows: list[Pricing]) -> str:
+def _bert(prices: list[Price]) -> str:
     """Return table 3.2: ours / the thesis's."""
-    printed = {row.rank: row for row in THESIS}
+    printed = {price.rank: price.cells for price in THESIS}
     head = ["BERT-base pre-training", "efficiency", "petaflop/s-day", "USD", "CO2 (kg)"]
-    lines = [["dense", *_price(1, BERT_BASE)]]
-    for row in rows:
-        ours, thesis = _price(row.efficiency, row.price), printed.get(row.rank)
-        theirs = _price(thesis.efficiency, thesis.price) if thesis else [DASH] * 4
-        both = [f"{a} / {b}" for a, b in zip(ours, theirs, strict=True)]
-        lines.append([f"LRT, r = {row.rank} (here / thesis)", *both])
+    lines = [["dense", *BERT_BASE.cells]]
+    for price in prices:
+        pairs = zip(price.cells, printed.get(price.rank, [DASH] * 4), strict=True)
+        lines.append([f"LRT, r = {price.rank} (here / thesis)", *(f"{a} / {b}" for a, b in pairs)])
     return markdown_table(lines, head)
-
-
-def _price(efficiency: float, price: Price) -> list[str]:
-    usd = "{:,.0f} – {:,.0f}".format(*price.usd)
-    return [f"{efficiency:.2f}", f"{price.petaflop_s_days:.2f}", usd, f"{price.co2_kg:.1f}"]

@@ -112,11 +112,9 @@ def readable_groups(
 
 
 def _score(cut: Cut, hypothesis: str) -> tuple[ErrorCounts, UtteranceErrors]:
-    reference = text_of(cut)
-    counts = character_errors(reference, hypothesis)
-    return counts, UtteranceErrors(
-        id=cut.id, errors=counts.errors, reference=reference, hypothesis=hypothesis
-    )
+    counts = character_errors(text_of(cut), hypothesis)
+    texts = {"reference": text_of(cut), "hypothesis": hypothesis}
+    return counts, UtteranceErrors(id=cut.id, errors=counts.errors, **texts)
 
 
 def _worst(done: list[tuple[ErrorCounts, UtteranceErrors]], n: int) -> tuple[UtteranceErrors, ...]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def bundle(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(config, tmp_path_factory.mktemp("cli") / "tones")
 
 
-def told(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+def refused(result: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """One sentence with these words, this exit code, no traceback."""
     assert result.returncode == code, result.stderr
     assert "Traceback" not in result.stderr
@@ -52,6 +53,33 @@ def test_evaluate_writes_what_it_prints(bundle: Path, tones: Path) -> None:
     assert info["parameters"] == sum(info["parts"].values())
 
 
+def test_evaluate_writes_all_hypotheses(bundle: Path, tones: Path, tmp_path: Path) -> None:
+    out = tmp_path / "all.jsonl"
+    result = run_cli(
+        "evaluate", bundle, tones / "test.jsonl.gz", "--out", out, "--worst", "1", "--beam", "1",
+        "--format", "json",
+    )  # fmt: skip
+    printed, cuts = json.loads(result.stdout), load_cuts(tones / "test.jsonl.gz")
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert {line["id"]: line["reference"] for line in lines} == {c.id: text_of(c) for c in cuts}
+    assert all(line.keys() == {"id", "errors", "reference", "hypothesis"} for line in lines)
+    errors = printed["substitutions"] + printed["insertions"] + printed["deletions"]
+    assert sum(line["errors"] for line in lines) == errors
+    assert len(printed["worst"]) <= 1
+
+
+def test_version_and_completion() -> None:
+    result = run_cli("--version")
+    assert result.returncode == 0 and result.stdout == f"lrt-asr {version('lrt-asr')}\n"
+    words = {"_ASR_COMPLETE": "complete_bash", "COMP_WORDS": "asr tra", "COMP_CWORD": "1"}
+    command = "import sys; sys.argv[0] = 'asr'; from asr.cli import main; main()"
+    completed = subprocess.run(
+        [sys.executable, "-c", command], env={**os.environ, **words}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert completed.stdout.split() == ["train", "train-lm", "transcribe"], completed.stderr
+
+
 def test_transcribe_many_files_of_many_kinds(bundle: Path, tmp_path: Path) -> None:
     wave = speak("三一四", 99)
     sf.write(tmp_path / "a.wav", wave, RATE, subtype="PCM_24")
@@ -60,7 +88,7 @@ def test_transcribe_many_files_of_many_kinds(bundle: Path, tmp_path: Path) -> No
     (tmp_path / "bad.wav").write_bytes(b"not audio")
     files = [tmp_path / name for name in ("a.wav", "bad.wav", "b.flac", "c.ogg", "none.wav")]
     result = run_cli("transcribe", bundle, *files)
-    told(result, 1, "bad.wav", "none.wav")
+    refused(result, 1, "bad.wav", "none.wav")
     lines = [line.split("\t") for line in result.stdout.splitlines()]
     assert [Path(name).name for name, _ in lines] == ["a.wav", "b.flac", "c.ogg"]
     assert [text for _, text in lines] == ["三一四"] * 3
@@ -116,13 +144,20 @@ def test_ten_minutes_are_cut_at_silences(bundle: Path, tmp_path: Path) -> None:
     assert result.duration == pytest.approx(len(wave) / RATE)
     assert result.warnings == ()
     spoken = "".join(texts)
-    # The toy model never heard a pause; order and extent are what is asked here.
+    # The toy model was not trained on pauses; order and extent are what is asked here.
     assert len(result.text) > 30 and set(result.text) <= set(spoken)
 
 
-def test_info_needs_no_corpus_but_a_vocabulary(tmp_path: Path) -> None:
+def test_info_needs_neither_corpus_nor_vocabulary(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    told(run_cli("info", root / "recipes/aishell1/small_real.yaml"), 2, "tokenizer.vocab_size")
+    recipe = root / "recipes/aishell1/small_real.yaml"
+    result = run_cli("info", recipe, "--format", "json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "embedding, output projection, CTC head, since tokenizer.vocab_size" in result.stderr
+    parts = json.loads(result.stdout)["parts"]
+    sized = ("--set", "tokenizer.vocab_size=500", "--format", "json")
+    whole = json.loads(run_cli("info", recipe, *sized, cwd=tmp_path).stdout)["parts"]
+    assert whole.items() > parts.items() and "embedding" not in parts
     result = run_cli("info", root / "recipes/hkust/lrt_r50.yaml", cwd=tmp_path)
     assert "7.79 M" in result.stdout
 
@@ -147,25 +182,25 @@ def test_errors_are_one_sentence(
     from tests.helpers import tones_recipe, write_recipe
 
     write_recipe(tmp_path / "recipe.yaml", tones_recipe(tones))
-    told(run_cli(*args, cwd=tmp_path), code, *words)
+    refused(run_cli(*args, cwd=tmp_path), code, *words)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
-        ("MemoryError()", "asr: memory is out"),
-        ("RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "asr: memory is out"),
+        ("MemoryError()", "asr: out of memory"),
+        ("RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "asr: out of memory"),
         ("RuntimeError('a bug')", "Traceback"),
     ],
 )
-def test_memory_that_gives_out_is_told_and_a_bug_is_not_hidden(raised: str, told: str) -> None:
+def test_out_of_memory_is_reported_and_a_bug_is_not_hidden(raised: str, message: str) -> None:
     code = f"import asr.cli\ndef fail(): raise {raised}\nasr.cli.app = fail\nasr.cli.main()"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
-    assert result.returncode == 1 and told in result.stderr
-    assert ("Traceback" in result.stderr) == (told == "Traceback")
+    assert result.returncode == 1 and message in result.stderr
+    assert ("Traceback" in result.stderr) == (message == "Traceback")
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

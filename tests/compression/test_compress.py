@@ -1,4 +1,4 @@
-"""Factorisation after training: against numpy, as a call on any network, and as a bundle."""
+"""Factorization after training: against numpy, as a call on any network, and as a bundle."""
 
 import json
 import math
@@ -115,7 +115,7 @@ MODULES = {
 
 @pytest.mark.parametrize("case", MODULES)
 @pytest.mark.parametrize("method", ["svd", "nmf", "semi_nmf"])
-def test_two_thin_maps_compute_what_the_product_in_place_of_the_weight_does(
+def test_two_low_rank_maps_compute_what_their_product_as_the_weight_does(
     case: str, method: Method
 ) -> None:
     old, shape = MODULES[case]
@@ -124,8 +124,8 @@ def test_two_thin_maps_compute_what_the_product_in_place_of_the_weight_does(
     assert torch.equal(old.weight, before)
     factors = [p.detach().flatten(1) for n, p in smaller.named_parameters() if "weight" in n]
     product = (factors[1] @ factors[0]).view_as(before)
-    is_cancelled = (before - product).norm() / before.norm()
-    assert layer.error == pytest.approx(float(is_cancelled), abs=1e-5)
+    lost = (before - product).norm() / before.norm()
+    assert layer.error == pytest.approx(float(lost), abs=1e-5)
     wanted = torch.func.functional_call(old, {"weight": product}, x)
     torch.testing.assert_close(smaller(x), wanted, atol=1e-5, rtol=1e-4)
     assert layer.after == sum(p.numel() for p in smaller.parameters()) < layer.before
@@ -216,7 +216,7 @@ def test_torchs_own_transformer_goes_on_in_training_and_evaluation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({}, "either a rank or an energy"),
         ({"rank": 3, "energy": 0.9}, "either a rank or an energy"),
@@ -226,8 +226,8 @@ def test_torchs_own_transformer_goes_on_in_training_and_evaluation() -> None:
         ({"rank": 3, "modules": "enc"}, r"\['enc'\]"),
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_invalid_arguments_are_refused(wrong: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         factorize(nn.Linear(30, 40), **wrong)
 
 
@@ -237,7 +237,7 @@ def test_a_huge_rank_saves_nothing_and_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize("method", get_args(Method))
-def test_a_weight_that_is_not_finite_is_told_by_its_module(method: Method) -> None:
+def test_a_weight_that_is_not_finite_is_named_by_its_module(method: Method) -> None:
     network = nn.ModuleDict({"good": nn.Linear(30, 40), "bad": nn.Linear(30, 40)})
     network["bad"].weight.data[0, 0] = math.nan
     with pytest.raises(ConfigError, match="bad: not all of its weights are finite"):
@@ -301,10 +301,11 @@ def compressed(dense: Path, tones: Path) -> tuple[Path, dict]:
         "--cuts", tones / "test.jsonl.gz", "--format", "json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert "frontend.project: rank 5, error" in result.stderr
     return out, json.loads(result.stdout)
 
 
-def test_compress_writes_a_bundle_that_loads_and_hears_what_it_reports(
+def test_compress_writes_a_bundle_that_loads_and_has_the_cer_that_it_reports(
     dense: Path, compressed: tuple[Path, dict], tones: Path
 ) -> None:
     out, report = compressed
@@ -343,7 +344,7 @@ def test_what_was_compressed_can_be_compressed_again(
         (["--rank", "3", "--cuts", "nowhere.jsonl.gz"], ["nowhere.jsonl.gz"]),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_sentence_and_leaves_nothing(
+def test_what_cannot_be_done_is_reported_in_a_sentence_and_leaves_nothing(
     dense: Path, tmp_path: Path, options: list[str], words: list[str]
 ) -> None:
     result = run_cli("compress", dense, "--out", tmp_path / "new", *options)
@@ -353,27 +354,27 @@ def test_what_cannot_be_done_is_told_in_a_sentence_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("choice", "mend"),
+    ("choice", "advice"),
     [
         ({"rank": 1e30}, "lower the rank"),
         ({"rank": 1e-4}, "raise the rank"),
         ({"energy": 1.0}, "lower the energy"),
     ],
 )
-def test_where_nothing_becomes_smaller_the_mend_is_the_right_one(
-    dense: Path, choice: dict, mend: str
+def test_where_nothing_becomes_smaller_the_advice_is_right(
+    dense: Path, choice: dict, advice: str
 ) -> None:
-    with pytest.raises(ConfigError, match=mend):
+    with pytest.raises(ConfigError, match=advice):
         compress(Bundle.load(dense), **choice)
 
 
-def test_what_cannot_be_heard_leaves_no_bundle(dense: Path, tones: Path, tmp_path: Path) -> None:
+def test_unreadable_recordings_leave_no_bundle(dense: Path, tones: Path, tmp_path: Path) -> None:
     cuts = load_cuts(tones / "test.jsonl.gz").to_eager()
     for cut in cuts:
-        cut.recording.sources[0].source = str(tmp_path / "gone.wav")
-    cuts.to_file(tmp_path / "gone.jsonl.gz")
+        cut.recording.sources[0].source = str(tmp_path / "none.wav")
+    cuts.to_file(tmp_path / "none.jsonl.gz")
     with pytest.raises(DataError, match="no utterance"):
-        compress_bundle(dense, tmp_path / "new", rank=3, cuts=tmp_path / "gone.jsonl.gz")
+        compress_bundle(dense, tmp_path / "new", rank=3, cuts=tmp_path / "none.jsonl.gz")
     assert not (tmp_path / "new").exists()
 
 

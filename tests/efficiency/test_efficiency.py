@@ -13,21 +13,26 @@ import pytest
 import torch
 
 from asr.cli.bench import _kinds
-from asr.efficiency.bert_cost import BERT_BASE, THESIS, efficiency, pricing
+from asr.efficiency.bert_cost import BERT_BASE, THESIS, efficiency, prices
 from asr.efficiency.claims import findings
 from asr.efficiency.grid import MODELS, BenchmarkCase, Measurement, grid
 from asr.efficiency.measure import _runner
-from asr.efficiency.run import ROWS, read_rows, study
-from asr.efficiency.tables import markdown, summarise
+from asr.efficiency.run import ROWS, study
+from asr.efficiency.tables import markdown, summarize
 from asr.errors import ConfigError, DataError
 from asr.model.projection import SetSparse
+from asr.runtime.files import read_csv
 from tests.helpers import run_cli
 
 D, INNER, LAYERS = 768, 3072, 2
 CPU = torch.device("cpu")
 
 
-def cell(
+def read_rows(path: Path) -> list[Measurement]:
+    return read_csv(path, Measurement, DataError)
+
+
+def case(
     model: str, rank: int | None = None, length: int = 128, **changes: object
 ) -> BenchmarkCase:
     values = {"device": "cpu", "mode": "inference", "runs": 1, **changes}
@@ -37,7 +42,7 @@ def cell(
 def row(
     model: str, rank: int | None, length: int, seconds: float, mode: str = "training"
 ) -> Measurement:
-    own = cell(model, rank, length, mode=mode)
+    own = case(model, rank, length, mode=mode)
     return Measurement(
         **own.model_dump(), batch=1, seconds=seconds, deviation=0, memory_mib=100 * seconds,
         parameters=own.count_parameters(), outcome="measured",
@@ -47,29 +52,29 @@ def row(
 def test_parameters_are_those_of_the_formulas() -> None:
     norms, biases = 4 * D, 5 * D + INNER
     dense = LAYERS * (4 * D * D + 2 * D * INNER + biases + norms)
-    assert cell("transformer").count_parameters() == dense
-    assert cell("matrix").count_parameters() == dense
+    assert case("transformer").count_parameters() == dense
+    assert case("matrix").count_parameters() == dense
     sparse = LAYERS * (20 * (4 * 2 * D + 2 * (D + INNER)) + biases + norms)
-    assert cell("set_sparse").count_parameters() == sparse
+    assert case("set_sparse").count_parameters() == sparse
     for rank in (32, 64, 128, 256):
         low = LAYERS * (rank * (4 * 2 * D + 2 * (D + INNER)) + biases + norms)
-        assert cell("lrt", rank).count_parameters() == low
+        assert case("lrt", rank).count_parameters() == low
         for length in (128, 512):
             with_ef = dense + LAYERS * 2 * rank * length
-            assert cell("linformer", rank, length).count_parameters() == with_ef
+            assert case("linformer", rank, length).count_parameters() == with_ef
 
 
 def test_every_kind_can_be_built_and_the_transformers_training_comes_first() -> None:
-    cells = list(grid(list(MODELS), [256, 128], [32, 64], 3, "cpu"))
-    assert len(cells) == len(set(cells)) == 2 * 2 * (6 * 2 + 6)
-    assert all(each.count_parameters() > 0 for each in cells[:18])
+    cases = list(grid(list(MODELS), [256, 128], [32, 64], 3, "cpu"))
+    assert len(cases) == len(set(cases)) == 2 * 2 * (6 * 2 + 6)
+    assert all(each.count_parameters() > 0 for each in cases[:18])
     for start, length in ((0, 128), (36, 256)):
-        assert cells[start] == cell("transformer", length=length, mode="training", runs=3)
+        assert cases[start] == case("transformer", length=length, mode="training", runs=3)
 
 
-def test_sparse_maps_infer_in_the_form_that_a_recogniser_gives_them() -> None:
+def test_sparse_maps_infer_in_the_form_that_a_recognizer_uses() -> None:
     for mode, stays in (("training", True), ("inference", False)):
-        own = cell("set_sparse", length=8, mode=mode)
+        own = case("set_sparse", length=8, mode=mode)
         model = own.build()
         _runner(own, model, 1)()
         assert any(isinstance(part, SetSparse) for part in model.modules()) == stays
@@ -87,15 +92,17 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
     before = (out / ROWS).read_text()
-    for _ in range(100):  # those who worked for it end with it
+    for _ in range(100):  # its worker processes end with it
         if not _session_lives(killed.pid):
             break
         time.sleep(0.1)
     else:
-        pytest.fail("processes of a killed study go on")
+        pytest.fail("processes of a killed study continue")
     assert (out / ROWS).read_text() == before
     resumed = run_cli("bench", "efficiency", "--quick", "--out", out)
     assert resumed.returncode == 0, resumed.stderr
+    lines = [line for line in resumed.stderr.splitlines() if re.match(r"\d+/20 ", line)]
+    assert len(lines) == 20 and lines[0].startswith("1/20 transformer, n = 128, training")
     return out, resumed.stdout, before
 
 
@@ -115,13 +122,13 @@ def test_a_killed_study_goes_on_and_measures_nothing_twice(quick: tuple[Path, st
     assert (out / ROWS).read_text().startswith(before)
     rows = read_rows(out / ROWS)
     expected = list(grid(["lrt", "linformer"], [128, 512], [32, 128], 2, rows[0].device))
-    assert [r.cell for r in rows] == expected
+    assert [r.case for r in rows] == expected
     again = run_cli("bench", "efficiency", "--quick", "--out", out)
     assert again.returncode == 0
     assert read_rows(out / ROWS) == rows
 
 
-def test_a_quick_study_tells_times_memory_and_the_price_of_bert(
+def test_a_quick_study_reports_times_memory_and_the_price_of_bert(
     quick: tuple[Path, str, str],
 ) -> None:
     from matplotlib.image import imread
@@ -134,8 +141,8 @@ def test_a_quick_study_tells_times_memory_and_the_price_of_bert(
     rows = {(r["mode"], r["model"], r["rank"], r["length"]): r for r in found["rows"]}
     for mode in ("training", "inference"):
         dense = [rows[mode, "transformer", None, length] for length in (128, 512)]
-        thin = [rows[mode, "lrt", 32, length] for length in (128, 512)]
-        for a, b in zip(dense, thin, strict=True):
+        low_rank = [rows[mode, "lrt", 32, length] for length in (128, 512)]
+        for a, b in zip(dense, low_rank, strict=True):
             # Four bytes a weight at the least; a gradient for each in training.
             copies = 2 if mode == "training" else 1
             assert a["memory_mib"] > copies * a["parameters"] * 4 / 2**20 - 2
@@ -151,42 +158,42 @@ def test_a_quick_study_tells_times_memory_and_the_price_of_bert(
     assert found["bert"][-1]["efficiency"] == pytest.approx(
         0.9 * speedups[128] + 0.1 * speedups[512]
     )
-    assert "LRT, r = 32 (here / thesis)" in table and "| transformer |" in table
+    assert "LRT, r = 32 (here / thesis)" in table and re.search(r"\| transformer +\|", table)
 
 
 def test_what_does_not_fit_is_recorded_and_the_study_goes_on(tmp_path: Path) -> None:
-    cells = [
-        cell("transformer", length=2048, mode="training"),
-        cell("transformer", length=128, mode="training"),
-        cell("lrt", 32, 128, mode="training"),
+    cases = [
+        case("transformer", length=2048, mode="training"),
+        case("transformer", length=128, mode="training"),
+        case("lrt", 32, 128, mode="training"),
     ]
-    rows = study(cells, CPU, tmp_path, 0.4, lambda _: None)
+    rows = study(cases, CPU, tmp_path, 0.4, lambda _: None)
     assert [r.outcome for r in rows] == ["out of memory", "measured", "measured"]
     assert rows[0].seconds is None and rows[0].memory_mib is None and rows[0].parameters
     assert rows[1].memory_mib and rows[1].memory_mib < 0.4 * 1024
     assert read_rows(tmp_path / ROWS) == rows
-    assert study(cells, CPU, tmp_path, 16, lambda _: None) == rows  # known, whatever the memory
-    assert "out of memory" in markdown(summarise(rows))
+    assert study(cases, CPU, tmp_path, 16, lambda _: None) == rows  # known, whatever the memory
+    assert "out of memory" in markdown(summarize(rows))
 
 
-def test_a_strange_file_is_told_by_its_line(tmp_path: Path) -> None:
+def test_a_wrong_row_is_named_by_its_line(tmp_path: Path) -> None:
     for row in ("cpu,sleeping", "cpu,training,more"):
         (tmp_path / ROWS).write_text(f"device,mode\n{row}\n")
-        with pytest.raises(DataError, match="line 2: not a row of a study"):
-            study([cell("transformer")], CPU, tmp_path, None, lambda _: None)
+        with pytest.raises(DataError, match="line 2: not a row of device,mode,model"):
+            study([case("transformer")], CPU, tmp_path, None, lambda _: None)
 
 
 @pytest.mark.parametrize("content", [b"device\n\xff\n", b"device\n" + b"x" * 200_000 + b"\n"])
-def test_what_is_no_table_is_told_by_its_name(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_table_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ROWS).write_bytes(content)
-    with pytest.raises(DataError, match=f"{ROWS}: not the rows of a study"):
-        study([cell("transformer")], CPU, tmp_path, None, lambda _: None)
+    with pytest.raises(DataError, match=f"{ROWS}: not a CSV file"):
+        study([case("transformer")], CPU, tmp_path, None, lambda _: None)
 
 
 @pytest.mark.parametrize("memory", [math.inf, math.nan, 1e30, 0.0])
-def test_a_memory_that_is_none_is_told_before_the_work(tmp_path: Path, memory: float) -> None:
+def test_an_invalid_memory_is_reported_before_the_work(tmp_path: Path, memory: float) -> None:
     with pytest.raises(ConfigError, match=f"--memory {re.escape(format(memory, 'g'))}: "):
-        study([cell("transformer")], CPU, tmp_path / "out", memory, lambda _: None)
+        study([case("transformer")], CPU, tmp_path / "out", memory, lambda _: None)
     assert not (tmp_path / "out").exists()
 
 
@@ -195,7 +202,7 @@ def test_kinds_may_have_spaces_between_them() -> None:
 
 
 def test_where_no_claim_was_measured_there_is_no_table_of_them() -> None:
-    assert "the thesis" not in markdown(summarise([row("transformer", None, 128, 1.0)]))
+    assert "the thesis" not in markdown(summarize([row("transformer", None, 128, 1.0)]))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +215,7 @@ def test_where_no_claim_was_measured_there_is_no_table_of_them() -> None:
         ("--ranks", "769"),
     ],
 )
-def test_a_mistake_is_told_before_the_work(tmp_path: Path, option: str, value: str) -> None:
+def test_a_mistake_is_reported_before_the_work(tmp_path: Path, option: str, value: str) -> None:
     result = run_cli("bench", "efficiency", option, value, "--out", tmp_path / "out")
     assert result.returncode == 2 and option in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
@@ -222,12 +229,12 @@ def test_equation_3_10_gives_table_3_2() -> None:
     assert efficiency({128: 2.0, 512: 1.0}) == pytest.approx(1.9)
     # The printed dollars tell the efficiency to four digits; the rest of each row follows.
     for printed in THESIS:
-        exact = BERT_BASE.usd[1] / printed.price.usd[1]
+        exact = BERT_BASE.usd_high / printed.usd_high
         assert exact == pytest.approx(printed.efficiency, abs=0.0051)
-        ours = BERT_BASE / exact
-        assert ours.usd[0] == pytest.approx(printed.price.usd[0], abs=1)
-        assert ours.co2_kg == pytest.approx(printed.price.co2_kg, rel=1e-3)
-        assert ours.petaflop_s_days == pytest.approx(printed.price.petaflop_s_days, abs=0.0051)
+        ours = BERT_BASE.at(printed.rank or 0, exact)
+        assert ours.usd_low == pytest.approx(printed.usd_low, abs=1)
+        assert ours.co2_kg == pytest.approx(printed.co2_kg, rel=1e-3)
+        assert ours.petaflop_s_days == pytest.approx(printed.petaflop_s_days, abs=0.0051)
 
 
 def test_bert_is_priced_by_the_training_speed_up_of_ranks_measured_at_both_lengths() -> None:
@@ -235,17 +242,17 @@ def test_bert_is_priced_by_the_training_speed_up_of_ranks_measured_at_both_lengt
     rows += [row("lrt", 64, 128, 0.5), row("lrt", 64, 256, 9.0), row("lrt", 64, 512, 1.25)]
     rows += [row("lrt", 32, 128, 0.1)]  # not at 512
     rows += [row("lrt", 64, 128, 0.01, mode="inference")]
-    priced = pricing(rows)
+    priced = prices(rows)
     assert [p.rank for p in priced] == [64]
     assert priced[0].efficiency == pytest.approx(0.9 * 2 + 0.1 * 0.8)
-    assert priced[0].price.co2_kg == pytest.approx(652.3 / 1.88)
+    assert priced[0].co2_kg == pytest.approx(652.3 / 1.88)
 
 
-def test_findings_hold_only_where_every_cell_does() -> None:
+def test_a_claim_is_reproduced_only_where_every_case_agrees() -> None:
     def found(slow: float) -> dict[str, tuple[bool, int]]:
         rows = [row("transformer", None, n, 1.0) for n in (256, 512, 1024)]
         rows += [row("lrt", 64, 256, 0.5), row("lrt", 64, 512, slow), row("lrt", 64, 1024, 9.0)]
-        return {f.claim.text: (f.holds, f.cells) for f in findings(rows)}
+        return {f.claim.text: (f.holding == f.cases, f.cases) for f in findings(rows)}
 
     claim = "LRT is faster than the Transformer (n ≤ 512, r ≤ 128)"
     assert found(0.9)[claim] == (True, 2)

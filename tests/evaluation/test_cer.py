@@ -101,16 +101,16 @@ def test_alignment_shows_both_texts_and_every_error(reference, hypothesis):
     for line, text in ((above, reference), (below, hypothesis)):
         shown = line[5:].replace("*", "").replace(" ", "")
         assert shown == normalize_text(text).replace(" ", "")
-    # Whatever stands in one column in both lines is the same character, or marked below it.
-    places = []
+    # Characters of both lines in the same column are equal, or marked below.
+    columns_of = []
     for line in (above, below):
         at, column = {}, 0
         for character in line:
             at[column] = character
             column += columns(character)
-        places.append(at)
-    for column in set(places[0]) & set(places[1]):
-        same = places[0][column] == places[1][column]
+        columns_of.append(at)
+    for column in set(columns_of[0]) & set(columns_of[1]):
+        same = columns_of[0][column] == columns_of[1][column]
         assert column < 5 or same or marks[column : column + 1].strip()
 
 
@@ -123,19 +123,19 @@ REFERENCES = "a 今天天气\nb  ＧＯ left\nc\t打开\nd 好\n"
 
 
 def test_files_are_scored_by_id_whatever_their_order_width_case_and_spaces(tmp_path: Path) -> None:
-    said = texts(tmp_path / "ref.txt", REFERENCES)
-    heard = texts(tmp_path / "hyp.txt", "\ufeffc\t\r\nb go Left\r\n\r\nd\t好 吗\r\na\t今 天天汽")
-    assert score_files(said, heard) == ErrorCounts(1, 1, 2, 4 + 7 + 2 + 1)
-    printed = run_cli("score", said, heard, "--format", "json")
+    references = texts(tmp_path / "ref.txt", REFERENCES)
+    found = texts(tmp_path / "hyp.txt", "\ufeffc\t\r\nb go Left\r\n\r\nd\t好 吗\r\na\t今 天天汽")
+    assert score_files(references, found) == ErrorCounts(1, 1, 2, 4 + 7 + 2 + 1)
+    printed = run_cli("score", references, found, "--format", "json")
     assert json.loads(printed.stdout) == {
         "cer": pytest.approx(4 / 14), "substitutions": 1, "insertions": 1, "deletions": 2,
         "reference_length": 14,
     }  # fmt: skip
-    assert "CER 28.57%" in run_cli("score", said, heard).stdout
+    assert "CER 28.57%" in run_cli("score", references, found).stdout
     silent = texts(tmp_path / "silent.txt", "a\nb \nc\t\nd\n")
     assert score_files(silent, silent) == ErrorCounts()
-    assert score_files(silent, said).rate == 1.0
-    assert score_files(said, silent) == ErrorCounts(0, 0, 14, 14)
+    assert score_files(silent, references).rate == 1.0
+    assert score_files(references, silent) == ErrorCounts(0, 0, 14, 14)
 
 
 @pytest.mark.parametrize(
@@ -143,24 +143,24 @@ def test_files_are_scored_by_id_whatever_their_order_width_case_and_spaces(tmp_p
     [
         ("a 今\nb x\n", ["hyp.txt: 2 utterances", "missing here", "c, d"]),
         (REFERENCES + "e 好\n", ["ref.txt: 1 utterances", "(e)"]),
-        (REFERENCES + "a 好\n", ["hyp.txt, line 5", "a stands here a second time"]),
+        (REFERENCES + "a 好\n", ["hyp.txt, line 5", "a appears a second time"]),
         ("a 今\n\t今\n", ["hyp.txt, line 2", "no id"]),
-        ("", ["hyp.txt: holds no utterance"]),
+        ("", ["hyp.txt: has no utterance"]),
         ("a 今天".encode("gbk"), ["hyp.txt: not UTF-8"]),
     ],
 )
 def test_files_of_other_utterances_are_refused(tmp_path: Path, hypotheses, words) -> None:
-    said = texts(tmp_path / "ref.txt", REFERENCES)
-    heard = texts(tmp_path / "hyp.txt", hypotheses)
+    references = texts(tmp_path / "ref.txt", REFERENCES)
+    found = texts(tmp_path / "hyp.txt", hypotheses)
     with pytest.raises(DataError) as caught:
-        score_files(said, heard)
+        score_files(references, found)
     assert all(word in str(caught.value) for word in words)
 
 
 def test_score_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
-    said = texts(tmp_path / "ref.txt", REFERENCES)
-    result = run_cli("score", said, texts(tmp_path / "hyp.txt", "a 今\n"))
+    references = texts(tmp_path / "ref.txt", REFERENCES)
+    result = run_cli("score", references, texts(tmp_path / "hyp.txt", "a 今\n"))
     assert result.returncode == 3 and "Traceback" not in result.stderr
-    missing = run_cli("score", said, tmp_path / "none.txt")
-    assert missing.returncode == 1 and "none.txt" in missing.stderr
+    missing = run_cli("score", references, tmp_path / "none.txt")
+    assert missing.returncode == 3 and "none.txt: cannot be read" in missing.stderr
     assert "Traceback" not in missing.stderr

@@ -1,6 +1,7 @@
-"""What a run cost: counted against PyTorch's counter, added up over sessions, none invented."""
+"""The cost of a run: against PyTorch's counter, summed over sessions, unknown where unmeasured."""
 
 import logging
+import re
 import socket
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from asr.model.flops import operations_of_step
 from asr.reporting.cost import Cost, read_cost, write_cost
 from asr.train import energy as metering
 from asr.train.run import train
-from tests.helpers import tones_recipe
+from tests.helpers import read_card, tones_recipe
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,7 @@ from tests.helpers import tones_recipe
 )
 @pytest.mark.parametrize("shape", [(3, 133, 7), (2, 310, 21), (1, 601, 2)])
 def test_operations_are_those_that_pytorch_counts(tmp_path: Path, changes, shape) -> None:
+    """The first batch of an octave of lengths is counted, the others scaled by their frames."""
     values = tones_recipe(tmp_path, model=changes, decoding={"ctc_weight": 0.0})
     config = Config.model_validate(values)
     model = config.model.build(20, 50)
@@ -38,19 +40,22 @@ def test_operations_are_those_that_pytorch_counts(tmp_path: Path, changes, shape
         loss = logits.logsumexp(-1).sum() + (0 if ctc is None else ctc.logsumexp(-1).sum())
         loss.backward()
     counted = operations_of_step(model, 20)(*shape)
-    assert counted == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert counted == counter.get_total_flops()
+    estimate = operations_of_step(model, 20)
+    estimate(utterances, 1 << (frames.bit_length() - 1), max(1, tokens // 2))
+    assert estimate(*shape) == pytest.approx(counted, rel=0.15)
 
 
-def test_counting_changes_neither_the_network_nor_chance(tmp_path: Path) -> None:
+def test_counting_changes_neither_the_network_nor_the_random_state(tmp_path: Path) -> None:
     model = Config.model_validate(tones_recipe(tmp_path)).model.build(20, 50)
     before, rng = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    operations_of_step(model, 20)
+    operations_of_step(model, 20)(2, 50, 5)
     assert torch.equal(torch.get_rng_state(), rng)
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
-def test_what_one_session_does_not_know_is_not_known_of_the_run() -> None:
+def test_what_is_unknown_of_one_session_is_unknown_of_the_run() -> None:
     known = Cost(
         seconds=60, operations=1e9, energy_kwh=0.5, metered_kwh=0.2, co2_kg=0.1, grid="CHN"
     )
@@ -94,27 +99,29 @@ def test_a_resumed_run_adds_its_sessions_up(
     first = read_cost(train(recipe(tones, 1), tmp_path / "run"))
     both = read_cost(train(recipe(tones, 2), tmp_path / "run", resume=True))
     assert first and both and at_once
-    assert both.operations == pytest.approx(at_once.operations, rel=1e-9)
+    assert both.operations == pytest.approx(at_once.operations, rel=0.05)
     assert 0 < first.operations < both.operations and 0 < first.seconds < both.seconds
     assert first.energy_kwh and both.energy_kwh and both.energy_kwh > first.energy_kwh > 0
     assert both.co2_kg and both.co2_kg > 0 and both.grid == "the world's mean"
     assert both.metered_kwh is not None and 0 <= both.metered_kwh <= both.energy_kwh
-    card = (tmp_path / "run" / "README.md").read_text("utf-8")
-    assert all(f"| {name} | {value} |" in card for name, value in both.facts().items())
+    card = read_card(tmp_path / "run")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in card.splitlines()]
+    assert all([name, value] in rows for name, value in both.facts().items())
     # codecarbon left nothing behind and said nothing.
     assert {p.name for p in tmp_path.iterdir()} == {"at_once", "run"}
     assert "codecarbon" not in "".join(capfd.readouterr())
 
 
-def test_nothing_is_claimed_where_nothing_measures(
+def test_energy_is_unknown_without_a_meter(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "codecarbon", None)  # as if it were not installed
     cost = read_cost(train(recipe(tones, 1), tmp_path / "run"))
     assert cost and cost.energy_kwh is None and cost.co2_kg is None and cost.metered_kwh is None
     assert cost.operations > 0
-    card = (tmp_path / "run" / "README.md").read_text("utf-8")
-    assert "| energy of training | unknown |" in card and "| CO2 of training | unknown |" in card
+    card = read_card(tmp_path / "run")
+    for name in ("energy", "CO2"):
+        assert re.search(rf"\| {name} of training +\| unknown +\|", card)
 
 
 def test_a_tracker_that_fails_does_not_stop_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
