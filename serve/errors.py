@@ -1,7 +1,6 @@
 """Errors as OpenAI's clients expect them, instead of FastAPI's `{"detail": [...]}` and 422."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,7 +11,7 @@ from starlette.types import Scope
 
 
 class ErrorBody(BaseModel):
-    """What went wrong and the mend, which field it was, and a stable word for programs."""
+    """What went wrong and what to do, the field at fault, and a stable code for programs."""
 
     message: str
     type: str
@@ -40,9 +39,29 @@ class ApiError(HTTPException):
         super().__init__(status, message, headers)
         self.message, self.param, self.code = message, param, code
 
+    def body(self) -> ErrorReply:
+        """Return the body of the response."""
+        kind = "invalid_request_error" if self.status_code < 500 else "server_error"
+        return ErrorReply(
+            error=ErrorBody(message=self.message, type=kind, param=self.param, code=self.code)
+        )
+
+
+def unavailable(
+    message: str, code: str = "unavailable", status: int = 503, retry_after: int = 1
+) -> ApiError:
+    """Return the refusal of a request that may be accepted after `retry_after` seconds."""
+    return ApiError(status, message, code=code, headers={"retry-after": str(retry_after)})
+
+
+def unknown_model(name: str, known: Mapping[str, object]) -> ApiError:
+    """Return the refusal of a model that is not served."""
+    message = f"model {quoted(name)} is not served here: use {' or '.join(known)}"
+    return ApiError(404, message, "model", "model_not_found")
+
 
 def quoted(value: str) -> str:
-    """A client's text, fit for a message: short, control and bidirectional characters escaped."""
+    """Return a client's text for a message: short, control and bidirectional characters escaped."""
     return repr(value) if len(value) <= 80 else f"{value[:80]!r}…"
 
 
@@ -64,25 +83,18 @@ def install_handlers(app: FastAPI) -> None:
         return reply(error, request.scope)
 
 
-def body_of(error: ApiError) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
-    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    body = ErrorBody(message=error.message, type=kind, param=error.param, code=error.code)
-    return ErrorReply(error=body).model_dump()
-
-
 def reply(error: ApiError, scope: Scope) -> JSONResponse:
-    """An error as an answer; its code is what the log and the figures have of it."""
-    scope.get("asr.record", {})["error"] = error.code or f"http_{error.status_code}"
-    return JSONResponse(body_of(error), error.status_code, error.headers)
+    """Return an error as a response, and record its code for the log and the metrics."""
+    scope["asr.record"].error = error.code or f"http_{error.status_code}"
+    return JSONResponse(error.body().model_dump(), error.status_code, error.headers)
 
 
 def _routing(request: Request, error: RoutingError) -> ApiError:
-    """What Starlette raises by itself: no such route, no such method, a body that is no form."""
+    """Return Starlette's own errors (no such route or method, a bad form) with a sentence."""
     where = f"{request.method} {quoted(request.url.path)}"
     messages = {
-        404: f"{where} does not exist: /docs lists what does",
-        405: f"{where} is not allowed: /docs lists the methods",
+        404: f"{where} does not exist: see /docs",
+        405: f"{where} is not allowed: see /docs for the methods",
     }
     message = messages.get(error.status_code, f"the request cannot be read ({error.detail})")
     return ApiError(error.status_code, message, headers=error.headers)
@@ -90,7 +102,7 @@ def _routing(request: Request, error: RoutingError) -> ApiError:
 
 def _invalid(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
-    param = str([*first["loc"][1:2], *first["loc"]][0])  # not which of a list
+    param = str([*first["loc"][1:2], *first["loc"]][0])  # without the index in a list
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing: send it as a multipart/form-data field", param)
     given = f" {quoted(first['input'])}" if isinstance(first["input"], str) else ""

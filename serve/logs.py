@@ -1,18 +1,30 @@
-"""Logs: a JSON object a line on standard error; sizes, times, an id, nothing a client said."""
+"""Logs: one JSON object a line on standard error, with sizes, times and ids but no client data."""
 
 import json
 import logging
 import time
-from typing import Any
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+
+@dataclass
+class RequestRecord:
+    """What the log says of a request; the routes fill it in as `scope["asr.record"]`."""
+
+    request: str = field(default_factory=lambda: uuid4().hex)
+    bytes: int = 0
+    audio_seconds: float | None = None
+    wait_seconds: float | None = None
+    error: str | None = None
 
 
 class JsonFormatter(logging.Formatter):
-    """A record's time, level, logger, message and what was given as `extra={"fields": {...}}`."""
+    """Format time, level, logger, message, and the values of `extra={"fields": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return one line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        values: dict[str, Any] = {
+        values: dict[str, object] = {
             "time": f"{stamp}.{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -25,11 +37,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Let the service's loggers write so; those of others stay as they are."""
-    own = logging.getLogger("serve")
-    if not own.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonFormatter())
-        own.addHandler(handler)
-        own.setLevel(logging.INFO)
-        own.propagate = False
+    """Format the records of the service and of uvicorn, unless uvicorn's command did that."""
+    for name in ("serve", "uvicorn"):
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(JsonFormatter())
+            logger.addHandler(handler)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False

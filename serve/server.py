@@ -1,10 +1,8 @@
-"""`asr serve`: uvicorn that takes nothing new on the first signal and ends when all is answered."""
+"""`asr serve`: uvicorn, which stops accepting on the first signal and ends when all is answered."""
 
 import asyncio
-import logging
 import time
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,19 +12,9 @@ from serve.engine.client import EngineClient
 from serve.middleware.limits import Load
 from serve.settings import Settings
 
-logger = logging.getLogger("serve")
-
-_LOGS: dict[str, Any] = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"json": {"()": "serve.logs.JsonFormatter"}},
-    "handlers": {"json": {"class": "logging.StreamHandler", "formatter": "json"}},
-    "loggers": {"uvicorn": {"handlers": ["json"], "level": "INFO", "propagate": False}},
-}
-
 
 class Server(uvicorn.Server):
-    """The first SIGTERM or SIGINT drains, with 503 for what is new; the second ends at once."""
+    """The first SIGTERM or SIGINT drains (503 for new requests); the second ends at once."""
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
         super().__init__(
@@ -34,7 +22,7 @@ class Server(uvicorn.Server):
                 app,
                 host,
                 port,
-                log_config=_LOGS,
+                log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=1,
                 ws_max_size=2**18,
@@ -42,7 +30,7 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=75,
             )
         )
-        self._worker: EngineClient = app.state.worker
+        self._engine: EngineClient = app.state.engine
         self._load: Load = app.state.load
         self._end = float("inf")
 
@@ -50,16 +38,16 @@ class Server(uvicorn.Server):
         """Begin to drain, or end."""
         if self._load.draining:
             self.should_exit = self.force_exit = True
-            self._worker.kill()
+            self._engine.kill()
         self._load.draining = True
         self._end = time.monotonic() + self._load.settings.grace_seconds
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
+        """Return whether to end; uvicorn asks ten times a second."""
         if self._load.draining and not self.should_exit:
             late = time.monotonic() > self._end
             if late:
-                self._worker.close()  # what is left gets a 503
+                self._engine.close()  # open requests get a 503
                 await asyncio.sleep(0.1)
             self.should_exit = late or not self._load.n_accepted
         return await super().on_tick(counter)

@@ -1,7 +1,7 @@
-"""What can be set: by `asr serve`'s options, else by environment variables, ASR_ and the name."""
+"""Settings of the service: options of `asr serve`, else environment variables (ASR_NAME)."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -11,59 +11,61 @@ from asr.errors import ConfigError
 Words = Annotated[tuple[str, ...], NoDecode]
 Keys = Annotated[tuple[SecretStr, ...], NoDecode]
 
+# What OpenAI's clients ask for by default: the first model answers where none has this name.
+DEFAULT_MODEL = "whisper-1"
+
 
 class Settings(BaseSettings):
-    """The service's settings; those of several values have commas between them.
+    """The service's settings; several values of one setting are separated by commas.
 
-    A body holds at most `max_bytes` (OpenAI's own limit), its audio at most `max_seconds`: as much
-    as an mp3 of that size at a usual rate. All bodies together are held in memory, never on the
-    disk, and have `max_held_bytes`.
+    `max_bytes` is OpenAI's own limit, `max_seconds` about the length of an mp3 of that size. Bodies
+    are held in memory, never on the disk; `max_held_bytes` limits all of them together.
     """
 
     model_config = SettingsConfigDict(env_prefix="ASR_", frozen=True, extra="forbid")
 
-    bundles: Words = Field((), description="Bundles' folders, or NAME=FOLDER.")
+    bundles: Words = Field((), description="Folders of bundles, or NAME=FOLDER.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     int8: bool = Field(False, description="The decoder's larger weights in 8 bits, on a CPU.")
     api_keys: Keys = Field((), description="Bearer keys, one of which a client must send.")
     cors_origins: Words = Field((), description="Web origins that may call; * for all.")
 
-    max_bytes: PositiveInt = Field(25 * 2**20, description="A request's body.")
-    max_seconds: PositiveFloat = Field(1800.0, description="A recording's length.")
-    max_requests: PositiveInt = Field(256, description="Requests at once; more get a 503.")
+    max_bytes: PositiveInt = Field(25 * 2**20, description="Body of a request.")
+    max_seconds: PositiveFloat = Field(1800.0, description="Length of a recording.")
+    max_requests: PositiveInt = Field(256, description="Concurrent requests; more get a 503.")
     max_requests_per_client: PositiveInt | None = Field(
         None, description="Of one key, or address where there are no keys; more get a 429."
     )
-    max_held_bytes: PositiveInt = Field(512 * 2**20, description="Bodies of all requests at once.")
-    upload_seconds: PositiveFloat = Field(60.0, description="For a whole body to arrive, else 408.")
-    deadline_seconds: PositiveFloat = Field(600.0, description="From body to answer, else 504.")
+    max_held_bytes: PositiveInt = Field(512 * 2**20, description="Bodies of all requests together.")
+    upload_seconds: PositiveFloat = Field(60.0, description="For a body to arrive, else 408.")
+    deadline_seconds: PositiveFloat = Field(600.0, description="From body to response, else 504.")
     grace_seconds: PositiveFloat = Field(30.0, description="For open requests after SIGTERM.")
     hang_seconds: PositiveFloat = Field(60.0, description="Without progress: killed, restarted.")
-    max_live_sessions: PositiveInt = Field(16, description="Live sessions at once.")
-    max_live_seconds: PositiveFloat = Field(3600.0, description="A live session's audio.")
+    max_live_sessions: PositiveInt = Field(16, description="Concurrent live sessions.")
+    max_live_seconds: PositiveFloat = Field(3600.0, description="Audio of a live session.")
     live_idle_seconds: PositiveFloat = Field(30.0, description="Without a message: closed.")
-    batch_seconds: float = Field(80.0, ge=0, description="Audio that is decoded together; 0: none.")
-    batch_wait: float = Field(0.01, ge=0, description="Seconds to wait for company.")
+    batch_seconds: float = Field(80.0, ge=0, description="Audio of a batch; 0: no batches.")
+    batch_wait: float = Field(0.01, ge=0, description="Seconds to wait for more chunks.")
 
     @field_validator("bundles", "api_keys", "cors_origins", mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
-        return (
-            [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else value
-        )
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return [word.strip() for word in value.split(",") if word.strip()]
+        return value
 
     @classmethod
-    def read(cls, **given: Any) -> "Settings":
-        """The settings; what is given comes before the environment. Raises ConfigError."""
+    def read(cls, **given: object) -> "Settings":
+        """Return the settings; `given` ones precede the environment. Raises ConfigError."""
         try:
-            return cls(**given)
+            return cls(**given)  # type: ignore[arg-type]  # pydantic checks them
         except ValidationError as error:
-            told = [f"ASR_{str(e['loc'][0]).upper()}: {e['msg'].lower()}" for e in error.errors()]
-            raise ConfigError("; ".join(told)) from error
+            faults = [f"ASR_{str(e['loc'][0]).upper()}: {e['msg'].lower()}" for e in error.errors()]
+            raise ConfigError("; ".join(faults)) from error
 
     @property
     def models(self) -> dict[str, Path]:
-        """Folders by the names that clients use. Raises ConfigError for none and for doubles."""
+        """Return the bundles' folders by name. Raises ConfigError for none and for doubles."""
         found: dict[str, Path] = {}
         for bundle in self.bundles:
             name, _, folder = bundle.rpartition("=")
@@ -75,3 +77,8 @@ class Settings(BaseSettings):
         if not found:
             raise ConfigError("no model to serve: set ASR_BUNDLES to a bundle's folder")
         return found
+
+    def find_model(self, name: str) -> str | None:
+        """Return the model that a client means by a name: the first one for `whisper-1`."""
+        names = list(self.models)
+        return name if name in names else names[0] if name == DEFAULT_MODEL else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -26,6 +26,7 @@ import uvicorn
 import yaml
 from torch import Tensor, nn
 
+from asr.audio.recording import Recording, Source
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import BLANK
 from asr.decoding.decode import SpeechDecoder
@@ -170,6 +171,11 @@ def say(n_tones: int, seed: int) -> tuple[np.ndarray, list[tuple[str, float, flo
         at += (len(pause) + len(tone)) / RATE
     wave = np.concatenate(parts)
     return wave + 0.003 * rng.normal(size=len(wave)), spoken
+
+
+def read_card(bundle: Path) -> str:
+    """Read a bundle's model card, each run of spaces as one."""
+    return re.sub(" +", " ", (bundle / "README.md").read_text("utf-8"))
 
 
 def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
@@ -323,6 +329,20 @@ def same(one: list[Hypothesis], other: list[Hypothesis]) -> None:
         assert h.confidences == pytest.approx(g.confidences, abs=1e-4)
 
 
+class Audio(NamedTuple):
+    """A recording as a whole."""
+
+    wave: np.ndarray
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+def read_all(source: Source, rate: int, **options: Any) -> Audio:
+    """Read a recording as a whole."""
+    recording = Recording(source, rate, **options)
+    return Audio(np.concatenate(list(recording)), recording.seconds, recording.warnings)
+
+
 def tone(path: Path, seconds: float = 0.2, pitch: float = 300.0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     time_N = np.arange(round(seconds * 16000)) / 16000
@@ -367,7 +387,7 @@ class Service:
     client: httpx.Client
     host: str
     port: int
-    worker: EngineClient
+    engine: EngineClient
     state: Any
 
     def post(self, file: bytes, url: str = URL, **fields: Any) -> httpx.Response:
@@ -375,8 +395,8 @@ class Service:
         data = {"model": "tiny", **fields}
         return self.client.post(url, files={"file": ("a.wav", file)}, data=data)
 
-    def figure(self, name: str) -> float:
-        """A figure of /metrics, without labels."""
+    def metric(self, name: str) -> float:
+        """A value of /metrics without labels."""
         found = re.search(rf"^{name} (\S+)$", self.client.get("/metrics").text, re.M)
         assert found, name
         return float(found[1])
@@ -396,7 +416,7 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
         base = f"http://{host}:{port}"
         try:
             with httpx.Client(base_url=base, timeout=60, trust_env=False, limits=limits) as client:
-                yield Service(client, host, port, app.state.worker, app.state)
+                yield Service(client, host, port, app.state.engine, app.state)
         finally:
             server.should_exit = True
             thread.join()
@@ -406,7 +426,7 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
 def changed(service: Service, **settings: Any) -> Iterator[None]:
     """Other settings for a while, of those that the decoding process need not know."""
     holders = [(service.state, "settings"), (service.state.load, "settings"),
-               (service.worker, "_settings")]  # fmt: skip
+               (service.engine, "_settings")]  # fmt: skip
     before = service.state.settings
     for holder, name in holders:
         setattr(holder, name, before.model_copy(update=settings))

@@ -1,4 +1,4 @@
-"""TODO: serve."""
+"""`asr serve`."""
 
 from typing import Annotated
 
@@ -10,15 +10,14 @@ from asr.cli.options import Device, Int8, app
 @app.command()
 def serve(
     bundles: Annotated[
-        list[str],
-        typer.Argument(metavar="BUNDLE...", help="Bundles' folders, or NAME=FOLDER."),
+        list[str], typer.Argument(metavar="BUNDLE...", help="Folders of bundles, or NAME=FOLDER.")
     ],
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     device: Device = "auto",
     int8: Int8 = False,
 ) -> None:
-    """An HTTP service in OpenAI's shape; its limits and keys are environment variables, ASR_…"""
+    """Serve models over HTTP (OpenAI's API, a web page); limits and keys are in ASR_… variables."""
     from serve.server import run
     from serve.settings import Settings
 

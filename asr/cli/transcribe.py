@@ -1,9 +1,11 @@
-"""`asr transcribe`, `asr serve`."""
+"""`asr transcribe`."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,121 +14,136 @@ from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
     from asr.transcription.jobs import Task
+    from asr.transcription.transcript import Transcript
 
+    Results = Iterator[tuple[Task, Transcript | str | AudioError]]
 
-Progress: TypeAlias = Callable[[float], object]  # how many are done, of halves too
+_LINE_SECONDS = 30.0  # between lines of progress where there is no terminal
 
-
-Results: TypeAlias = Iterator[tuple["Task", str | AudioError]]
+Arguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[BUNDLE] RECORDINGS",
+        help="The folder of a model bundle (not with --server), then wav, flac, ogg or mp3: files, "
+        "folders with their subfolders, quoted globs.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write a file per recording into a folder; skip existing ones."),
+]
+Overwrite = Annotated[bool, typer.Option(help="Write existing files of --out again.")]
+Jobs = Annotated[
+    int,
+    typer.Option(min=1, help="Processes, over all GPUs; with --server, concurrent requests."),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Send the recordings to a service (OpenAI's API)."),
+]
+Model = Annotated[str | None, typer.Option(help="The server's model, if it has several.")]
 
 
 @app.command()
 def transcribe(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[BUNDLE] RECORDINGS",
-            help="A model bundle's folder (none with --server), then wav, flac, ogg or mp3: files, "
-            "folders with all below, quoted globs.",
-        ),
-    ],
+    arguments: Arguments,
     format: Annotated[Literal["txt", "json", "srt", "vtt", "tsv"], typer.Option()] = "txt",
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="A folder for a file each; those there are kept.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Write anew what --out holds.")] = False,
+    out_dir: Out = None,
+    overwrite: Overwrite = False,
     beam: Beam = None,
     method: Method = None,
     lm: Lm = None,
     lm_weight: LmWeight = None,
     device: Device = "auto",
     int8: Int8 = False,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Processes, each with a GPU in turn; of a server, requests.")
-    ] = 1,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A service that decodes, in OpenAI's shape: `asr serve`."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
+    jobs: Jobs = 1,
+    server: Server = None,
+    model: Model = None,
 ) -> None:
-    """The text of recordings; a bad one is told and the others go on (exit code 1).
+    """Transcribe recordings; one that fails is reported and the others continue (exit code 1).
 
-    With --server URL the recordings are sent there, with the key in ASR_API_KEY if it wants one.
+    With --server URL the key is in ASR_API_KEY, if the service requires one.
     """
     from asr.transcription.jobs import find_tasks
-    from asr.transcription.remote import Server, ask_all
 
     changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
     _check_place(arguments, server, model, {**changes, "device": device, "int8": int8})
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
-        raise ConfigError(f"--format {format} is a file a recording: add --out DIR")
+        raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
     todo = [task for task in tasks if overwrite or not (task.out and task.out.is_file())]
-
-    def results(on_progress: Progress) -> Results:
-        if server:
-            return ask_all(todo, Server(server, model), format, jobs, on_progress)
-        bundle = Path(arguments[0])
-        return _here(todo, bundle, device, int8, changes, format, jobs, on_progress)
-
     skipped = len(tasks) - len(todo)
-    failed = _tell(results, len(tasks), skipped, None if out_dir else format)
+    with _progress(len(tasks), skipped) as on_progress:
+        if server:
+            from asr.transcription.remote import ask_all
+
+            results: Results = ask_all(todo, server, model, format, jobs, on_progress)
+        else:
+            from asr.transcription.batch import transcribe_all
+
+            bundle = Path(arguments[0])
+            results = transcribe_all(todo, bundle, device, int8, changes, jobs, on_progress)
+        failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:
-        err.print(
-            f"{len(todo) - failed} written to {out_dir}, {skipped} were there already",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        _note(f"{len(todo) - failed} written to {out_dir}, {skipped} were there already")
     if failed:
         raise typer.Exit(1)
 
 
-def _tell(
-    results: Callable[[Progress], Results], total: int, skipped: int, shown: str | None
-) -> int:
-    """How many recordings failed, each told; transcripts are printed as format `shown`."""
-    from rich.progress import Progress as Bar
+@contextmanager
+def _progress(total: int, skipped: int) -> Iterator[Callable[[float], None]]:
+    """Yield a function that shows how many of `total` are done, besides those skipped.
+
+    It moves a bar, or, where there is no terminal, prints a line every half minute.
+    """
+    from rich.progress import Progress
+
+    printed = time.monotonic()
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("transcribing", total=total, completed=skipped)
+
+        def show(n_done: float) -> None:
+            nonlocal printed
+            done = skipped + n_done
+            progress.update(bar, completed=done)
+            if not err.is_terminal and time.monotonic() - printed >= _LINE_SECONDS:
+                printed = time.monotonic()
+                _note(f"{int(done)}/{total} recordings done, {100 * done / total:.0f} %")
+
+        yield show
+
+
+def _report(results: "Results", shown: str | None, alone: bool) -> int:
+    """Print transcripts in the format `shown`, and errors; return the number of errors."""
+    from asr.transcription.writers import FORMATS
 
     failed = 0
-    with Bar(console=err, transient=True, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("transcribing", total=total, completed=skipped)
-        for task, result in results(lambda n: progress.update(bar, completed=skipped + n)):
-            if isinstance(result, AudioError):
-                failed += 1
-                _note(f"asr: {result}")
-            elif shown:
-                _show_transcript(str(task.recording), result, shown, alone=total == 1)
+    for task, result in results:
+        if isinstance(result, AudioError):
+            failed += 1
+            _note(f"asr: {result}")
+            continue
+        if not isinstance(result, str):
+            for warning in result.warnings:
+                _note(warning)
+        if shown:
+            text = result if isinstance(result, str) else FORMATS[shown](result)
+            _show_transcript(str(task.recording), text, shown, alone)
     return failed
 
 
 def _check_place(
-    arguments: list[str], server: str | None, model: str | None, local: dict[str, Any]
+    arguments: list[str], server: str | None, model: str | None, local: dict[str, object]
 ) -> None:
-    """Raises ConfigError for options of the other place, here or a server, than the chosen one."""
+    """Raise ConfigError for options that apply only here, or only to a server."""
     given = [key for key, value in local.items() if value not in (None, False, "auto")]
     if server and given:
         option = given[0].replace("_", "-").removesuffix("-size")
-        raise ConfigError(f"--{option} is the server's own choice: leave it out with --server")
+        raise ConfigError(f"--{option} is the server's decision: leave it out with --server")
     if not server and model:
-        raise ConfigError("--model is of a server: give --server URL, or the bundle's folder")
+        raise ConfigError("--model needs --server URL; for a bundle give its folder")
     if not server and len(arguments) < 2:
         raise ConfigError(f"{arguments[0]}: give a bundle and recordings, or --server URL")
-
-
-def _here(
-    tasks: list["Task"], bundle: Path, device: str, int8: bool, changes: dict[str, Any],
-    format: str, jobs: int, on_progress: Progress,
-) -> Results:  # fmt: skip
-    from asr.transcription.batch import transcribe_all
-    from asr.transcription.writers import FORMATS
-
-    for task, result in transcribe_all(tasks, bundle, device, int8, changes, jobs, on_progress):
-        if isinstance(result, AudioError):
-            yield task, result
-            continue
-        for warning in result.warnings:
-            _note(warning)
-        yield task, FORMATS[format](result)
 
 
 def _note(text: str) -> None:
@@ -135,7 +152,7 @@ def _note(text: str) -> None:
 
 def _show_transcript(name: str, text: str, format: str, alone: bool) -> None:
     if format == "json":
-        # JSON is UTF-8: a name that is not stands there escaped, as json.loads gives it back.
+        # JSON is UTF-8: other names are escaped, and json.loads restores them.
         line = {"file": name, **json.loads(text)}
         text = json.dumps(line, ensure_ascii=not name.isprintable()) + "\n"
     elif not alone:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Recordings to transcripts: by a model on this machine, or by a service."""

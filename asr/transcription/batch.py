@@ -1,13 +1,12 @@
-"""A job over many recordings, spread over processes, that resumes where it was interrupted."""
+"""A job over many recordings, by several processes, that continues where it was interrupted."""
 
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,9 @@ from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
 
-# What a process is handed at a time: about ten minutes of speech as WAV, or so many files.
+Result = tuple[Task, Transcript | AudioError]
+
+# What a process gets at a time: about ten minutes of speech as WAV, or so many files.
 _SHARE_BYTES, _SHARE_FILES = 20e6, 64
 
 
@@ -29,29 +30,29 @@ def transcribe_all(
     bundle: Path,
     device: str,
     int8: bool,
-    changes: dict[str, Any],
+    changes: Mapping[str, object],
     jobs: int,
     on_progress: Callable[[float], object],
-) -> Iterator[tuple[Task, Transcript | AudioError]]:
-    """Yield the tasks in order with their results, by `jobs` processes; those with `out` are written.
+) -> Iterator[Result]:
+    """Yield the tasks in order with their results, by `jobs` processes, and write those with `out`.
 
-    `changes` are of the bundle's decoding options. `on_progress` gets the number of recordings that
-    are done. A file appears whole or not at all. Raises BundleError and ConfigError before
-    any work, AsrError where a process dies.
+    `changes` override the bundle's decoding options. `on_progress` gets the number of recordings
+    that are done. Files are written atomically. Raises BundleError and ConfigError before any work,
+    AsrError where a process dies.
     """
     if jobs == 1 or len(tasks) == 1:
         recognizer = Recognizer(Bundle.load(bundle), device, int8)
         yield from _transcribe(recognizer, tasks, changes, on_progress)
         return
     choose_device(device)
-    Bundle.load(bundle)  # what is wrong with it is reported once, not by each process
+    Bundle.load(bundle)  # its errors are reported once, not by each process
     context = multiprocessing.get_context("spawn")
-    numbers = context.Queue()
-    for number in range(jobs):
-        numbers.put(number)
+    indices = context.Queue()
+    for index in range(jobs):
+        indices.put(index)
     threads = max(1, torch.get_num_threads() // jobs)
-    pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, int8, numbers, threads))
-    ours = pool._processes  # not the caller's other children; Python 3.14 has terminate_workers
+    pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, int8, indices, threads))
+    processes = pool._processes  # in Python 3.14: pool.terminate_workers()
     try:
         futures = deque(pool.submit(_transcribe_share, share, changes) for share in _shares(tasks))
         n_done = 0
@@ -62,16 +63,13 @@ def transcribe_all(
             yield from results
     except BrokenProcessPool as error:
         raise AsrError(
-            "one of the processes died (out of memory?): start again with fewer --jobs, what "
-            "--out holds is not done twice"
+            "one of the processes died (out of memory?): start again with fewer --jobs, recordings "
+            "that --out holds are skipped"
         ) from error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(ours.values()):
+        for process in list(processes.values()):
             process.terminate()
-
-
-_Result = tuple[Task, Transcript | AudioError]
 
 
 def _shares(tasks: list[Task]) -> Iterator[list[Task]]:
@@ -90,9 +88,9 @@ def _shares(tasks: list[Task]) -> Iterator[list[Task]]:
 def _transcribe(
     recognizer: Recognizer,
     tasks: list[Task],
-    changes: dict[str, Any],
+    changes: Mapping[str, object],
     on_progress: Callable[[float], object] = lambda _: None,
-) -> Iterator[_Result]:
+) -> Iterator[Result]:
     options = recognizer.config.decoding.changed(changes)
     found = recognizer.transcribe_all((task.recording for task in tasks), options, on_progress)
     for task, result in zip(tasks, found, strict=True):
@@ -105,18 +103,18 @@ _recognizer: Recognizer  # of a process of the pool
 
 
 def _start(
-    bundle: Path, device: str, int8: bool, numbers: "multiprocessing.Queue[int]", threads: int
+    bundle: Path, device: str, int8: bool, indices: "multiprocessing.Queue[int]", threads: int
 ) -> None:
-    """Make a process ready; GPUs are dealt out in turn. It ends with the process it works for."""
+    """Prepare a process: one of the GPUs in turn; it ends with its parent."""
     global _recognizer  # noqa: PLW0603
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C: the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
     end_with_parent()
     torch.set_num_threads(threads)
-    number = numbers.get()
+    index = indices.get()
     if device in ("auto", "cuda") and torch.cuda.is_available():
-        device = f"cuda:{number % torch.cuda.device_count()}"
+        device = f"cuda:{index % torch.cuda.device_count()}"
     _recognizer = Recognizer(Bundle.load(bundle), device, int8)
 
 
-def _transcribe_share(tasks: list[Task], changes: dict[str, Any]) -> list[_Result]:
+def _transcribe_share(tasks: list[Task], changes: Mapping[str, object]) -> list[Result]:
     return list(_transcribe(_recognizer, tasks, changes))

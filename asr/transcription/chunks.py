@@ -16,7 +16,7 @@ from asr.transcription.transcript import Segment, Transcript
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A part of a recording from `start` to `end`, in seconds; `wave_N` is mono at the model's rate.
+    """A part of a recording from `start` to `end` in seconds; `wave_N` is mono at the model's rate.
 
     `request`, if given, can cancel its recognition.
     """

@@ -1,4 +1,4 @@
-"""TODO: jobs."""
+"""The recordings of a job, and the files for their transcripts."""
 
 from dataclasses import dataclass
 from glob import has_magic
@@ -12,38 +12,37 @@ SUFFIXES = {".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff"}
 
 @dataclass(frozen=True)
 class Task:
-    """A recording and the file that its transcript goes to, if it goes to a file."""
+    """A recording, and the file for its transcript, if there is one."""
 
     recording: Path
     out: Path | None
 
 
 def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[Task]:
-    """The recordings that files, folders (with all below) and globs stand for, each once.
+    """Return the recordings of files, folders (with subfolders) and globs, each once.
 
-    A transcript's place below `out_dir` is its recording's below the folder, or the part without
-    wildcards, that was given. Raises
-    DataError where a folder or a glob holds no recording, ConfigError where two recordings would
-    be written to one file.
+    A transcript's path in `out_dir` is its recording's in the given folder, or in the part of the
+    glob without wildcards. Raises DataError where a folder or a glob has no recording, ConfigError
+    where two recordings would be written to one file.
     """
-    places: dict[Path, Path] = {}
+    paths: dict[Path, Path] = {}
     for argument in arguments:
-        for recording, place in _found(argument):
-            places.setdefault(recording, place.with_suffix(f".{format}"))
+        for recording, path in _found(argument):
+            paths.setdefault(recording, path.with_suffix(f".{format}"))
     if out_dir is None:
-        return [Task(recording, None) for recording in places]
+        return [Task(recording, None) for recording in paths]
     taken: dict[Path, Path] = {}
-    for recording, place in places.items():
-        if (other := taken.setdefault(place, recording)) != recording:
+    for recording, path in paths.items():
+        if (other := taken.setdefault(path, recording)) != recording:
             raise ConfigError(
-                f"{other} and {recording} would both be written to {out_dir / place}: give the "
+                f"{other} and {recording} would both be written to {out_dir / path}: give the "
                 "folder that holds them, or rename one"
             )
-    return [Task(recording, out_dir / place) for recording, place in places.items()]
+    return [Task(recording, out_dir / path) for recording, path in paths.items()]
 
 
 def _found(argument: str) -> list[tuple[Path, Path]]:
-    """What an argument stands for: recordings, and where each is below what was given."""
+    """Return the recordings of an argument, and their paths relative to it."""
     path = Path(argument)
     if path.is_dir():
         below = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
@@ -63,6 +62,6 @@ def _found(argument: str) -> list[tuple[Path, Path]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A transcript's file, whole or not at all."""
+    """Write a transcript's file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))

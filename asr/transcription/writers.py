@@ -1,9 +1,10 @@
-"""A transcript as text: txt, json, srt, vtt, tsv. Nothing is read or written here."""
+"""A transcript as text: txt, json, srt, vtt, tsv. No file is read or written here."""
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from html import escape
 
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
@@ -15,63 +16,80 @@ _LONGEST, _PAUSE = 7.0, 0.8  # seconds
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word, or a Chinese character, with a space before it where the text has one.
+
+    `start` and `end` are seconds from the recording's start; `confidence` is the lowest of its
+    tokens, or of the segment's where the tokens have no times.
+    """
+
+    text: str
+    start: float
+    end: float
+    confidence: float
+
+
+@dataclass(frozen=True)
 class Cue:
-    """A subtitle: its lines, shown from `start` to `end` in seconds."""
+    """A subtitle: lines of text, shown from `start` to `end` in seconds."""
 
     start: float
     end: float
-    lines: tuple[str, ...]
+    text: str
 
 
 def as_txt(transcript: Transcript) -> str:
-    """The text and a newline."""
+    """Return the text and a newline."""
     return transcript.text + "\n"
 
 
 def as_json(transcript: Transcript) -> str:
-    """Everything that is known, on one line."""
+    """Return all fields on one line."""
     return json.dumps(transcript.as_dict(), ensure_ascii=False) + "\n"
 
 
 def as_srt(transcript: Transcript) -> str:
-    """SubRip: numbered subtitles, times with a comma."""
+    """Return SubRip: numbered subtitles, times with a comma."""
     return "".join(
-        f"{number}\n{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}\n{_joined(cue)}\n\n"
-        for number, cue in enumerate(cues(transcript), 1)
+        f"{index}\n{_span(cue, ',')}\n{cue.text}\n\n"
+        for index, cue in enumerate(cues(transcript.segments), 1)
     )
 
 
 def as_vtt(transcript: Transcript) -> str:
-    """WebVTT, with the characters escaped that it gives a meaning."""
+    """Return WebVTT, with its special characters escaped."""
     return "WEBVTT\n\n" + "".join(
-        f"{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n{_escaped(_joined(cue))}\n\n"
-        for cue in cues(transcript)
+        f"{_span(cue, '.')}\n{escape(cue.text, quote=False)}\n\n"
+        for cue in cues(transcript.segments)
     )
 
 
 def as_tsv(transcript: Transcript) -> str:
-    """A line a subtitle: start and end in milliseconds, text; the first line names them."""
+    """Return a line per subtitle: start and end in milliseconds, text; after a line of names."""
     rows = (
-        f"{_milliseconds(cue.start)}\t{_milliseconds(cue.end)}\t{' '.join(cue.lines)}\n"
-        for cue in cues(transcript)
+        f"{_milliseconds(cue.start)}\t{_milliseconds(cue.end)}\t{' '.join(cue.text.splitlines())}\n"
+        for cue in cues(transcript.segments)
     )
     return "start\tend\ttext\n" + "".join(rows)
 
 
 FORMATS: dict[str, Callable[[Transcript], str]] = {
-    "txt": as_txt, "json": as_json, "srt": as_srt, "vtt": as_vtt, "tsv": as_tsv,
-}  # fmt: skip
+    "txt": as_txt,
+    "json": as_json,
+    "srt": as_srt,
+    "vtt": as_vtt,
+    "tsv": as_tsv,
+}
 
 
-def cues(transcript: Transcript) -> Iterator[Cue]:
-    """The subtitles of a transcript, in order and without overlap.
+def cues(segments: Iterable[Segment]) -> Iterator[Cue]:
+    """Yield the subtitles of segments, in order and without overlap.
 
-    They end at pauses, at the latest when they are full. Where a segment's tokens have no times,
-    its characters share its time evenly.
+    They end at pauses and with their segment, at the latest when they are full.
     """
-    for segment in transcript.segments:
-        cue: list[list[Token]] = []
-        for word in _words(segment):
+    for segment in segments:
+        cue: list[Word] = []
+        for word in words(segment):
             if cue and _is_full(cue, word):
                 yield _cue(cue)
                 cue = []
@@ -80,54 +98,56 @@ def cues(transcript: Transcript) -> Iterator[Cue]:
             yield _cue(cue)
 
 
+def words(segment: Segment) -> list[Word]:
+    """Return the words of a segment; a Chinese character is a word.
+
+    Where the tokens have no times, the characters share the segment's time evenly.
+    """
+    tokens, confidences = segment.tokens, segment.confidences
+    if tokens is None:
+        tokens = _evenly(segment)
+        confidences = (min(confidences, default=0.0),) * len(tokens)
+    found: list[Word] = []
+    for token, confidence in zip(tokens, confidences, strict=True):
+        word = Word(token.text, token.start, token.end, confidence)
+        first = token.text[:1]
+        if not found or first.isspace() or _is_wide(first) or _is_wide(found[-1].text[-1:]):
+            found.append(word)
+        else:
+            found[-1] = _joined(found[-1], word)
+    return [word for word in found if normalize_text(word.text)]
+
+
 def _evenly(segment: Segment) -> tuple[Token, ...]:
     share = (segment.end - segment.start) / max(1, len(segment.text))
     starts = [segment.start + i * share for i in range(len(segment.text))]
     return tuple(Token(c, t, t + share) for c, t in zip(segment.text, starts, strict=True))
 
 
-def words(transcript: Transcript) -> Iterator[Token]:
-    """The words of a transcript and when each was said; a Chinese character is one by itself."""
-    for segment in transcript.segments:
-        for word in _words(segment):
-            yield Token(_text([word]), word[0].start, word[-1].end)
+def _joined(one: Word, other: Word) -> Word:
+    confidence = min(one.confidence, other.confidence)
+    return Word(one.text + other.text, one.start, other.end, confidence)
 
 
-def _words(segment: Segment) -> list[list[Token]]:
-    """Tokens that no line may tear apart: a Chinese character is a word of its own."""
-    words: list[list[Token]] = []
-    for token in segment.tokens if segment.tokens is not None else _evenly(segment):
-        before = words[-1][-1].text if words else ""
-        opens = token.text[:1].isspace() or _is_wide(token.text[:1]) or _is_wide(before[-1:])
-        if opens or not words:
-            words.append([])
-        words[-1].append(token)
-    return [word for word in words if _text([word])]
-
-
-def _is_full(cue: list[list[Token]], word: list[Token]) -> bool:
+def _is_full(cue: list[Word], word: Word) -> bool:
     return (
-        word[0].start - cue[-1][-1].end > _PAUSE
-        or word[-1].end - cue[0][0].start > _LONGEST
+        word.start - cue[-1].end > _PAUSE
+        or word.end - cue[0].start > _LONGEST
         or len(_wrapped([*cue, word])) > _LINES
     )
 
 
-def _cue(words: list[list[Token]]) -> Cue:
-    return Cue(words[0][0].start, words[-1][-1].end, _wrapped(words))
+def _cue(words: list[Word]) -> Cue:
+    return Cue(words[0].start, words[-1].end, "\n".join(_wrapped(words)))
 
 
-def _wrapped(words: list[list[Token]]) -> tuple[str, ...]:
-    lines: list[list[list[Token]]] = [[]]
+def _wrapped(words: list[Word]) -> list[str]:
+    lines = [""]
     for word in words:
-        if lines[-1] and _columns(_text([*lines[-1], word])) > _COLUMNS:
-            lines.append([])
-        lines[-1].append(word)
-    return tuple(_text(line) for line in lines)
-
-
-def _text(words: list[list[Token]]) -> str:
-    return normalize_text("".join(token.text for word in words for token in word))
+        if lines[-1] and _columns(normalize_text(lines[-1] + word.text)) > _COLUMNS:
+            lines.append("")
+        lines[-1] += word.text
+    return [normalize_text(line) for line in lines]
 
 
 def _columns(text: str) -> int:
@@ -138,16 +158,12 @@ def _is_wide(character: str) -> bool:
     return bool(character) and unicodedata.east_asian_width(character) in "WF"
 
 
-def _joined(cue: Cue) -> str:
-    return "\n".join(cue.lines)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _span(cue: Cue, point: str) -> str:
+    return f"{_clock(cue.start, point)} --> {_clock(cue.end, point)}"
 
 
 def _clock(seconds: float, point: str) -> str:

@@ -1,4 +1,4 @@
-"""The decoding process as the event loop sees it: jobs go out, events come back."""
+"""The engine process as the event loop sees it: jobs go out, events come back."""
 
 import asyncio
 import itertools
@@ -13,77 +13,63 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from asr import errors
 from asr.errors import AsrError
-from serve.engine.messages import (
-    Alive,
-    BatchDone,
-    Cancel,
-    Done,
-    Failed,
-    FromEngine,
-    Partial,
-    Ready,
-    Refused,
-    Start,
-    ToEngine,
-    Transcribe,
-)
-from serve.errors import ApiError
+from serve.engine import messages
+from serve.errors import ApiError, unavailable
 from serve.metrics import Metrics
 from serve.settings import Settings
 
 logger = logging.getLogger("serve.engine.client")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before another start
-# Batches of ever other shapes leave holes in glibc's heap, which grows by them: blocks of 4 MiB and
-# more are mapped for themselves, and given back. oneDNN keeps what it prepared for 1024 shapes.
+# Batches of many shapes fragment glibc's heap: blocks of 4 MiB and more are mapped separately, and
+# given back. oneDNN by default caches primitives for 1024 shapes.
 _MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**22),
     "MALLOC_TRIM_THRESHOLD_": str(2**26),
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
-# What is too large for the memory is so again: no 5xx, which clients repeat.
+# A recording that is too large for the memory gets no 5xx, since clients would retry.
 _AUDIO_STATUS = {"unsupported_media": 415, "too_long": 413, "out_of_memory": 413}
 
-Event = Partial | Done
+Event = messages.Partial | messages.Done
 
 
 class Job:
-    """A recording that the decoding process has; whoever holds it must leave it in the end."""
+    """A recording that the engine has, as a context that cancels it where it has not ended."""
 
-    def __init__(self, worker: "EngineClient", id: int) -> None:
-        self._worker, self._id = worker, id
+    def __init__(self, engine: "EngineClient", id: int) -> None:
+        self._engine, self._id = engine, id
         self.events: asyncio.Queue[Event | ApiError] = asyncio.Queue()
 
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.cancel(self._id)
+
     async def next(self) -> Event:
-        """What is heard next. Raises ApiError where the recording cannot be recognised."""
+        """Return the next event. Raises ApiError where the recording cannot be recognized."""
         event = await self.events.get()
         if isinstance(event, ApiError):
             raise event
         return event
 
-    def leave(self) -> None:
-        """Want no more: its place is free within one decoding step."""
-        self._worker.forget(self._id)
-
 
 class EngineClient:
-    """The decoding process, restarted where it dies or hangs.
+    """The engine process, restarted when it dies or hangs.
 
-    Raises BundleError or ConfigError where it cannot load what the settings name.
+    Raises BundleError or ConfigError where it cannot load the models of the settings.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._jobs: dict[int, Job] = {}
-        self._numbers = itertools.count()
+        self._ids = itertools.count()
         self._sender = ThreadPoolExecutor(1, "asr-send")
         self._closing = False
         self._died = asyncio.Event()
         self._start()
-
-    # --- jobs -----------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -93,47 +79,46 @@ class EngineClient:
         partials: bool = False,
         quick: bool = False,
     ) -> Job:
-        """Hand a recording over; the options are those of `serve.engine.messages.Transcribe`.
+        """Send a recording to the engine; the options are those of `messages.Transcribe`.
 
-        Raises ApiError 503 while no decoding process can take it.
+        Raises ApiError 503 while no engine process is ready.
         """
         if not self.ready:
-            raise _unavailable("the model is being loaded: try again in a few seconds", 5)
-        job = Job(self, next(self._numbers))
+            raise unavailable("the model is being loaded: try again soon", retry_after=5)
+        job = Job(self, next(self._ids))
         self._jobs[job._id] = job
-        self._send(Transcribe(job._id, model, audio, pcm_rate, partials, quick))
+        self._send(messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick))
         return job
 
-    def forget(self, id: int) -> None:
-        """Drop a job; nothing where it has ended."""
+    def cancel(self, id: int) -> None:
+        """End a job within a decoding step; nothing if it has ended."""
         if self._jobs.pop(id, None):
-            self._send(Cancel(id))
+            self._send(messages.Cancel(id))
 
     @property
     def ready(self) -> bool:
-        """Whether the process lives and its decoding loop has been heard of lately."""
+        """Return whether the process lives and has reported progress lately."""
         lately = time.monotonic() - self._last_message < self._settings.hang_seconds / 2
         return self._loaded and not self._closing and lately
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the id of the process."""
         return self._process.pid
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: messages.ToEngine) -> None:
         pipe = self._pipe
 
         def send() -> None:
-            with suppress(OSError):  # it died, and whoever listens to it finds out
+            with suppress(OSError):  # it died, and `supervise` restarts it
                 pipe.send(message)
 
         self._sender.submit(send)
 
-    # --- the process ----------------------------------------------------------------------------
-
     def _start(self) -> None:
         """Start the process and wait until it has loaded the models."""
         self._loaded = False
+        names = ", ".join(self._settings.models)
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "serve.engine.process", str(theirs.fileno())]
         with theirs, ours:
@@ -141,25 +126,17 @@ class EngineClient:
                 command, pass_fds=[theirs.fileno()], env={**_MEMORY, **os.environ}
             )
             self._pipe = Connection(ours.detach())
-        settings = self._settings
-        start = Start(
-            settings.models,
-            settings.device,
-            settings.int8,
-            settings.max_seconds,
-            settings.batch_seconds,
-            settings.batch_wait,
-        )
         try:
-            self._pipe.send(start)
-            answer: Ready | Refused = self._pipe.recv()
+            self._pipe.send(self._settings)
+            answer: messages.Ready | AsrError = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise AsrError(
-                f"the decoding process ended while it loaded {', '.join(settings.bundles)} "
+                f"the engine process ended while it loaded {names} "
                 f"(exit code {self._process.wait()}): is there memory enough?"
             ) from error
-        if isinstance(answer, Refused):
-            raise getattr(errors, answer.error)(answer.message)
+        if isinstance(answer, AsrError):
+            self._process.wait()
+            raise answer
         self._loaded, self._last_message = True, time.monotonic()
 
     async def supervise(self) -> None:
@@ -171,16 +148,16 @@ class EngineClient:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._died.wait(), 1.0)
                 if time.monotonic() - self._last_message > self._settings.hang_seconds:
-                    logger.error("the decoding process made no progress and is killed")
+                    logger.error("the engine process made no progress and is killed")
                     self._process.kill()
             self._loaded = False
             if self._closing:
                 return
-            self._fail_all("the decoding process ended: it is being restarted, try again", 5)
+            self._fail_all("the engine process ended: it is being restarted, try again", 5)
             self._pipe.close()
             code = await asyncio.to_thread(self._process.wait)
-            self._metrics.worker_restarts.inc()
-            logger.error("the decoding process ended", extra={"fields": {"exit_code": code}})
+            self._metrics.engine_restarts.inc()
+            logger.error("the engine process ended", extra={"fields": {"exit_code": code}})
             while not self._loaded:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -190,7 +167,9 @@ class EngineClient:
                 # RuntimeError: the machine has no thread left.
                 except (AsrError, OSError, RuntimeError) as error:
                     self._loaded = False
-                    logger.error("the decoding process did not start: %s", error)
+                    self._process.kill()
+                    self._process.wait()
+                    logger.error("the engine process did not start: %s", error)
 
     def _listen(self) -> None:
         loop, pipe = asyncio.get_running_loop(), self._pipe
@@ -205,32 +184,32 @@ class EngineClient:
 
         threading.Thread(target=listen, name="asr-listen", daemon=True).start()
 
-    def _on_message(self, message: FromEngine) -> None:
+    def _on_message(self, message: messages.FromEngine) -> None:
         self._last_message = time.monotonic()
         match message:
-            case Alive():
+            case messages.Alive():
                 self._metrics.waiting_chunks.set(message.waiting_chunks)
                 self._metrics.waiting_seconds.set(message.waiting_seconds)
-            case BatchDone():
-                self._metrics.batch(message.n_chunks, message.audio_seconds, message.decode_seconds)
-            case Partial():
+            case messages.BatchDone():
+                self._metrics.count_batch(message)
+            case messages.Partial():
                 if job := self._jobs.get(message.id):
                     job.events.put_nowait(message)
-            case Done():
+            case messages.Done():
                 if job := self._jobs.pop(message.id, None):
                     self._metrics.wait.observe(message.wait_seconds)
                     job.events.put_nowait(message)
-            case Failed():
+            case messages.Failed():
                 if job := self._jobs.pop(message.id, None):
                     job.events.put_nowait(_failure(message.code, message.message))
 
     def _fail_all(self, message: str, retry_after: int) -> None:
         for job in self._jobs.values():
-            job.events.put_nowait(_unavailable(message, retry_after))
+            job.events.put_nowait(unavailable(message, retry_after=retry_after))
         self._jobs.clear()
 
     def close(self) -> None:
-        """End the process; jobs that it had fail."""
+        """End the process; its jobs fail."""
         self._fail_all("the service is being stopped: try another replica", 1)
         self.kill()
         self._process.wait()
@@ -242,12 +221,8 @@ class EngineClient:
         self._process.kill()
 
 
-def _unavailable(message: str, retry_after: int) -> ApiError:
-    return ApiError(503, message, code="unavailable", headers={"retry-after": str(retry_after)})
-
-
 def _failure(code: str, message: str) -> ApiError:
-    """What the decoding process says of a recording, as an answer."""
+    """Return the engine's failure of a recording as an error of the service."""
     if code == "out_of_memory":
         message = "the recording needs more memory than is free: send it in shorter parts"
     if code == "failed":

@@ -1,34 +1,18 @@
-"""What the service and its decoding process send to each other, in either direction."""
+"""The messages between the service and its engine process, in both directions.
+
+The first is the service's `Settings`; the engine answers with Ready, or with the AsrError for which
+it cannot load a model.
+"""
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from asr.errors import AsrError
 from asr.transcription.transcript import Transcript
-
-
-@dataclass(frozen=True)
-class Start:
-    """The first message: the models to load, and the limits to hold."""
-
-    models: dict[str, Path]
-    device: str
-    int8: bool
-    max_seconds: float
-    batch_seconds: float
-    batch_wait: float
 
 
 @dataclass(frozen=True)
 class Ready:
     """The models are loaded."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A model cannot be loaded: the name of an error of `asr.errors`, and its sentence."""
-
-    error: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -49,14 +33,14 @@ class Transcribe:
 
 @dataclass(frozen=True)
 class Cancel:
-    """A recording is no longer wanted."""
+    """A recording that the client no longer waits for."""
 
     id: int
 
 
 @dataclass(frozen=True)
 class Alive:
-    """The decoding makes progress; so many chunks and seconds of audio wait."""
+    """The engine makes progress; the number of chunks and seconds of audio in its queue."""
 
     waiting_chunks: int
     waiting_seconds: float
@@ -64,7 +48,7 @@ class Alive:
 
 @dataclass(frozen=True)
 class BatchDone:
-    """A batch was decoded: its chunks, their seconds of audio, and the seconds that it took."""
+    """A batch was decoded: the number of its chunks, their audio, and the time, in seconds."""
 
     n_chunks: int
     audio_seconds: float
@@ -73,15 +57,16 @@ class BatchDone:
 
 @dataclass(frozen=True)
 class Partial:
-    """What the text of a recording goes on with."""
+    """The text that follows the partial texts so far, and the seconds of audio that are done."""
 
     id: int
     delta: str
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Done:
-    """A recording's transcript, the seconds that it waited, and its share of the decoding."""
+    """A recording's transcript, the seconds that it waited, and its share of the decoding time."""
 
     id: int
     transcript: Transcript
@@ -91,7 +76,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """A recording cannot be transcribed: `code` is a stable word, `message` a sentence."""
+    """A recording cannot be transcribed: `code` is for programs, `message` is a sentence."""
 
     id: int
     code: str
@@ -99,4 +84,4 @@ class Failed:
 
 
 ToEngine = Transcribe | Cancel
-FromEngine = Ready | Refused | Alive | BatchDone | Partial | Done | Failed
+FromEngine = Ready | AsrError | Alive | BatchDone | Partial | Done | Failed

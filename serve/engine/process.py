@@ -1,4 +1,4 @@
-"""The decoding process: requests come through a pipe, transcripts go back.
+"""The engine process: requests come through a pipe, transcripts go back.
 
 It is a process and not a thread, so that the event loop shares no interpreter lock with torch, a
 crash or a hang breaks no connection, and its memory is its own. One thread reads the pipe, two
@@ -24,21 +24,10 @@ import numpy as np
 import asr
 from asr.decoding.request import Request
 from asr.errors import AsrError, AudioError, is_out_of_memory
-from serve.engine.messages import (
-    Alive,
-    BatchDone,
-    Cancel,
-    Done,
-    Failed,
-    FromEngine,
-    Partial,
-    Ready,
-    Refused,
-    Start,
-    Transcribe,
-)
+from serve.engine import messages
 from serve.engine.queue import FairQueue
 from serve.logs import configure_logging
+from serve.settings import Settings
 
 if TYPE_CHECKING:
     from asr.transcription.chunks import Chunk, ChunkedRecording
@@ -46,23 +35,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("serve.engine.process")
 
-# Audio that is read ahead for all recordings together, in seconds; each has one chunk anyhow.
+# Audio that is read ahead for all recordings together, in seconds, besides a chunk of each.
 _AHEAD_SECONDS = 320.0
 _REPORT_SECONDS = 0.5
 
 
 @dataclass(eq=False)
 class Job:
-    """A request to transcribe, and how far it is."""
+    """A request to transcribe, and its progress."""
 
-    asked: Transcribe
+    asked: messages.Transcribe
     recording: "ChunkedRecording"
     chunks: Iterator["Chunk"]
     request: Request
     arrived: float = field(default_factory=time.monotonic)
     started: float | None = None
     decode_seconds: float = 0.0
-    n_open: int = 0  # chunks that wait or are being recognized
+    n_open: int = 0  # chunks in the queue or in a batch
     is_read: bool = False  # there are no more chunks
     is_paused: bool = False  # there are more, and no thread reads them now
     sent: str = ""  # the text of partial results so far
@@ -72,19 +61,19 @@ class Engine:
     """Recognizers by name behind a pipe."""
 
     def __init__(
-        self, pipe: Connection, recognizers: dict[str, "Recognizer"], start: Start
+        self, pipe: Connection, recognizers: dict[str, "Recognizer"], settings: Settings
     ) -> None:
-        self._pipe, self._recognizers, self._start = pipe, recognizers, start
+        self._pipe, self._recognizers, self._settings = pipe, recognizers, settings
         self._jobs: dict[int, Job] = {}
         self._queue: FairQueue[tuple[Job, Chunk]] = FairQueue()
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._readers = ThreadPoolExecutor(2, "asr-read")
-        self._batch: list[Request] = []  # of the utterances that are being recognized
+        self._batch: list[Request] = []  # of the chunks that are being recognized
         self._n_turns = 0
 
     def run(self) -> None:
-        """Take requests and recognize batches until the pipe is closed."""
+        """Accept requests and recognize batches until the pipe is closed."""
         for target in (self._listen, self._report_progress):
             threading.Thread(target=target, name=f"asr{target.__name__}", daemon=True).start()
         while True:
@@ -103,26 +92,24 @@ class Engine:
             now = self._n_turns + sum(request.n_steps for request in self._batch)
             if now != before:
                 before = now
-                self._send(Alive(len(self._queue), self._queue.seconds))
+                self._send(messages.Alive(len(self._queue), self._queue.seconds))
             time.sleep(_REPORT_SECONDS)
-
-    # --- requests -------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         try:
             while True:
                 message = self._pipe.recv()
-                if isinstance(message, Cancel):
-                    self._cancel(message)
-                else:
+                if not isinstance(message, messages.Cancel):
                     self._accept(message)
+                elif job := self._jobs.get(message.id):
+                    self._remove(job)
         except (EOFError, OSError):
             pass  # the service has ended
         except Exception:
-            logger.exception("nothing more can be taken from the pipe")
+            logger.exception("the pipe cannot be read any more")
         _end()
 
-    def _accept(self, asked: Transcribe) -> None:
+    def _accept(self, asked: messages.Transcribe) -> None:
         from asr.audio.recording import Samples
 
         source: Samples | io.BytesIO = io.BytesIO(asked.audio)
@@ -130,27 +117,22 @@ class Engine:
             source = Samples(np.frombuffer(asked.audio, "<i2"), asked.pcm_rate)
         request = Request()
         recording = self._recognizers[asked.model].open(
-            source, max_seconds=self._start.max_seconds, request=request
+            source, max_seconds=self._settings.max_seconds, request=request
         )
         job = Job(asked, recording, recording.chunks(), request)
         with self._changed:
             self._jobs[asked.id] = job
         self._readers.submit(self._read, job)
 
-    def _cancel(self, message: Cancel) -> None:
+    def _remove(self, job: Job) -> bool:
+        """Drop a job with its work in the queue and in the batch; return whether it was here."""
         with self._changed:
-            if job := self._jobs.pop(message.id, None):
-                self._drop(job)
-
-    def _drop(self, job: Job) -> None:
-        """Forget what waits of a job, and stop what runs of it."""
-        self._queue.drop(job)
-        job.request.is_cancelled = True
-
-    # --- recordings to chunks -------------------------------------------------------------------
+            self._queue.drop(job)
+            job.request.is_cancelled = True
+            return self._jobs.pop(job.asked.id, None) is not None
 
     def _read(self, job: Job) -> None:
-        """Read a job's next chunk; go on after the other jobs as long as little waits."""
+        """Read a job's next chunk; queue the job for another one while the queue is short."""
         if job.request.is_cancelled:
             return
         try:
@@ -173,11 +155,9 @@ class Engine:
                 self._changed.notify()
         self._finish(job)
 
-    # --- chunks to texts ------------------------------------------------------------------------
-
     def _next_batch(self) -> list[tuple[Job, "Chunk"]]:
-        """Take the chunks to recognize now; none where there is no work for a while."""
-        limit, wait = self._start.batch_seconds, self._start.batch_wait
+        """Return the chunks to recognize now; none if there are none for a while."""
+        limit, wait = self._settings.batch_seconds, self._settings.batch_wait
         with self._changed:
             if not len(self._queue):
                 self._changed.wait(_REPORT_SECONDS)
@@ -206,14 +186,14 @@ class Engine:
             return
         seconds = sum(chunk.seconds for _, chunk in batch)
         work = time.monotonic() - started
-        self._send(BatchDone(len(batch), seconds, work))
+        self._send(messages.BatchDone(len(batch), seconds, work))
         for (job, chunk), segment in zip(batch, segments, strict=True):
             job.recording.segments.append(segment)
             job.decode_seconds += work * chunk.seconds / seconds
             with self._changed:
                 job.n_open -= 1
         for job in dict.fromkeys(job for job, _ in batch):
-            if not job.request.is_cancelled:
+            if job.asked.partials and not job.request.is_cancelled:
                 self._send_partial(job)
             self._finish(job)
 
@@ -231,42 +211,34 @@ class Engine:
             if not each[0].request.is_cancelled:
                 self._recognize([each])
 
-    # --- results --------------------------------------------------------------------------------
-
     def _send_partial(self, job: Job) -> None:
-        if not job.asked.partials:
-            return
         result = job.recording.result()  # once: the thread that reads may find an error meanwhile
         if isinstance(result, AudioError):
             return
-        if result.text.startswith(job.sent) and result.text != job.sent:
-            self._send(Partial(job.asked.id, result.text[len(job.sent) :]))
-            job.sent = result.text
+        delta = result.text.removeprefix(job.sent) if result.text.startswith(job.sent) else ""
+        job.sent += delta
+        self._send(messages.Partial(job.asked.id, delta, result.segments[-1].end))
 
     def _finish(self, job: Job) -> None:
         """Send the result of a job that is done."""
         with self._changed:
             is_done = job.recording.error or (job.is_read and not job.n_open)
-            if not is_done or self._jobs.pop(job.asked.id, None) is None:
+            if not is_done or not self._remove(job):
                 return
-            self._drop(job)
         result = job.recording.result()
         if isinstance(result, AudioError):
-            self._send(Failed(job.asked.id, result.code, str(result)))
+            self._send(messages.Failed(job.asked.id, result.code, str(result)))
         else:
             wait = (job.started or time.monotonic()) - job.arrived
-            self._send(Done(job.asked.id, result, wait, job.decode_seconds))
+            self._send(messages.Done(job.asked.id, result, wait, job.decode_seconds))
 
     def _fail(self, job: Job, error: Exception) -> None:
-        with self._changed:
-            self._drop(job)
-            if self._jobs.pop(job.asked.id, None) is None:
-                return
-        logger.error("a recording failed", exc_info=error)
-        code = "out_of_memory" if is_out_of_memory(error) else "failed"
-        self._send(Failed(job.asked.id, code, ""))
+        if self._remove(job):
+            logger.error("a recording failed", exc_info=error)
+            code = "out_of_memory" if is_out_of_memory(error) else "failed"
+            self._send(messages.Failed(job.asked.id, code, ""))
 
-    def _send(self, message: FromEngine) -> None:
+    def _send(self, message: messages.FromEngine) -> None:
         with self._sending:
             try:
                 self._pipe.send(message)
@@ -275,7 +247,7 @@ class Engine:
 
 
 def _end() -> None:
-    """End the process at once, whatever hangs in it: the service has ended, or restarts it."""
+    """End the process at once, even if a thread hangs: the service has ended, or restarts it."""
     os._exit(0)
 
 
@@ -289,23 +261,23 @@ def main() -> None:
     """Load the models that the first message names, and serve until the pipe is closed."""
     configure_logging()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # for the whole group; the service ends this process
+        signal.signal(number, signal.SIG_IGN)  # the service ends this process
     pipe: Connection = Connection(int(sys.argv[1]))
     try:
-        start: Start = pipe.recv()
+        settings: Settings = pipe.recv()
         recognizers = {
-            name: asr.load(folder, start.device, start.int8)
-            for name, folder in start.models.items()
+            name: asr.load(folder, settings.device, settings.int8)
+            for name, folder in settings.models.items()
         }
-        for recognizer in recognizers.values():  # now, since nothing is reported while it is read
+        for recognizer in recognizers.values():  # now: reading it reports no progress
             recognizer.language_model(recognizer.config.decoding)
     except EOFError:
         return
     except AsrError as error:
-        pipe.send(Refused(type(error).__name__, str(error)))
+        pipe.send(error)
         return
-    pipe.send(Ready())
-    Engine(pipe, recognizers, start).run()
+    pipe.send(messages.Ready())
+    Engine(pipe, recognizers, settings).run()
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""TODO."""
+"""ASGI middleware: access log, keys, limits."""

@@ -1,17 +1,17 @@
-"""Who asks, and what is written down of it: keys, ids, a log line and figures for each request."""
+"""Who sends a request, and what is logged of it: keys, ids, a line and metrics for each request."""
 
 import base64
 import hmac
 import logging
 import time
 from contextlib import suppress
-from typing import Any
-from uuid import uuid4
+from dataclasses import asdict
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import ApiError, reply
+from serve.logs import RequestRecord
 from serve.metrics import Metrics
 from serve.settings import Settings
 
@@ -21,76 +21,77 @@ _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class AccessLogMiddleware:
-    """ASGI middleware: an id for each request, a log line and figures of its answer.
+    """Give each request an id, and log and count its response.
 
-    Others put what they know of it (`audio_seconds`, `error`) into `scope["asr.record"]`.
+    `scope["asr.record"]` is the request's `RequestRecord`.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on and see what comes back."""
+        """Pass the request on, and count what comes in and goes out."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record: dict[str, Any] = {"request": uuid4().hex, "bytes": 0}
-        scope["asr.record"], status = record, 500
+        record = scope["asr.record"] = RequestRecord()
+        status = 500
 
-        async def counted() -> Message:
+        async def counting_receive() -> Message:
             message = await receive()
-            record["bytes"] += len(message.get("body", b""))
+            record.bytes += len(message.get("body", b""))
             return message
 
-        async def noted(message: Message) -> None:
+        async def noting_send(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = record["request"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request
             await send(message)
 
         started = time.monotonic()
         try:
-            await self.app(scope, counted, noted)
+            await self.app(scope, counting_receive, noting_send)
         finally:
             self._write(scope, record, status, time.monotonic() - started)
 
-    def _write(self, scope: Scope, record: dict[str, Any], status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "none")  # the pattern, never what was asked for
+    def _write(self, scope: Scope, record: RequestRecord, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")  # the pattern, without client data
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self.metrics.requests.labels(route, method, status).inc()
         self.metrics.request_seconds.labels(route).observe(seconds)
-        if "error" in record:
-            self.metrics.errors.labels(record["error"]).inc()
+        if record.error:
+            self.metrics.errors.labels(record.error).inc()
         values = {"route": route, "method": method, "status": status, "seconds": round(seconds, 4)}
-        logger.info("request", extra={"fields": {**values, **record}})
+        known = {key: value for key, value in asdict(record).items() if value is not None}
+        logger.info("request", extra={"fields": {**values, **known}})
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware: with keys set, what is below /v1/ is for those who send one of them."""
+    """Require one of the keys, if there are any, for all paths below /v1/."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self._keys = [key.get_secret_value().encode() for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, or refuse it with a 401; a WebSocket is closed."""
+        """Pass the request on, or refuse it with a 401; a WebSocket is closed."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         scope["asr.client"] = (scope.get("client") or ("unknown",))[0]
         if self._keys and scope["path"].startswith("/v1/"):
-            number = self._number(_authorization(Headers(scope=scope)))
-            if number is None:
+            index = self._index(_authorization(Headers(scope=scope)))
+            if index is None:
                 await self._refuse(scope, receive, send)
                 return
-            scope["asr.client"] = f"key {number}"
+            scope["asr.client"] = f"key {index}"
         await self.app(scope, receive, send)
 
-    def _number(self, authorization: str) -> int | None:
-        """Which key it is; the time that takes tells nothing about them."""
-        scheme, _, told = authorization.partition(" ")
-        given = told.encode("latin-1").strip()  # as bytes: "à" ends in a Latin-1 space
+    def _index(self, authorization: str) -> int | None:
+        """Return the index of the key that was sent, in a time that reveals nothing about keys."""
+        scheme, _, text = authorization.partition(" ")
+        given = text.encode("latin-1").strip()  # as bytes: "à" ends in a Latin-1 space
         found = [hmac.compare_digest(given, k) for k in self._keys]
         return found.index(True) if scheme.lower() == "bearer" and any(found) else None
 
@@ -98,15 +99,14 @@ class ApiKeyMiddleware:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
-        error = ApiError(
-            401, "no valid key was sent: add the header `Authorization: Bearer KEY`",
-            code="invalid_api_key", headers={"www-authenticate": "Bearer"},
-        )  # fmt: skip
+        message = "no valid key was sent: add the header `Authorization: Bearer KEY`"
+        headers = {"www-authenticate": "Bearer"}
+        error = ApiError(401, message, code="invalid_api_key", headers=headers)
         await reply(error, scope)(scope, receive, send)
 
 
 def _authorization(headers: Headers) -> str:
-    """The header of that name, or what a page's WebSocket, which has none, offers in its place.
+    """Return the Authorization header, or what the WebSocket of a page offers in its place.
 
     That is a subprotocol `bearer.` and the key in base64 for URLs, without padding. Either has a
     key's UTF-8, each byte as a character (Latin-1), as Starlette reads headers.
@@ -117,6 +117,6 @@ def _authorization(headers: Headers) -> str:
         kind, _, key = offered.strip().partition(".")
         if kind == "bearer":
             with suppress(ValueError):
-                told = base64.urlsafe_b64decode(key + "=" * (-len(key) % 4))
-                return "Bearer " + told.decode("latin-1")
+                decoded = base64.urlsafe_b64decode(key + "=" * (-len(key) % 4))
+                return "Bearer " + decoded.decode("latin-1")
     return ""

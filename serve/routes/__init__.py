@@ -1,1 +1,1 @@
-"""TODO."""
+"""The routes, and the bodies of their requests and responses."""

@@ -1,22 +1,22 @@
 """Live transcription over a WebSocket: PCM in, partial and final text out, segment by segment.
 
 The client sends JSON, `{"sample_rate": 16000, "model": "NAME"}`, then binary messages of 16-bit
-little-endian mono PCM, and `{"type": "end"}` when it has no more. It gets `partial` (the running
-segment's text so far), `final` (a segment that will not change any more), after the last `end`.
+little-endian mono PCM, and `{"type": "end"}` after the last. It gets `partial` (the text of the
+current segment so far), `final` (a segment that will not change any more), and `end` as the last.
 """
 
 import asyncio
-import json
 import logging
 from typing import Annotated
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic_core import from_json
 
 from asr.transcription.transcript import Transcript
 from serve.engine.client import EngineClient
 from serve.engine.messages import Done
-from serve.errors import ApiError, ErrorBody, ErrorReply, quoted
+from serve.errors import ApiError, quoted, unknown_model
 from serve.middleware.limits import Load
 from serve.routes.live_session import Session
 from serve.settings import Settings
@@ -24,22 +24,21 @@ from serve.settings import Settings
 router = APIRouter()
 logger = logging.getLogger("serve.routes.live")
 
-PROTOCOL = "lrt-asr"  # named by clients that offer a key as another subprotocol
-_MAX_MESSAGE = 2**17  # bytes: more than a second at any rate that is usual
+_EXAMPLE = '{"sample_rate": 16000, "model": "NAME"}'
+PROTOCOL = "lrt-asr"  # for clients that offer a key as another subprotocol
+_MAX_MESSAGE = 2**17  # bytes: more than a second at usual sample rates
 
 
-class Refusal(Exception):
-    """Why a session ends before its time: a WebSocket close code (RFC 6455) and a sentence."""
+class Refusal(ApiError):
+    """Why the service ends a session: a WebSocket close code (RFC 6455) and a sentence."""
 
     def __init__(self, close_code: int, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        kind = "server_error" if close_code in (1001, 1011, 1013) else "invalid_request_error"
-        self.close_code, self.code = close_code, code
-        self.body = ErrorReply(error=ErrorBody(message=message, type=kind, code=code, param=param))
+        super().__init__(500 if close_code in (1001, 1011, 1013) else 400, message, param, code)
+        self.close_code = close_code
 
 
 class Start(BaseModel):
-    """A session's first message: the rate of its audio in Hz, and a name of GET /v1/models."""
+    """A session's first message: the sample rate of its audio in Hz, and the model's name."""
 
     sample_rate: Annotated[int, Field(ge=8000, le=96000)]
     model: str
@@ -47,14 +46,14 @@ class Start(BaseModel):
 
 @router.websocket("/v1/live")
 async def live(websocket: WebSocket) -> None:
-    """One session, from its place among the others to its close code."""
+    """Serve one session, from its slot to its close code."""
     state = websocket.app.state
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol=PROTOCOL if PROTOCOL in offered else None)
     state.n_live += 1
     try:
         _admit(state.n_live, state.load, websocket.scope["asr.client"])
-        with state.load.place(websocket.scope["asr.client"]):
+        with state.load.slot(websocket.scope["asr.client"]):
             await _converse(websocket, state.settings)
         await websocket.close()
     except Refusal as refusal:
@@ -79,19 +78,19 @@ def _admit(n_live: int, load: Load, client: str) -> None:
 
 async def _refuse(websocket: WebSocket, refusal: Refusal) -> None:
     try:
-        await websocket.send_json(refusal.body.model_dump())
+        await websocket.send_json(refusal.body().model_dump())
         await websocket.close(refusal.close_code)
     except (WebSocketDisconnect, RuntimeError):
-        pass  # it left before it could be told
+        pass  # the client has disconnected
 
 
 async def _converse(websocket: WebSocket, settings: Settings) -> None:
-    """Listen and answer at the same time, until all is answered or either fails."""
+    """Receive and answer concurrently, until all is answered or either fails."""
     start = await _start(websocket, settings)
-    worker: EngineClient = websocket.app.state.worker
+    engine: EngineClient = websocket.app.state.engine
 
     async def transcribe(pcm: bytes, quick: bool) -> Transcript:
-        return await _transcribe(worker, settings, start, pcm, quick)
+        return await _transcribe(engine, settings, start, pcm, quick)
 
     session = Session(start.sample_rate, transcribe)
     tasks = (
@@ -110,14 +109,17 @@ async def _converse(websocket: WebSocket, settings: Settings) -> None:
 
 
 async def _transcribe(
-    worker: EngineClient, settings: Settings, start: Start, pcm: bytes, quick: bool
+    engine: EngineClient, settings: Settings, start: Start, pcm: bytes, quick: bool
 ) -> Transcript:
-    """Transcribe a part of a session, again where the decoding process was restarted meanwhile."""
+    """Transcribe a part of a session, again if the engine was restarted meanwhile."""
     try:
         async with asyncio.timeout(settings.deadline_seconds):
             while True:
                 try:
-                    return await _once(worker, start, pcm, quick)
+                    with engine.submit(start.model, pcm, start.sample_rate, quick=quick) as job:
+                        event = await job.next()
+                    assert isinstance(event, Done), "without partials the first event is the last"
+                    return event.transcript
                 except ApiError as error:
                     if error.status_code != 503:
                         raise Refusal(1011, error.message, error.code or "failed") from error
@@ -127,68 +129,51 @@ async def _transcribe(
         raise Refusal(1011, message, "deadline") from error
 
 
-async def _once(worker: EngineClient, start: Start, pcm: bytes, quick: bool) -> Transcript:
-    job = worker.submit(start.model, pcm, start.sample_rate, quick=quick)
-    try:
-        event = await job.next()
-        assert isinstance(event, Done), "without partials the first event is the last"
-        return event.transcript
-    finally:
-        job.leave()
-
-
 async def _start(websocket: WebSocket, settings: Settings) -> Start:
+    """Return the first message, with the name that its model has here."""
     try:
         start = Start.model_validate(_parsed(await _message(websocket, settings)))
     except ValidationError as error:
         first = error.errors()[0]
         param = str(first["loc"][-1]) if first["loc"] else None
-        message = (
-            f"{param or 'the first message'}: {first['msg'].lower()}: begin with JSON such as "
-            '{"sample_rate": 16000, "model": "NAME"}'
-        )
-        raise Refusal(1007, message, "invalid_message", param) from error
-    if start.model not in settings.models:
-        names = " or ".join(settings.models)
-        message = f"model {quoted(start.model)} is not served here: use {names}"
-        raise Refusal(1008, message, "model_not_found", "model")
-    return start
+        reason = f"{param or 'the first message'}: {first['msg'].lower()}: begin with {_EXAMPLE}"
+        raise Refusal(1007, reason, "invalid_message", param) from error
+    if model := settings.find_model(start.model):
+        return start.model_copy(update={"model": model})
+    message = unknown_model(start.model, settings.models).message
+    raise Refusal(1008, message, "model_not_found", "model")
 
 
 async def _message(websocket: WebSocket, settings: Settings) -> str | bytes:
-    """The next message. Raises Refusal where it is too large or none comes."""
+    """Return the next message. Raises Refusal where it is too large or none comes."""
     try:
         async with asyncio.timeout(settings.live_idle_seconds):
             received = await websocket.receive()
     except TimeoutError as error:
-        seconds = settings.live_idle_seconds
-        raise Refusal(1008, f"nothing came for {seconds:g} seconds: begin again", "idle") from error
+        reason = f"nothing came for {settings.live_idle_seconds:g} seconds: begin again"
+        raise Refusal(1008, reason, "idle") from error
     if received["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(received["code"])
     message: str | bytes = received.get("bytes") or received.get("text") or b""
     if len(message) > _MAX_MESSAGE:
-        raise Refusal(
-            1009,
-            f"a message holds at most {_MAX_MESSAGE} bytes: send a second or less at a time",
-            "message_too_large",
-        )
+        reason = f"a message holds at most {_MAX_MESSAGE} bytes: send a second or less at a time"
+        raise Refusal(1009, reason, "message_too_large")
     return message
 
 
 def _parsed(message: str | bytes) -> JsonValue:
     if isinstance(message, bytes):
-        reason = 'audio came before {"sample_rate": 16000, "model": "NAME"}: begin with that'
-        raise Refusal(1003, reason, "invalid_message")
+        raise Refusal(1003, f"audio came first: begin with {_EXAMPLE}", "invalid_message")
     try:
-        value: JsonValue = json.loads(message)
+        value: JsonValue = from_json(message)
         return value
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         reason = f"{quoted(message)} is not JSON: send audio as binary messages"
         raise Refusal(1007, reason, "invalid_message") from error
 
 
 async def _listen(websocket: WebSocket, session: Session) -> None:
-    """Take audio until the session ends, then notice whether the client stays for the rest."""
+    """Feed audio until the session ends, then wait for the client to disconnect."""
     load: Load = websocket.app.state.load
     while not session.ended:
         try:
@@ -211,7 +196,7 @@ async def _listen(websocket: WebSocket, session: Session) -> None:
 
 
 async def _take(pcm: bytes, session: Session, load: Load) -> None:
-    """Audio; what ends the session here lets it send what it recognized so far."""
+    """Feed audio; what ends the session here lets it send the text so far."""
     if len(pcm) % 2:
         reason = f"{len(pcm)} bytes are not whole samples: send 16-bit PCM"
         raise Refusal(1007, reason, "invalid_message")

@@ -1,4 +1,4 @@
-"""The audio of one live session, cut into segments while it arrives, and their texts."""
+"""The audio of a live session, cut into segments while it arrives, and their texts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,18 +10,20 @@ from pydantic import BaseModel
 
 from asr.audio.segmentation import split_at_silence
 from asr.transcription.transcript import Segment, Transcript
+from serve.routes.responses import timed
+from serve.routes.schemas import TimedSegment
 
-# A segment ends at the latest after so many seconds, at the quietest moment of its last half.
+# The longest segment in seconds; it ends at the quietest moment of its last half.
 _LONGEST = 10.0
-# How much new audio a new partial text waits for, and how much may wait for its text, in seconds.
+# Seconds of new audio for a new partial text, and seconds of audio that may wait for their text.
 _NEW_AUDIO, _BACKLOG = 0.7, 30.0
 
-# 16-bit mono PCM and whether a quick result will do, to a transcript.
+# From 16-bit mono PCM, and whether a quick result will do, to a transcript.
 Transcribe = Callable[[bytes, bool], Awaitable[Transcript]]
 
 
 class PartialText(BaseModel):
-    """The text of the running segment so far."""
+    """The text of the current segment so far."""
 
     type: Literal["partial"] = "partial"
     text: str
@@ -31,7 +33,7 @@ class FinalSegment(BaseModel):
     """A segment that will not change any more; times are seconds from the session's start."""
 
     type: Literal["final"] = "final"
-    segment: Segment
+    segment: TimedSegment
 
 
 class SessionEnd(BaseModel):
@@ -45,17 +47,17 @@ LiveMessage = PartialText | FinalSegment | SessionEnd
 
 
 class Session:
-    """Audio goes in by `feed`, messages come out of `messages`.
+    """A session: `feed` takes its audio, `messages` yields the messages to its client.
 
-    At most a segment and a backlog are held, whatever the client sends: `feed` waits for room.
+    At most a segment and a backlog are held: `feed` waits for room.
     """
 
     def __init__(self, sample_rate: int, transcribe: Transcribe) -> None:
         self.ended = False
         self._rate, self._transcribe = sample_rate, transcribe
-        self._held = bytearray()  # 16-bit samples; grows without a copy of what is there
+        self._held = bytearray()  # 16-bit samples; appending copies none of them
         self._n_done = 0  # samples before those that are held
-        self._n_partial, self._partial = 0, ""  # the last partial text, and of how many samples
+        self._n_partial, self._partial = 0, ""  # the last partial text, and its samples
         self._reason: Exception | None = None
         self._changed = asyncio.Condition()
 
@@ -69,7 +71,7 @@ class Session:
         return len(self._held) // 2
 
     async def feed(self, pcm: bytes) -> None:
-        """Take 16-bit PCM; returns once what is held has shrunk enough for more."""
+        """Take 16-bit PCM; return once there is room for more."""
         most = int((_LONGEST + _BACKLOG) * self._rate)
         async with self._changed:
             self._held += pcm
@@ -77,7 +79,7 @@ class Session:
             await self._changed.wait_for(lambda: self._n_held <= most)
 
     async def end(self, reason: Exception | None = None) -> None:
-        """Take no more; `messages` raises the reason, if there is one, after its last."""
+        """Take no more; `messages` raises the reason, if there is one, after the last segment."""
         async with self._changed:
             self.ended, self._reason = True, reason
             self._changed.notify_all()
@@ -90,7 +92,7 @@ class Session:
                 await self._changed.wait_for(self._is_due)
             if self._n_held > longest or (self.ended and self._n_held):
                 for segment in await self._finish(self._next_segment()):
-                    yield FinalSegment(segment=segment)
+                    yield FinalSegment(segment=timed(segment))
             elif not self.ended:
                 text = await self._partial_text()
                 if text != self._partial:
@@ -111,12 +113,12 @@ class Session:
         return len(next(split_at_silence([held_N], self._rate, _LONGEST)))
 
     async def _partial_text(self) -> str:
-        """Return the text of the running segment, found the quick way."""
+        """Return the text of the current segment, by the quick method."""
         self._n_partial = self._n_held
         return (await self._transcribe(bytes(self._held), True)).text
 
     async def _finish(self, n_samples: int) -> list[Segment]:
-        """Return the first samples as a segment, or as more where the model needs shorter ones."""
+        """Return the first samples as a segment, or as several if the model needs shorter ones."""
         start, pcm = self._n_done / self._rate, bytes(self._held[: 2 * n_samples])
         async with self._changed:
             del self._held[: 2 * n_samples]
@@ -128,7 +130,7 @@ class Session:
 
 
 def _later(segment: Segment, seconds: float) -> Segment:
-    """Return a segment with its times, and its tokens', so many seconds later."""
+    """Return a segment with its times and its tokens' so many seconds later."""
     tokens = segment.tokens and tuple(
         replace(token, start=token.start + seconds, end=token.end + seconds)
         for token in segment.tokens

@@ -1,11 +1,10 @@
-"""The routes that take no recording: models, health, figures."""
+"""The routes that take no recording: models, health, metrics."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from serve.errors import ApiError, ErrorReply, quoted
-from serve.middleware.limits import busy
+from serve.errors import ErrorReply, unavailable, unknown_model
 from serve.routes.schemas import Health, Model, ModelList
 from serve.settings import Settings
 
@@ -14,23 +13,23 @@ router = APIRouter()
 
 @router.get("/v1/models", summary="List the models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
-    """The names that `model` may have."""
+    """Return the names that `model` may have; `whisper-1`, an alias of the first, is not listed."""
     return ModelList(data=_models(request.app.state.settings))
 
 
 @router.get(
     "/v1/models/{model}",
-    summary="Tell about a model",
+    summary="Describe a model",
     tags=["models"],
     responses={404: {"model": ErrorReply, "description": "It is not served here"}},
 )
 async def show_model(request: Request, model: str) -> Model:
-    """One of those that GET /v1/models lists."""
-    for each in _models(request.app.state.settings):
+    """Return one of those that GET /v1/models lists."""
+    settings: Settings = request.app.state.settings
+    for each in _models(settings):
         if each.id == model:
             return each
-    message = f"model {quoted(model)} is not served here: GET /v1/models lists those that are"
-    raise ApiError(404, message, "model", "model_not_found")
+    raise unknown_model(model, settings.models)
 
 
 def _models(settings: Settings) -> list[Model]:
@@ -43,32 +42,32 @@ def _models(settings: Settings) -> list[Model]:
 @router.get("/health", include_in_schema=False)
 @router.get("/health/live", summary="Tell whether the service answers", tags=["operation"])
 async def live() -> Health:
-    """Always, as long as there is a service."""
+    """Return always, as long as there is a service."""
     return Health()
 
 
 @router.get(
     "/health/ready",
-    summary="Tell whether recordings are taken",
+    summary="Tell whether recordings are accepted",
     tags=["operation"],
     responses={503: {"model": ErrorReply, "description": "They are not, now"}},
 )
 async def ready(request: Request) -> Health:
-    """Only while the decoding loop goes on, and not while the service is being stopped."""
+    """Return only while the engine makes progress and the service is not being stopped."""
     if request.app.state.load.draining:
-        raise busy("the service is being stopped", "unavailable")
-    if not request.app.state.worker.ready:
-        raise busy("the decoding process makes no progress", "unavailable")
+        raise unavailable("the service is being stopped")
+    if not request.app.state.engine.ready:
+        raise unavailable("the engine process makes no progress")
     return Health()
 
 
 @router.get(
     "/metrics",
-    summary="Figures for Prometheus",
+    summary="Metrics for Prometheus",
     tags=["operation"],
     response_class=PlainTextResponse,
 )
 async def metrics(request: Request) -> Response:
-    """In its text format."""
-    figures = generate_latest(request.app.state.metrics.registry)
-    return Response(figures, media_type=CONTENT_TYPE_LATEST)
+    """Return the metrics in the text format of Prometheus."""
+    text = generate_latest(request.app.state.metrics.registry)
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""The web page at `/`: plain files of the package, which load nothing from anywhere else."""
+"""The web page at `/`: plain files of the package, which load nothing from other hosts."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ _HEADERS = {
     "permissions-policy": "microphone=(self), camera=(), geolocation=()",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",  # a browser that asks again never mixes two versions
+    "cache-control": "no-cache",  # so that a browser never mixes two versions
 }
 
 router = APIRouter(include_in_schema=False)
@@ -26,13 +26,13 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def index() -> FileResponse:
-    """The page."""
+    """Return the page."""
     return FileResponse(_FOLDER / "index.html", headers=_HEADERS)
 
 
 @router.get("/page/{name}")
 async def part(name: str) -> FileResponse:
-    """One of the files that it loads: only those that lay here at the start."""
+    """Return a file of the page, of those that were there at the start."""
     if name not in _NAMES:
         raise ApiError(404, f"the page has no file {quoted(name)}: reload it")
     return FileResponse(_FOLDER / name, headers=_HEADERS)

@@ -3,73 +3,59 @@
 import zlib
 from math import log
 
+from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Transcript
-from asr.transcription.writers import words
+from asr.transcription.writers import cues, words
 from serve.engine.messages import Done
-from serve.routes.schemas import (
-    Logprob,
-    NativeTranscription,
-    TextDone,
-    Timing,
-    Transcription,
-    TranscriptionForm,
-    Usage,
-    VerboseSegment,
-    VerboseTranscription,
-    VerboseWord,
-)
+from serve.routes import schemas
+from serve.routes.schemas import TranscriptionForm
 
 _LEAST = 1e-10  # a confidence whose logarithm is finite
 
 
-def brief(transcript: Transcript, form: TranscriptionForm) -> Transcription:
-    """Return the body of `response_format=json`."""
-    return Transcription(
+def brief(transcript: Transcript, form: TranscriptionForm) -> schemas.TextDone:
+    """Return the body of `response_format=json`, and the last event of a stream."""
+    return schemas.TextDone(
         text=transcript.text,
-        usage=Usage(seconds=transcript.duration),
+        usage=schemas.Usage(seconds=transcript.duration),
         logprobs=_logprobs(transcript, form),
         warnings=list(transcript.warnings) or None,
     )
 
 
-def last_event(transcript: Transcript, form: TranscriptionForm) -> TextDone:
-    """Return the last event of a stream."""
-    return TextDone(
-        text=transcript.text,
-        usage=Usage(seconds=transcript.duration),
-        logprobs=_logprobs(transcript, form),
-    )
-
-
-def verbose(transcript: Transcript, form: TranscriptionForm) -> VerboseTranscription:
+def verbose(transcript: Transcript, form: TranscriptionForm) -> schemas.VerboseTranscription:
     """Return the body of `response_format=verbose_json`."""
     asked = form.timestamp_granularities or ["segment"]
     segments = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
-    timed = [VerboseWord(word=w.text, start=w.start, end=w.end) for w in words(transcript)]
-    return VerboseTranscription(
+    timed = [
+        schemas.VerboseWord(word=normalize_text(word.text), start=word.start, end=word.end)
+        for segment in transcript.segments
+        for word in words(segment)
+    ]
+    return schemas.VerboseTranscription(
         language=form.language or "unknown",
         duration=transcript.duration,
         text=transcript.text,
         segments=segments if "segment" in asked else None,
         words=timed if "word" in asked else None,
-        usage=Usage(seconds=transcript.duration),
+        usage=schemas.Usage(seconds=transcript.duration),
         warnings=list(transcript.warnings) or None,
     )
 
 
-def native(done: Done, model: str) -> NativeTranscription:
+def native(done: Done, model: str) -> schemas.NativeDone:
     """Return the body of POST /v1/transcribe."""
     transcript = done.transcript
     spoken = {segment.ended for segment in transcript.segments} - {"no_speech"}
-    return NativeTranscription(
+    return schemas.NativeDone(
         model=model,
         text=transcript.text,
         duration=transcript.duration,
         score=transcript.score,
         ended="length" if "length" in spoken else "eos" if spoken else "no_speech",
-        segments=list(transcript.segments),
+        segments=[timed(segment) for segment in transcript.segments],
         warnings=list(transcript.warnings),
-        timing=Timing(
+        timing=schemas.Timing(
             wait_seconds=done.wait_seconds,
             decode_seconds=done.decode_seconds,
             real_time_factor=done.decode_seconds / transcript.duration,
@@ -77,10 +63,17 @@ def native(done: Done, model: str) -> NativeTranscription:
     )
 
 
-def _segment(index: int, segment: Segment) -> VerboseSegment:
+def timed(segment: Segment) -> schemas.TimedSegment:
+    """Return a segment with its words and subtitles."""
+    return schemas.TimedSegment(
+        **vars(segment), words=tuple(words(segment)), cues=tuple(cues([segment]))
+    )
+
+
+def _segment(index: int, segment: Segment) -> schemas.VerboseSegment:
     text = segment.text.encode()
     logs = [_log(confidence) for confidence in segment.confidences]
-    return VerboseSegment(
+    return schemas.VerboseSegment(
         id=index,
         seek=round(segment.start * 100),
         start=segment.start,
@@ -93,11 +86,11 @@ def _segment(index: int, segment: Segment) -> VerboseSegment:
     )
 
 
-def _logprobs(transcript: Transcript, form: TranscriptionForm) -> list[Logprob] | None:
+def _logprobs(transcript: Transcript, form: TranscriptionForm) -> list[schemas.Logprob] | None:
     if "logprobs" not in form.include:
         return None
     return [
-        Logprob(token=token.text, bytes=list(token.text.encode()), logprob=_log(confidence))
+        schemas.Logprob(token=token.text, bytes=list(token.text.encode()), logprob=_log(confidence))
         for segment in transcript.segments
         if segment.tokens is not None
         for token, confidence in zip(segment.tokens, segment.confidences, strict=True)

@@ -1,6 +1,7 @@
-"""What the routes take and give, as OpenAI's clients know it."""
+"""Forms of requests and bodies of responses, as OpenAI's clients know them."""
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -8,26 +9,37 @@ from starlette.datastructures import UploadFile as Part
 
 from asr.decoding.hypothesis import Ended
 from asr.transcription.transcript import Segment
+from asr.transcription.writers import Cue, Word
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
 Granularity = Literal["word", "segment"]
 
 
 class RecordingForm(BaseModel):
-    """The fields of POST /v1/transcribe; others are ignored."""
+    """The fields that all routes for recordings share."""
 
     file: UploadFile = Field(
         description="The recording: wav, flac, ogg or mp3, at any rate, of up to 8 channels. Its "
         "content decides on the format, never its name."
     )
-    model: str = Field(description="A name that GET /v1/models lists.")
+    model: str = Field(
+        description="A name that GET /v1/models lists, or whisper-1 for the first of them."
+    )
 
     @field_validator("file", mode="before")
     @classmethod
-    def _is_a_file(cls, value: Any) -> Any:
+    def _is_a_file(cls, value: object) -> object:
         if not isinstance(value, Part):
             raise ValueError("send a file part with a file name, as `curl -F file=@a.wav` does")
         return value
+
+
+class NativeForm(RecordingForm):
+    """The fields of POST /v1/transcribe; others are ignored."""
+
+    stream: bool = Field(
+        False, description="Server-sent events: the text as it grows, then the response."
+    )
 
 
 class TranscriptionForm(RecordingForm):
@@ -36,9 +48,9 @@ class TranscriptionForm(RecordingForm):
     response_format: ResponseFormat = "json"
     language: str | None = Field(None, description="Repeated in verbose_json, else ignored.")
     prompt: str | None = Field(None, description="Accepted and ignored.")
-    temperature: float = Field(0, ge=0, le=1, description="Ignored: the search is deterministic.")
+    temperature: float = Field(0, ge=0, le=1, description="Ignored: decoding is deterministic.")
     stream: bool = Field(
-        False, description="Server-sent events: the text as it grows, by segments."
+        False, description="Server-sent events: the text as it grows. Needs response_format json."
     )
     timestamp_granularities: list[Granularity] = Field(
         [],
@@ -50,18 +62,12 @@ class TranscriptionForm(RecordingForm):
         [], alias="include[]", description="logprobs, with json or stream; others are ignored."
     )
 
-    @field_validator("stream")
+    @field_validator("stream", "timestamp_granularities")
     @classmethod
-    def _streams_json(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and info.data.get("response_format") not in ("json", None):
-            raise ValueError("needs response_format json, which is the default")
-        return value
-
-    @field_validator("timestamp_granularities")
-    @classmethod
-    def _has_room_for_times(cls, value: list[str], info: ValidationInfo) -> list[str]:
-        if value and info.data.get("response_format") not in ("verbose_json", None):
-            raise ValueError("needs response_format verbose_json")
+    def _fits_the_format(cls, value: object, info: ValidationInfo) -> object:
+        needed = "json" if info.field_name == "stream" else "verbose_json"
+        if value and info.data.get("response_format") not in (needed, None):
+            raise ValueError(f"needs response_format {needed}")
         return value
 
 
@@ -81,7 +87,7 @@ class Logprob(BaseModel):
 
 
 class Transcription(BaseModel):
-    """The text; `warnings` only where something was amiss, such as a truncated file."""
+    """The text; `warnings` only if there are any, such as of a truncated file."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -98,7 +104,7 @@ class VerboseSegment(BaseModel):
     """A part of a recording, from `start` to `end` in seconds.
 
     `avg_logprob` is the mean log of its tokens' confidences, `seek` its start in hundredths of a
-    second; `no_speech_prob` is 1 where nothing was said and 0 elsewhere.
+    second; `no_speech_prob` is 1 for a segment without speech and 0 elsewhere.
     """
 
     id: int
@@ -114,7 +120,7 @@ class VerboseSegment(BaseModel):
 
 
 class VerboseWord(BaseModel):
-    """A word, or a Chinese character, and when it was said, in seconds."""
+    """A word, or a Chinese character, from `start` to `end` in seconds."""
 
     word: str
     start: float
@@ -122,7 +128,7 @@ class VerboseWord(BaseModel):
 
 
 class VerboseTranscription(BaseModel):
-    """The text with times. `language` is the request's, for no model tells."""
+    """The text with times. `language` is the request's: the models do not recognize it."""
 
     task: Literal["transcribe"] = "transcribe"
     language: str
@@ -135,19 +141,17 @@ class VerboseTranscription(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """An event of a stream: what the text goes on with."""
+    """An event of a stream: more text, which may be empty, and the seconds of audio so far."""
 
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     delta: str
+    seconds: float
 
 
-class TextDone(BaseModel):
+class TextDone(Transcription):
     """The last event of a stream: the whole text."""
 
     type: Literal["transcript.text.done"] = "transcript.text.done"
-    text: str
-    usage: Usage
-    logprobs: list[Logprob] | None = None
 
 
 class Timing(BaseModel):
@@ -158,10 +162,18 @@ class Timing(BaseModel):
     real_time_factor: float
 
 
+@dataclass(frozen=True)
+class TimedSegment(Segment):
+    """A segment with its words and subtitles."""
+
+    words: tuple[Word, ...] = ()
+    cues: tuple[Cue, ...] = ()
+
+
 class NativeTranscription(BaseModel):
     """All that is known of a recording.
 
-    `ended` tells why the text is no longer: `eos`, the model was done; `length`, no more fits into
+    `ended` tells why the text ends: `eos`, the model ended it; `length`, no more tokens fit into
     the audio; `no_speech`, there was none. The segment of a short recording has its n best
     hypotheses; a token's confidence is its probability among its alternatives.
     """
@@ -171,9 +183,15 @@ class NativeTranscription(BaseModel):
     duration: float
     score: float
     ended: Ended
-    segments: list[Segment]
+    segments: list[TimedSegment]
     warnings: list[str]
     timing: Timing
+
+
+class NativeDone(NativeTranscription):
+    """The last event of a stream."""
+
+    type: Literal["transcript.done"] = "transcript.done"
 
 
 class Model(BaseModel):
@@ -193,6 +211,6 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """How the service is."""
+    """The state of the service."""
 
     status: Literal["ok"] = "ok"

@@ -1,8 +1,7 @@
 """The routes that take a recording."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request, Response
@@ -12,9 +11,11 @@ from pydantic import BaseModel
 from asr.transcription.writers import FORMATS
 from serve.engine.client import EngineClient, Event, Job
 from serve.engine.messages import Done, Partial
-from serve.errors import ApiError, ErrorReply, body_of, quoted
+from serve.errors import ApiError, ErrorReply, unknown_model
+from serve.logs import RequestRecord
 from serve.routes import responses
 from serve.routes.schemas import (
+    NativeForm,
     NativeTranscription,
     RecordingForm,
     TextDelta,
@@ -35,22 +36,25 @@ router = APIRouter(
 )
 
 _SUBTITLES = {"srt": "application/x-subrip", "vtt": "text/vtt"}
+_STREAM = "text/event-stream"
 _TEXTS = {
     kind: {"schema": {"type": "string"}, "example": example}
     for kind, example in {
         "text/plain": "今天天气很好",
         "application/x-subrip": "1\n00:00:00,120 --> 00:00:01,480\n今天天气很好\n\n",
         "text/vtt": "WEBVTT\n\n00:00:00.120 --> 00:00:01.480\n今天天气很好\n\n",
-        "text/event-stream": 'data: {"type":"transcript.text.delta","delta":"今天天气很好"}\n\n',
+        _STREAM: 'data: {"type":"transcript.text.delta","delta":"今天","seconds":1.48}\n\n',
     }.items()
 }
+
+Events = AsyncGenerator[Event, None]
 
 
 @router.post(
     "/audio/transcriptions",
     response_model=Transcription | VerboseTranscription,
     response_model_exclude_none=True,
-    responses={200: {"description": "The text, as response_format has it", "content": _TEXTS}},
+    responses={200: {"description": "The text, as response_format says", "content": _TEXTS}},
     summary="Transcribe a recording, as OpenAI's clients ask for it",
 )
 async def transcribe(
@@ -58,14 +62,9 @@ async def transcribe(
     form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
 ) -> BaseModel | Response:
     """Return the text: as JSON, by itself, as subtitles, or as events while it is recognized."""
-    events = _events(request, await _submit(request, form, partials=form.stream))
+    events = _events(request, await _submit(request, form, _model(request, form), form.stream))
     if form.stream:
-        first = await anext(events)  # an error that comes before it has a status of its own
-        return StreamingResponse(
-            _as_stream(request, form, first, events),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-cache"},
-        )
+        return await _stream(request, events, lambda done: responses.brief(done.transcript, form))
     transcript = (await _outcome(events)).transcript
     if form.response_format == "text":
         return PlainTextResponse(transcript.text)
@@ -79,86 +78,102 @@ async def transcribe(
 @router.post(
     "/transcribe",
     response_model=NativeTranscription,
+    responses={200: {"description": "The text", "content": {_STREAM: _TEXTS[_STREAM]}}},
     summary="Transcribe a recording, with all that is known of it",
 )
 async def transcribe_natively(
-    request: Request, form: Annotated[RecordingForm, Form(media_type="multipart/form-data")]
-) -> NativeTranscription:
-    """Return the text with its n best hypotheses, confidences, times, and the time it took."""
-    done = await _outcome(_events(request, await _submit(request, form)))
-    return responses.native(done, form.model)
+    request: Request, form: Annotated[NativeForm, Form(media_type="multipart/form-data")]
+) -> BaseModel | Response:
+    """Return the text with n best hypotheses, confidences, words, subtitles and timings."""
+    model = _model(request, form)
+    events = _events(request, await _submit(request, form, model, form.stream))
+    if form.stream:
+        return await _stream(request, events, lambda done: responses.native(done, model))
+    return responses.native(await _outcome(events), model)
 
 
-async def _submit(request: Request, form: RecordingForm, partials: bool = False) -> Job:
+def _model(request: Request, form: RecordingForm) -> str:
     settings: Settings = request.app.state.settings
+    if model := settings.find_model(form.model):
+        return model
+    raise unknown_model(form.model, settings.models)
+
+
+async def _submit(request: Request, form: RecordingForm, model: str, partials: bool) -> Job:
     if len((await request.form()).getlist("file")) > 1:
-        raise ApiError(400, "file is given twice: send one recording a request", "file")
-    if form.model not in settings.models:
-        names = " or ".join(settings.models)
-        raise ApiError(
-            404,
-            f"model {quoted(form.model)} is not served here: use {names}",
-            param="model",
-            code="model_not_found",
-        )
-    worker: EngineClient = request.app.state.worker
-    return worker.submit(form.model, await form.file.read(), partials=partials)
+        raise ApiError(400, "file is given twice: send one recording per request", "file")
+    engine: EngineClient = request.app.state.engine
+    return engine.submit(model, await form.file.read(), partials=partials)
 
 
-async def _events(request: Request, job: Job) -> AsyncIterator[Event]:
-    """Yield a job's events to the last, and leave the job in any case.
+async def _events(request: Request, job: Job) -> Events:
+    """Yield a job's events to the last, and cancel the job in any case.
 
     Raises ApiError: 504 where that takes too long, 499 where the client has disconnected, and what
     is wrong with the recording.
     """
     settings: Settings = request.app.state.settings
+    record: RequestRecord = request.scope["asr.record"]
     deadline = asyncio.get_running_loop().time() + settings.deadline_seconds
     watch = asyncio.create_task(_watch(request, job))
+    event: Event | None = None
     try:
-        while True:
-            try:
+        with job:
+            while not isinstance(event, Done):
                 async with asyncio.timeout_at(deadline):
                     event = await job.next()
-            except TimeoutError:
-                raise _too_late(settings.deadline_seconds) from None
-            if isinstance(event, Done):
-                record = request.scope["asr.record"]
-                record["audio_seconds"] = event.transcript.duration
-                record["wait_seconds"] = round(event.wait_seconds, 4)
-            yield event
-            if isinstance(event, Done):
-                return
+                if isinstance(event, Done):
+                    record.audio_seconds = event.transcript.duration
+                    record.wait_seconds = round(event.wait_seconds, 4)
+                yield event
+    except TimeoutError:
+        reason = f"not done within {settings.deadline_seconds:g} seconds"
+        message = f"{reason}: send shorter recordings, or fewer at once"
+        raise ApiError(504, message, code="deadline") from None
     finally:
         watch.cancel()
-        job.leave()
 
 
-async def _outcome(events: AsyncIterator[Event]) -> Done:
+async def _outcome(events: Events) -> Done:
     async for event in events:
         if isinstance(event, Done):
             return event
-    raise AssertionError("events end with done")
+    raise AssertionError("the last event is Done")
+
+
+async def _stream(
+    request: Request, events: Events, last: Callable[[Done], BaseModel]
+) -> StreamingResponse:
+    """Return a job's events as server-sent ones; an error before the first has its own status."""
+    first = await anext(events)
+    return StreamingResponse(
+        _as_stream(request, first, events, last),
+        media_type=_STREAM,
+        headers={"cache-control": "no-cache"},
+    )
 
 
 async def _as_stream(
-    request: Request, form: TranscriptionForm, first: Event, events: AsyncIterator[Event]
-) -> AsyncIterator[str]:
-    """Server-sent events; an error is the last one, in OpenAI's shape."""
+    request: Request, first: Event, events: Events, last: Callable[[Done], BaseModel]
+) -> AsyncGenerator[str, None]:
+    """Yield server-sent events; an error is the last one, in OpenAI's shape."""
     event: Event | None = first
     try:
         while event:
-            body: BaseModel
             if isinstance(event, Partial):
-                body = TextDelta(delta=event.delta)
+                yield _data(TextDelta(delta=event.delta, seconds=event.seconds))
             else:
-                body = responses.last_event(event.transcript, form)
-            yield f"data: {body.model_dump_json(exclude_none=True)}\n\n"
+                yield _data(last(event))
             event = await anext(events, None)
     except ApiError as error:
-        request.scope["asr.record"]["error"] = error.code
-        yield f"data: {json.dumps(body_of(error), ensure_ascii=False)}\n\n"
+        request.scope["asr.record"].error = error.code
+        yield f"data: {error.body().model_dump_json()}\n\n"
     finally:
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
+
+
+def _data(body: BaseModel) -> str:
+    return f"data: {body.model_dump_json(exclude_none=True)}\n\n"
 
 
 async def _watch(request: Request, job: Job) -> None:
@@ -166,10 +181,3 @@ async def _watch(request: Request, job: Job) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     job.events.put_nowait(ApiError(499, "the client has disconnected", code="client_gone"))
-
-
-def _too_late(seconds: float) -> ApiError:
-    return ApiError(
-        504, f"not done within {seconds:g} seconds: send shorter recordings, or fewer at once",
-        code="deadline",
-    )  # fmt: skip

@@ -24,6 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 import asr
 from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
+from asr.transcription.transcript import Transcript
 from serve.routes.live_session import Session
 from tests.helpers import RATE, Service, changed, refused, running, say, stopped, wait_for
 
@@ -55,7 +56,7 @@ def recording(n_seconds: float, seed: int = 0) -> bytes:
     return pcm(wave[: int(n_seconds * RATE)])
 
 
-def heard(library: Recognizer, audio: bytes, **changes: Any) -> str:
+def recognized(library: Recognizer, audio: bytes, **changes: Any) -> str:
     file = io.BytesIO()
     sf.write(file, np.frombuffer(audio, "<i2"), RATE, format="WAV", subtype="PCM_16")
     return library.transcribe(file, library.config.decoding.changed(changes)).text
@@ -90,20 +91,20 @@ def refusal(socket: ClientConnection) -> tuple[int, dict[str, Any], list[dict[st
 # --- texts --------------------------------------------------------------------------------------
 
 
-def test_segments_are_what_the_library_makes_of_them(trained_service, library):
+def test_segments_have_the_text_of_the_library(trained_service, library):
     audio = recording(26)
     with session(trained_service) as socket:
         speak(socket, audio)
-        *told, end = answers(socket)
+        *received, end = answers(socket)
         assert socket.close_code == 1000
     assert end == {"type": "end", "duration": 26.0}
-    finals = [message["segment"] for message in told if message["type"] == "final"]
+    finals = [message["segment"] for message in received if message["type"] == "final"]
     assert len(finals) > 2 and (finals[0]["start"], finals[-1]["end"]) == (0, 26)
     assert all(a["end"] == b["start"] for a, b in pairwise(finals))
     for segment in finals:
         assert segment["end"] - segment["start"] <= 10
         first, last = (2 * round(segment[key] * RATE) for key in ("start", "end"))
-        assert segment["text"] == heard(library, audio[first:last])
+        assert segment["text"] == recognized(library, audio[first:last])
         assert normalize_text("".join(t["text"] for t in segment["tokens"])) == segment["text"]
         times = [t for token in segment["tokens"] for t in (token["start"], token["end"])]
         assert times == sorted(times)
@@ -122,10 +123,10 @@ def test_partial_texts_grow_while_one_speaks(trained_service, library):
         final, _ = answers(socket)
     assert [p["type"] for p in partials] == ["partial"] * 3
     for i, partial in enumerate(partials, 1):
-        assert partial["text"] == heard(library, audio[: i * 2 * RATE], method="ctc_greedy")
+        assert partial["text"] == recognized(library, audio[: i * 2 * RATE], method="ctc_greedy")
     assert len(partials[0]["text"]) < len(partials[-1]["text"])
-    assert final["segment"]["text"] == heard(library, audio)
-    assert final["nbest"][0]["text"] == final["segment"]["text"]
+    assert final["segment"]["text"] == recognized(library, audio)
+    assert final["segment"]["nbest"][0]["text"] == final["segment"]["text"]
 
 
 @pytest.mark.parametrize("rate", [16000, 44100, 48000])
@@ -135,7 +136,7 @@ def test_any_rate_will_do(trained_service, library, rate):
     with session(trained_service, {**START, "sample_rate": rate}) as socket:
         speak(socket, pcm(fine), rate)
         found = [m["segment"]["text"] for m in answers(socket) if m["type"] == "final"]
-    assert found == ["".join(text for text, _, _ in spoken)] == [heard(library, pcm(wave))]
+    assert found == ["".join(text for text, _, _ in spoken)] == [recognized(library, pcm(wave))]
 
 
 def test_silence_and_nothing_have_no_text(trained_service):
@@ -185,19 +186,19 @@ def test_text_that_is_no_text_closes_the_connection(trained_service):
     assert socket.close_code == 1007
 
 
-def test_who_says_nothing_is_told_what_was_heard_and_left(trained_service, library):
+def test_an_idle_client_gets_the_text_so_far(trained_service, library):
     audio = recording(2)
     with changed(trained_service, live_idle_seconds=0.3):
         with session(trained_service) as socket:
             socket.send(audio)
             code, error, before = refusal(socket)
         assert (code, error["code"]) == (1008, "idle") and "0.3 seconds" in error["message"]
-        assert before[-1]["segment"]["text"] == heard(library, audio)
+        assert before[-1]["segment"]["text"] == recognized(library, audio)
         with session(trained_service, None) as socket:
             assert refusal(socket)[0] == 1008
 
 
-def test_who_speaks_too_long_is_told_what_was_heard(trained_service, library):
+def test_a_client_that_speaks_too_long_gets_the_text_so_far(trained_service, library):
     audio = recording(4)
     with changed(trained_service, max_live_seconds=3), session(trained_service) as socket:
         for at in range(0, len(audio), RATE):
@@ -205,20 +206,20 @@ def test_who_speaks_too_long_is_told_what_was_heard(trained_service, library):
         code, error, before = refusal(socket)
     assert (code, error["code"]) == (1009, "too_long") and "3 seconds" in error["message"]
     assert before[-1]["type"] == "final" and before[-1]["segment"]["end"] == 3.5
-    assert before[-1]["segment"]["text"] == heard(library, audio[: 7 * RATE])
+    assert before[-1]["segment"]["text"] == recognized(library, audio[: 7 * RATE])
 
 
-def test_who_leaves_makes_place(trained_service):
+def test_the_slot_of_a_client_that_disconnects_is_free(trained_service):
     state = trained_service.state
-    with changed(trained_service, max_live_sessions=1), stopped(trained_service.worker.pid):
+    with changed(trained_service, max_live_sessions=1), stopped(trained_service.engine.pid):
         with session(trained_service) as first:
             first.send(recording(2))
-            wait_for(lambda: trained_service.worker._jobs)
+            wait_for(lambda: trained_service.engine._jobs)
             with session(trained_service) as second:
                 code, error, _ = refusal(second)
             assert (code, error["code"], error["type"]) == (1013, "busy", "server_error")
             first.socket.close()  # as a browser that crashed
-        wait_for(lambda: not state.n_live and not trained_service.worker._jobs)
+        wait_for(lambda: not state.n_live and not trained_service.engine._jobs)
         assert state.load.n_accepted == 0
 
 
@@ -237,36 +238,37 @@ def test_a_service_that_stops_ends_sessions(trained_service, library):
             trained_service.state.load.draining = False
     assert (code, error["code"]) == (1001, "unavailable")
     last = before[-1]["segment"]  # of what had come by then
-    assert last["text"] == heard(library, audio[: 2 * round(last["end"] * RATE)])
+    assert last["text"] == recognized(library, audio[: 2 * round(last["end"] * RATE)])
 
 
-def test_a_segment_survives_the_decoding_process(trained_service, library):
+def test_a_segment_survives_the_engine_process(trained_service, library):
     audio = recording(2)
     with session(trained_service) as socket:
-        with stopped(trained_service.worker.pid):
+        with stopped(trained_service.engine.pid):
             speak(socket, audio)
-            wait_for(lambda: trained_service.worker._jobs)
-            trained_service.worker._process.kill()
+            wait_for(lambda: trained_service.engine._jobs)
+            trained_service.engine._process.kill()
         *_, final, end = answers(socket)
-    assert final["segment"]["text"] == heard(library, audio)
+    assert final["segment"]["text"] == recognized(library, audio)
     assert end["type"] == "end"
 
 
 WITHOUT_MEMORY = """
 import sys
 from multiprocessing.connection import Connection
+from serve.engine import messages
 
 pipe = Connection(int(sys.argv[1]))
 pipe.recv()
-pipe.send(("ready",))
+pipe.send(messages.Ready())
 while True:
-    kind, number, *_ = pipe.recv()
-    if kind == "job":
-        pipe.send(("error", number, "out_of_memory", ""))
+    message = pipe.recv()
+    if isinstance(message, messages.Transcribe):
+        pipe.send(messages.Failed(message.id, "out_of_memory", ""))
 """
 
 
-def test_what_the_memory_does_not_hold_is_told_and_not_tried_again(tiny_bundle, monkeypatch):
+def test_a_recording_that_the_memory_does_not_hold_is_refused_and_not_tried_again(tiny_bundle, monkeypatch):
     popen = subprocess.Popen
     monkeypatch.setattr("serve.engine.client.subprocess", SimpleNamespace(Popen=lambda command, **options:
         popen([sys.executable, "-c", WITHOUT_MEMORY, command[-1]], **options)))  # fmt: skip
@@ -281,20 +283,20 @@ def test_what_the_memory_does_not_hold_is_told_and_not_tried_again(tiny_bundle, 
 
 
 def test_a_flood_is_held_back() -> None:
-    """Whatever a client sends while nothing is decoded: a segment and a backlog are held."""
+    """While nothing is decoded, at most a segment and a backlog are held."""
 
     async def flood() -> int:
-        async def never(_audio: bytes, _quick: bool) -> dict[str, Any]:
+        async def never(_audio: bytes, _quick: bool) -> Transcript:
             await asyncio.sleep(3600)
-            return {}
+            raise AssertionError
 
         session = Session(RATE, never)
-        reader = asyncio.create_task(anext(session.answers()))
+        reader = asyncio.create_task(anext(session.messages()))
         n_taken = 0
         try:
             async with asyncio.timeout(1):
                 while n_taken < 3600:
-                    await session.hear(bytes(2 * RATE))
+                    await session.feed(bytes(2 * RATE))
                     n_taken += 1
         except TimeoutError:
             pass
@@ -306,13 +308,13 @@ def test_a_flood_is_held_back() -> None:
 
 def test_a_small_message_copies_nothing_of_what_is_held() -> None:
     async def peaks() -> list[int]:
-        session = Session(RATE, lambda *_: pytest.fail("nobody asks"))
-        await session.hear(recording(30))
+        session = Session(RATE, lambda *_: pytest.fail("no text is due"))
+        await session.feed(recording(30))
         found = []
         for _ in range(50):
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
-            await session.hear(b"\0\0")
+            await session.feed(b"\0\0")
             found.append(tracemalloc.get_traced_memory()[1] - before)
         return found
 
@@ -336,7 +338,7 @@ def test_other_requests_are_answered_meanwhile(trained_service):
     assert sorted(waits)[10] < 1
 
 
-def test_a_key_is_wanted_where_keys_are(trained_bundle):
+def test_a_key_is_required_where_keys_are_set(trained_bundle):
     def offered(key: str) -> dict[str, Any]:
         text = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
         return {"subprotocols": ["lrt-asr", f"bearer.{text}"]}

@@ -1,4 +1,4 @@
-"""The service as it is run: health, figures, signals, a decoding process that dies, settings."""
+"""The service as it is run: health, metrics, signals, an engine process that dies, settings."""
 
 import asyncio
 import errno
@@ -24,7 +24,8 @@ from asr.cli import main
 from asr.errors import BundleError, ConfigError
 from serve.app import create_app
 from serve.engine.client import Job
-from serve.routes.transcriptions import _follow
+from serve.logs import RequestRecord
+from serve.routes.transcriptions import _events
 from serve.settings import Settings
 from tests.helpers import URL, beeps, changed, encode_audio, refused, started, stopped, wait_for
 
@@ -36,21 +37,21 @@ def ask(address: str, wave: bytes) -> httpx.Response:
     return httpx.post(address + URL, files=files, data=data, trust_env=False, timeout=120)
 
 
-def decoder_of(server: subprocess.Popen[str]) -> psutil.Process:
+def engine_of(server: subprocess.Popen[str]) -> psutil.Process:
     (child,) = psutil.Process(server.pid).children()
     return child
 
 
-# --- the decoding process -----------------------------------------------------------------------
+# --- the engine process -------------------------------------------------------------------------
 
 
-def test_a_killed_decoder_is_restarted_and_its_requests_are_told(service):
+def test_a_killed_engine_is_restarted_and_its_requests_get_an_error(service):
     text = service.post(WAVES[0]).json()["text"]
-    deaths = service.figure("asr_worker_restarts_total")
-    pid = service.worker.pid
+    deaths = service.metric("asr_engine_restarts_total")
+    pid = service.engine.pid
     with ThreadPoolExecutor(6) as pool, stopped(pid):
         waiting = [pool.submit(service.post, wave) for wave in WAVES]
-        wait_for(lambda: service.figure("asr_requests_in_flight") == 6)
+        wait_for(lambda: service.metric("asr_requests_in_flight") == 6)
         os.kill(pid, signal.SIGKILL)
         replies = [reply.result() for reply in waiting]
     for reply in replies:
@@ -61,22 +62,22 @@ def test_a_killed_decoder_is_restarted_and_its_requests_are_told(service):
     refused(service.post(WAVES[0]), 503, None, "unavailable")
     wait_for(lambda: service.client.get("/health/ready").status_code == 200, 60)
     assert service.post(WAVES[0]).json()["text"] == text
-    assert service.figure("asr_worker_restarts_total") == deaths + 1
-    assert service.worker.pid != pid
+    assert service.metric("asr_engine_restarts_total") == deaths + 1
+    assert service.engine.pid != pid
 
 
-def test_a_decoder_that_hangs_is_not_ready_and_is_replaced(service):
-    pid = service.worker.pid
+def test_an_engine_that_hangs_is_not_ready_and_is_replaced(service):
+    pid = service.engine.pid
     with changed(service, hang_seconds=6.0), stopped(pid):
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: service.client.get("/health/ready").status_code == 503)
         assert psutil.pid_exists(pid), "first not ready, then killed"
-        wait_for(lambda: service.worker.pid != pid, 60)
+        wait_for(lambda: service.engine.pid != pid, 60)
     wait_for(lambda: service.client.get("/health/ready").status_code == 200, 60)
     assert service.post(WAVES[0]).json()["text"]
 
 
-def test_a_machine_without_room_for_a_decoder_is_asked_again(service, monkeypatch):
+def test_starting_an_engine_is_retried_on_a_machine_without_room(service, monkeypatch):
     """No process at first, then no thread to listen to it, as where a limit is reached."""
     refused = []
 
@@ -93,17 +94,17 @@ def test_a_machine_without_room_for_a_decoder_is_asked_again(service, monkeypatc
     thread = full(threading.Thread, RuntimeError("can't start new thread"))
     monkeypatch.setattr("serve.engine.client.subprocess", SimpleNamespace(Popen=popen))
     monkeypatch.setattr("serve.engine.client.threading", SimpleNamespace(Thread=thread))
-    pid = service.worker.pid
+    pid = service.engine.pid
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: service.worker.pid != pid and service.worker.ready, 90)
+    wait_for(lambda: service.engine.pid != pid and service.engine.ready, 90)
     assert len(refused) == 2 and service.post(WAVES[0]).json()["text"]
 
 
-def test_the_decoder_ends_with_the_service_whatever_its_watch_died_of(tiny_bundle, monkeypatch):
-    async def fail(_worker):
+def test_the_engine_ends_with_the_service_whatever_its_watch_died_of(tiny_bundle, monkeypatch):
+    async def fail(_engine):
         raise ValueError("a bug")
 
-    monkeypatch.setattr("serve.engine.client.Worker.supervise", fail)
+    monkeypatch.setattr("serve.engine.client.EngineClient.supervise", fail)
     app = create_app(Settings.read(bundles=(f"tiny={tiny_bundle}",), device="cpu"))
 
     async def live():
@@ -112,44 +113,44 @@ def test_the_decoder_ends_with_the_service_whatever_its_watch_died_of(tiny_bundl
 
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(live())
-    assert app.state.worker._process.returncode is not None
+    assert app.state.engine._process.returncode is not None
 
 
-def leave(service, lines: list[str], body: bytes) -> None:
-    """Send a request and go as soon as there is something to read, or it waits in the queue."""
+def disconnect(service, lines: list[str], body: bytes) -> None:
+    """Send a request and disconnect while it is decoded or in the queue."""
     with socket.create_connection((service.host, service.port), timeout=60) as raw:
         raw.sendall("\r\n".join([*lines, "", ""]).encode() + body)
-        wait_for(lambda: service.figure("asr_requests_in_flight") == 1)
+        wait_for(lambda: service.metric("asr_requests_in_flight") == 1)
 
 
 def is_cancelled(service) -> float:
-    figures = service.client.get("/metrics").text
+    metrics = service.client.get("/metrics").text
     label = f'asr_requests_total{{method="POST",route="{URL}",status="499"}} '
-    return float(figures.partition(label)[2].partition("\n")[0] or 0)
+    return float(metrics.partition(label)[2].partition("\n")[0] or 0)
 
 
 @pytest.mark.parametrize("decoding", [False, True])
-def test_the_place_of_a_client_that_left_is_free(service, decoding):
+def test_the_slot_of_a_client_that_disconnected_is_free(service, decoding):
     wave = encode_audio(beeps(1, 55.0 if decoding else 0.5))
     request = httpx.Request("POST", "http://x" + URL, files={"file": ("a", wave)},
                             data={"model": "tiny"})  # fmt: skip
     lines = [f"POST {URL} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
-    before, waited = is_cancelled(service), service.figure("asr_wait_seconds_count")
+    before, waited = is_cancelled(service), service.metric("asr_wait_seconds_count")
     if decoding:
-        leave(service, lines, request.read())
+        disconnect(service, lines, request.read())
     else:
-        with stopped(service.worker.pid):
-            leave(service, lines, request.read())
-            wait_for(lambda: service.figure("asr_requests_in_flight") == 0)
-    wait_for(lambda: service.figure("asr_requests_in_flight") == 0)
+        with stopped(service.engine.pid):
+            disconnect(service, lines, request.read())
+            wait_for(lambda: service.metric("asr_requests_in_flight") == 0)
+    wait_for(lambda: service.metric("asr_requests_in_flight") == 0)
     assert is_cancelled(service) == before + 1
     assert service.post(WAVES[0]).status_code == 200
-    assert service.figure("asr_wait_seconds_count") == waited + 1, "only the second was answered"
+    assert service.metric("asr_wait_seconds_count") == waited + 1, "only the second was answered"
 
 
-def test_nobody_waits_for_a_recording_whose_request_is_cancelled():
-    """As a shutdown does, and a stream whose client leaves."""
-    left = []
+def test_no_task_waits_for_a_recording_whose_request_is_cancelled():
+    """As a shutdown does, and a stream whose client disconnects."""
+    cancelled = []
 
     async def silent():
         await asyncio.Event().wait()
@@ -157,15 +158,16 @@ def test_nobody_waits_for_a_recording_whose_request_is_cancelled():
     async def follow():
         settings = Settings.read()
         state = SimpleNamespace(settings=settings)
-        request = SimpleNamespace(app=SimpleNamespace(state=state), receive=silent)
-        job = Job(SimpleNamespace(forget=left.append), 7)
-        waiting = asyncio.create_task(anext(_follow(request, job)))
+        scope = {"asr.record": RequestRecord()}
+        request = SimpleNamespace(app=SimpleNamespace(state=state), receive=silent, scope=scope)
+        job = Job(SimpleNamespace(cancel=cancelled.append), 7)
+        waiting = asyncio.create_task(anext(_events(request, job)))
         await asyncio.sleep(0.05)
         waiting.cancel()
         await asyncio.sleep(0.05)
         return asyncio.all_tasks() - {asyncio.current_task()}
 
-    assert asyncio.run(follow()) == set() and left == [7]
+    assert asyncio.run(follow()) == set() and cancelled == [7]
 
 
 # --- signals --------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_sigterm_answers_what_was_accepted_and_takes_nothing_new(tiny_bundle, li
         (tmp_path / f"{i}.wav").write_bytes(wave)
     expected = [library.transcribe(tmp_path / f"{i}.wav").text for i in range(6)]
     with started(tiny_bundle) as (server, address), ThreadPoolExecutor(6) as pool:
-        with stopped(decoder_of(server).pid):
+        with stopped(engine_of(server).pid):
             waiting = [pool.submit(ask, address, wave) for wave in WAVES]
             metrics = f"{address}/metrics"
             wait_for(lambda: "in_flight 6.0" in httpx.get(metrics, trust_env=False).text, 60)
@@ -188,23 +190,23 @@ def test_sigterm_answers_what_was_accepted_and_takes_nothing_new(tiny_bundle, li
         assert server.wait(60) == 0
 
 
-def test_what_is_left_when_grace_ends_is_told_and_kill_9_leaves_nothing(tiny_bundle):
+def test_what_is_left_when_grace_ends_gets_an_error_and_no_process_is_left(tiny_bundle):
     with started(tiny_bundle, ASR_GRACE_SECONDS="0.5") as (server, address):
-        decoder = decoder_of(server)
-        with ThreadPoolExecutor(1) as pool, stopped_to_death(decoder):
+        engine = engine_of(server)
+        with ThreadPoolExecutor(1) as pool, stopped_to_death(engine):
             waiting = pool.submit(ask, address, WAVES[0])
             metrics = f"{address}/metrics"
             wait_for(lambda: "in_flight 1.0" in httpx.get(metrics, trust_env=False).text, 60)
             server.terminate()
             refused(waiting.result(), 503, None, "unavailable")
         assert server.wait(60) == 0
-        assert not decoder.is_running()
+        assert not engine.is_running()
 
 
 def test_a_second_signal_ends_at_once(tiny_bundle):
     with started(tiny_bundle) as (server, address):
-        decoder = decoder_of(server)
-        with ThreadPoolExecutor(1) as pool, stopped_to_death(decoder):
+        engine = engine_of(server)
+        with ThreadPoolExecutor(1) as pool, stopped_to_death(engine):
             waiting = pool.submit(ask, address, WAVES[0])
             metrics = f"{address}/metrics"
             wait_for(lambda: "in_flight 1.0" in httpx.get(metrics, trust_env=False).text, 60)
@@ -213,7 +215,7 @@ def test_a_second_signal_ends_at_once(tiny_bundle):
             server.terminate()
             server.wait(20)
             assert waiting.exception() or waiting.result().is_error
-        wait_for(lambda: not decoder.is_running())
+        wait_for(lambda: not engine.is_running())
 
 
 class stopped_to_death:
@@ -256,10 +258,10 @@ def test_uvicorn_starts_it_from_the_environment_and_kill_9_leaves_nothing(tiny_b
                 longer = {"file": ("a", encode_audio(beeps(1, 1.2)))}
                 refused(client.post(URL, files=longer, data={"model": "tiny"}), 413, "file",
                         "too_long")  # fmt: skip
-            decoder = decoder_of(server)
+            engine = engine_of(server)
         finally:
             server.kill()
-    wait_for(lambda: not decoder.is_running() or decoder.status() == psutil.STATUS_ZOMBIE)
+    wait_for(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
 
 
 def is_up(address: str) -> bool:
@@ -314,12 +316,12 @@ def test_settings_that_cannot_be_obeyed_are_named(given, told):
         create_app(Settings.read(**given))
 
 
-def test_serve_leaves_torch_to_the_decoding_process():
+def test_serve_leaves_torch_to_the_engine_process():
     code = "import sys, serve.server, serve.engine.process; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_figures_have_few_labels(service):
+def test_metrics_have_few_labels(service):
     def ask_oddly(i):
         service.client.get(f"/v1/models/{i}")
         service.client.get(f"/nothing/{i}")
@@ -329,13 +331,13 @@ def test_figures_have_few_labels(service):
 
     few, many = ask_oddly(0), [ask_oddly(i) for i in range(1, 20)][-1]
     assert len(few.splitlines()) == len(many.splitlines())
-    for name in ("asr_queue_pieces", "asr_queue_audio_seconds", "asr_real_time_factor",
+    for name in ("asr_waiting_chunks", "asr_waiting_audio_seconds", "asr_real_time_factor",
                  "asr_audio_seconds_total", "asr_decode_seconds_total"):  # fmt: skip
-        assert service.figure(name) >= 0
+        assert service.metric(name) >= 0
     assert 'asr_errors_total{kind="model_not_found"}' in many
 
 
-def test_health_is_told_while_much_is_decoded(service):
+def test_health_is_answered_while_much_is_decoded(service):
     with ThreadPoolExecutor(4) as pool:
         long = [pool.submit(service.post, encode_audio(beeps(i, 20.0))) for i in range(4)]
         times = []

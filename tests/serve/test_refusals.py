@@ -51,7 +51,7 @@ REFUSALS = [
     ([("file", WAV)], {"model": ""}, (400, "model", None)),
     ([("file", WAV), ("model", WAV)], {}, (400, "model", None)),
 ]
-for name in ("whisper-1", "../tiny", "/etc", "http://x/y", "t\0", "\u202e", "x" * 9999):
+for name in ("whisper-2", "../tiny", "/etc", "http://x/y", "t\0", "\u202e", "x" * 9999):
     REFUSALS.append(([("file", WAV)], {"model": name}, (404, "model", "model_not_found")))
 for field, value in [
     ("response_format", "json_verbose"), ("response_format", "diarized_json"),
@@ -144,7 +144,7 @@ def test_body_limit_holds_while_the_body_arrives(service):
     reply = service.client.post(URL, content=chunks(), headers=FORM)
     refused(reply, 413, "file", "request_too_large")
     assert reply.headers["connection"] == "close"
-    wait_for(lambda: service.figure("asr_held_bytes") == 0)
+    wait_for(lambda: service.metric("asr_held_bytes") == 0)
 
 
 def test_a_declared_length_is_refused_before_the_body(service):
@@ -178,7 +178,7 @@ def test_an_hour_in_a_small_file_is_too_long(service, unknown_length):
     assert "60 seconds" in message and time.monotonic() - started < 10
 
 
-# --- keys, places, time -----------------------------------------------------------------------
+# --- keys, slots, time  -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -223,10 +223,10 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
         lambda given, key: compared.append(key) or given == key,
     )
     keys = ApiKeyMiddleware(None, Settings(api_keys=("a", "b", "c")))  # type: ignore[arg-type]
-    assert keys._number("Bearer a") == 0 and compared == [b"a", b"b", b"c"]
+    assert keys._index("Bearer a") == 0 and compared == [b"a", b"b", b"c"]
 
 
-def test_a_slow_upload_is_ended_and_harms_nobody(guarded):
+def test_a_slow_upload_is_ended_and_harms_no_other(guarded):
     lines = [f"POST {URL} HTTP/1.1", "host: x", "content-length: 9999",
              *(f"{k}: {v}" for k, v in {**FORM, **KEY}.items()), "", ""]  # fmt: skip
     with (
@@ -253,11 +253,11 @@ def test_bodies_together_have_a_limit(service):
         reply = service.post(encode_audio(beeps(1, 40)))
     refused(reply, 503, None, "busy")
     assert reply.headers["retry-after"] == "1"
-    wait_for(lambda: service.figure("asr_held_bytes") == 0)
+    wait_for(lambda: service.metric("asr_held_bytes") == 0)
 
 
-def test_full_places_are_told_and_those_who_have_one_are_answered(guarded):
-    """The decoding process stands still meanwhile, so that everybody waits."""
+def test_full_slots_are_refused_and_accepted_requests_are_answered(guarded):
+    """The engine process is stopped meanwhile, so that all wait."""
 
     def ask(headers):
         data = {"model": "tiny"}
@@ -266,13 +266,13 @@ def test_full_places_are_told_and_those_who_have_one_are_answered(guarded):
     with (
         ThreadPoolExecutor(3) as pool,
         changed(guarded, max_requests=3, max_requests_per_client=2),
-        stopped(guarded.worker.pid),
+        stopped(guarded.engine.pid),
     ):
         accepted = [pool.submit(ask, KEY) for _ in range(2)]
-        wait_for(lambda: guarded.figure("asr_requests_in_flight") == 2)
+        wait_for(lambda: guarded.metric("asr_requests_in_flight") == 2)
         too_many = ask(KEY)
         accepted.append(pool.submit(ask, OTHER))
-        wait_for(lambda: guarded.figure("asr_requests_in_flight") == 3)
+        wait_for(lambda: guarded.metric("asr_requests_in_flight") == 3)
         full = ask(OTHER)
         assert guarded.client.get("/health/live").status_code == 200, "the event loop is free"
     refused(too_many, 429, None, "rate_limit")
@@ -283,7 +283,7 @@ def test_full_places_are_told_and_those_who_have_one_are_answered(guarded):
 
 
 def test_a_deadline_is_kept(service):
-    with changed(service, deadline_seconds=0.5), stopped(service.worker.pid):
+    with changed(service, deadline_seconds=0.5), stopped(service.engine.pid):
         reply = service.post(WAV[1])
     refused(reply, 504, None, "deadline")
     assert 'asr_errors_total{kind="deadline"} 1' in service.client.get("/metrics").text

@@ -15,10 +15,13 @@ import openai
 import pytest
 
 from asr.cli import main
+from asr.tokenizer import normalize_text
 from asr.transcription.writers import as_srt, as_vtt
+from serve.engine.messages import Partial
 from serve.errors import ApiError
+from serve.logs import RequestRecord
 from serve.routes.transcriptions import _as_stream
-from tests.helpers import URL, beeps, encode_audio, started
+from tests.helpers import URL, beeps, encode_audio, running, started
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_text_is_the_librarys(service, library, rate, channels, kind):
 
 @pytest.fixture(scope="module")
 def long_recording():
-    """24 seconds of beeps and pauses: two pieces."""
+    """24 seconds of beeps and pauses: two chunks."""
     parts = [np.concatenate((beeps(i, 1.8), np.zeros((3200, 1)))) for i in range(12)]
     return encode_audio(np.concatenate(parts))
 
@@ -95,6 +98,7 @@ def test_the_official_client_streams(openai_client, library, long_recording):
     *deltas, done = list(stream)
     assert 1 <= len(deltas) <= len(expected.segments)
     assert {d.type for d in deltas} == {"transcript.text.delta"}
+    assert {d.seconds for d in deltas} <= {s.end for s in expected.segments}
     assert "".join(d.delta for d in deltas) == expected.text == done.text
     assert done.type == "transcript.text.done" and done.usage.seconds == 24
 
@@ -102,7 +106,7 @@ def test_the_official_client_streams(openai_client, library, long_recording):
 def test_the_official_client_sees_its_errors(openai_client):
     create, wav = openai_client.audio.transcriptions.create, ("a.wav", encode_audio(beeps(1)))
     with pytest.raises(openai.NotFoundError) as error:
-        create(model="whisper-1", file=wav)
+        create(model="whisper-2", file=wav)
     assert (error.value.code, error.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError, match="'diarized_json'"):
         create(model="tiny", file=wav, response_format="diarized_json")
@@ -121,40 +125,67 @@ def test_the_official_client_lists_models(openai_client):
         openai_client.models.retrieve("whisper-1")
 
 
+def test_whisper_1_is_the_first_model(service, tiny_bundle, trained_bundle):
+    wave = encode_audio(beeps(1))
+    reply = service.post(wave, model="whisper-1")
+    assert reply.status_code == 200 and reply.json() == service.post(wave).json()
+    assert service.post(wave, "/v1/transcribe", model="whisper-1").json()["model"] == "tiny"
+    with running(tiny_bundle, bundles=(f"b={tiny_bundle}", f"whisper-1={trained_bundle}")) as two:
+        found = two.post(wave, "/v1/transcribe", model="whisper-1").json()
+    assert found["model"] == "whisper-1", "a model of that name comes first"
+
+
 def test_an_error_in_a_stream_is_its_last_event():
     async def events():
-        yield "partial", "今天"
-        yield "partial", "天气"
+        yield Partial(0, "今天", 1.0)
+        yield Partial(0, "天气", 2.0)
         raise ApiError(503, "it died", code="unavailable")
 
     async def read():
-        request, heard = SimpleNamespace(scope={"asr.record": {}}), events()
-        first = await anext(heard)
-        return [event async for event in _as_stream(request, None, first, heard)]
+        request, coming = SimpleNamespace(scope={"asr.record": RequestRecord()}), events()
+        first = await anext(coming)
+        return [event async for event in _as_stream(request, first, coming, None)]
 
-    told = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(read())]
-    assert [event.get("delta") for event in told] == ["今天", "天气", None]
-    assert told[-1]["error"]["code"] == "unavailable"
+    sent = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(read())]
+    assert [event.get("delta") for event in sent] == ["今天", "天气", None]
+    assert sent[-1]["error"]["code"] == "unavailable"
 
 
-def test_the_native_route_tells_all_that_is_known(service, library, long_recording):
+def test_the_native_route_returns_all_that_is_known(service, library, long_recording):
     short = encode_audio(beeps(2))
     expected = library.transcribe(io.BytesIO(short))
-    told = service.post(short, "/v1/transcribe").json()
-    assert told["text"] == expected.text and told["model"] == "tiny"
-    assert told["ended"] == expected.segments[0].ended
-    assert [n["text"] for n in told["nbest"]] == [n.text for n in expected.nbest]
-    for found, wanted in zip(told["nbest"], expected.nbest, strict=True):
-        assert found["score"] == pytest.approx(wanted.score, abs=1e-4)
-        assert found["confidences"] == pytest.approx(wanted.confidences, abs=1e-4)
-    assert told["segments"][0]["tokens"] and told["timing"]["decode_seconds"] > 0
-    assert told["timing"]["real_time_factor"] == pytest.approx(
-        told["timing"]["decode_seconds"] / told["duration"]
+    found = service.post(short, "/v1/transcribe").json()
+    assert found["text"] == expected.text and found["model"] == "tiny"
+    (segment,) = found["segments"]
+    assert found["ended"] == segment["ended"] == expected.segments[0].ended
+    assert [n["text"] for n in segment["nbest"]] == [n.text for n in expected.nbest]
+    for one, wanted in zip(segment["nbest"], expected.nbest, strict=True):
+        assert one["score"] == pytest.approx(wanted.score, abs=1e-4)
+        assert one["confidences"] == pytest.approx(wanted.confidences, abs=1e-4)
+        assert one["tokens"] == list(wanted.tokens)
+    assert segment["token_ids"] == list(expected.segments[0].token_ids)
+    assert segment["tokens"] and found["timing"]["decode_seconds"] > 0
+    assert normalize_text("".join(word["text"] for word in segment["words"])) == expected.text
+    assert min(word["confidence"] for word in segment["words"]) == min(segment["confidences"])
+    assert "".join(cue["text"] for cue in segment["cues"]) == expected.text
+    assert found["timing"]["real_time_factor"] == pytest.approx(
+        found["timing"]["decode_seconds"] / found["duration"]
     )
-    told = service.post(long_recording, "/v1/transcribe").json()
-    assert len(told["segments"]) == 2 and told["nbest"] == []
+    found = service.post(long_recording, "/v1/transcribe").json()
+    assert [segment["nbest"] for segment in found["segments"]] == [[], []]
     silence = service.post(encode_audio(np.zeros((16000, 1))), "/v1/transcribe").json()
     assert (silence["text"], silence["ended"]) == ("", "no_speech")
+
+
+def test_the_native_route_streams(service, library, long_recording):
+    expected = library.transcribe(io.BytesIO(long_recording))
+    reply = service.post(long_recording, "/v1/transcribe", stream="true")
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line]
+    *deltas, done = events
+    assert "".join(d["delta"] for d in deltas) == expected.text == done["text"]
+    assert deltas[-1]["seconds"] == 24 and done["type"] == "transcript.done"
+    assert len(done["segments"]) == 2 and done["timing"]["decode_seconds"] > 0
 
 
 def test_what_other_clients_send_too_is_accepted(service, library):
@@ -190,11 +221,11 @@ def test_many_at_once_get_their_own_texts(service, library):
     waves = [encode_audio(beeps(i, 0.3 + 0.04 * (i % 30))) for i in range(60)]
     expected = [library.transcribe(io.BytesIO(wave)).text for wave in waves]
     assert len(set(expected)) >= 40
-    before = service.figure("asr_batch_pieces_count")
+    before = service.metric("asr_batch_chunks_count")
     with ThreadPoolExecutor(60) as pool:
         replies = list(pool.map(lambda wave: service.post(wave).json()["text"], waves))
     assert replies == expected
-    assert service.figure("asr_batch_pieces_count") - before < 30, "they shared batches"
+    assert service.metric("asr_batch_chunks_count") - before < 30, "they shared batches"
 
 
 def test_the_command_and_curl_give_what_transcribe_gives(
