@@ -1,15 +1,20 @@
-"""Features against librosa and float64 numpy; augmentation by its properties."""
+"""Features against librosa, Kaldi and float64 numpy; augmentation by its properties."""
 
+import subprocess
+import sys
+
+import kaldi_native_fbank as knf
 import librosa
 import numpy as np
 import pytest
 import torch
+import torchaudio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from asr.audio.augmentation import AugmentConfig, spec_augment
-from asr.audio.features import FeaturesConfig, LogMelConfig, SpectrogramConfig
+from asr.audio.features import FbankConfig, FeaturesConfig, LogMelConfig, SpectrogramConfig
 from asr.errors import DataError
 
 CONFIGS = [
@@ -22,7 +27,7 @@ CONFIGS = [
 
 
 def wave(seconds=1.0, rate=16000, seed=0):
-    """A chirp that fades in, over noise: all bins sound, at levels some 60 dB apart."""
+    """A chirp that fades in, over noise: all bins have power, at levels some 60 dB apart."""
     rng = np.random.default_rng(seed)
     t = np.arange(int(seconds * rate)) / rate
     chirp = np.sin(2 * np.pi * (200 * t + rate / 8 * t**2)) * t / max(seconds, 1)
@@ -64,8 +69,94 @@ def test_power_and_logarithm_equal_librosa(config):
     assert np.abs(logarithm - oracle).mean() < 1e-4
 
 
+@pytest.mark.parametrize(("rate", "window_ms", "n_mels"), [(16000, 25, 80), (8000, 40, 40)])
+def test_mel_filters_equal_torchaudio_but_for_rounding(rate, window_ms, n_mels):
+    config = LogMelConfig(sample_rate=rate, window_ms=window_ms, n_mels=n_mels)
+    expected = torchaudio.functional.melscale_fbanks(
+        config.n_fft // 2 + 1, 0.0, rate / 2, n_mels, rate, norm="slaney", mel_scale="slaney"
+    )
+    torch.testing.assert_close(config.build().mel_FM, expected, atol=1e-7, rtol=0)
+
+
+FBANKS = [
+    FbankConfig(),
+    FbankConfig(sample_rate=8000, n_mels=40),
+    FbankConfig(n_mels=40, window_ms=40, hop_ms=20),
+]
+
+
+def kaldi_fbank(wave_N, config):
+    options = knf.FbankOptions()
+    options.frame_opts.dither = 0
+    options.frame_opts.snip_edges = False
+    options.frame_opts.samp_freq = config.sample_rate
+    options.frame_opts.frame_length_ms = config.window_ms
+    options.frame_opts.frame_shift_ms = config.hop_ms
+    options.mel_opts.num_bins = config.n_mels
+    fbank = knf.OnlineFbank(options)
+    fbank.accept_waveform(config.sample_rate, (wave_N * 2**15).tolist())
+    fbank.input_finished()
+    return np.stack([fbank.get_frame(i) for i in range(fbank.num_frames_ready)])
+
+
+@pytest.mark.parametrize("config", FBANKS, ids=lambda c: f"{c.sample_rate}_{c.n_mels}")
+@pytest.mark.parametrize("seconds", [0.05, 1.0, 2.345])
+def test_fbank_equals_kaldi(config, seconds):
+    wave_N = wave(seconds, config.sample_rate)
+    expected = kaldi_fbank(wave_N, config)
+    found = config.build().log_power(wave_N).numpy()
+    assert found.shape == (round(len(wave_N) / config.hop_length), config.n_mels)
+    # Far below the peak, float32 itself rounds by more than 1e-4.
+    power, oracle = np.exp(found), np.exp(expected)
+    np.testing.assert_allclose(power, oracle, rtol=1e-4, atol=1e-7 * oracle.max())
+    assert np.abs(found - expected).mean() < 1e-4
+
+
+@pytest.mark.parametrize("config", FBANKS, ids=lambda c: f"{c.sample_rate}_{c.n_mels}")
+def test_fbank_of_any_finite_waveform_is_finite(config):
+    features = config.build()
+    for n in (1, 2, 150, 4000):
+        for value in (0.0, 1e-38, 0.7, 3e38):
+            feats = features(torch.full((n,), value))
+            assert feats.isfinite().all() and feats.abs().max() < 100
+            assert len(feats) >= 1 and feats.shape[1] == config.n_freqs
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = features(wave(1.0, config.sample_rate))
+    assert torch.equal(mixed, features(wave(1.0, config.sample_rate)))
+
+
+def test_normalized_fbank_is_independent_of_the_gain():
+    features, wave_N = FbankConfig().build(), wave()
+    for gain in (0.01, 0.5, 1e4):
+        torch.testing.assert_close(features(wave_N * gain), features(wave_N), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import asr", {"torch", "librosa", "torchaudio", "numpy"}),
+        (
+            "import sys; from asr.cli import main; sys.argv = ['asr', '--help']\n"
+            "try: main()\nexcept SystemExit: pass",
+            {"torch", "librosa", "torchaudio"},
+        ),
+        (
+            "from asr.audio.features import SpectrogramConfig; SpectrogramConfig().build()",
+            {"librosa", "torchaudio"},
+        ),
+    ],
+    ids=["asr", "help", "spectrogram"],
+)
+def test_heavy_packages_are_imported_only_where_they_are_used(code, absent):
+    shown = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print('loaded', *sys.modules)"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert not absent & set(shown.rpartition("loaded ")[2].split())
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kind}{c.sample_rate}")
-def test_utterance_normalisation_equals_numpy(config):
+def test_utterance_normalization_equals_numpy(config):
     wave_N = wave(rate=config.sample_rate)
     logarithm = librosa_log(wave_N, config)
     expected = (logarithm - logarithm.mean()) / logarithm.std()
@@ -164,7 +255,7 @@ def test_sizes_of_the_papers():
 
 def test_configuration_reads_back_and_holds_no_derived_key():
     adapter = TypeAdapter(FeaturesConfig)
-    for config in (SpectrogramConfig(hop_ms=12.5), LogMelConfig(n_mels=40)):
+    for config in (SpectrogramConfig(hop_ms=12.5), LogMelConfig(n_mels=40), FbankConfig()):
         values = config.model_dump()
         assert not {"n_fft", "hop_length", "n_freqs"} & set(values)
         assert adapter.validate_python(values) == config
@@ -178,7 +269,8 @@ def test_configuration_reads_back_and_holds_no_derived_key():
         ({"kind": "spectrogram", "hop_ms": 30}, "at most window_ms"),
         ({"kind": "spectrogram", "hop_ms": 0.01}, "at least one sample"),
         ({"kind": "spectrogram", "n_fft": 320}, "n_fft"),
-        ({"kind": "mfcc"}, "'spectrogram', 'log_mel'"),
+        ({"kind": "fbank", "n_mels": 256}, "n_mels 256 leaves"),
+        ({"kind": "mfcc"}, "'spectrogram', 'log_mel', 'fbank'"),
     ],
 )
 def test_impossible_configurations_are_refused_by_name(values, message):
@@ -187,11 +279,11 @@ def test_impossible_configurations_are_refused_by_name(values, message):
 
 
 def augmented(config, lengths, n_freqs=80, seed=0, n_frames=None):
-    """What is masked of a batch of ones: (bands (B, F), stretches (B, T), feats)."""
+    """Masks of a batch of ones: bands (B, F), spans (B, T), and the features."""
     feats = torch.ones(len(lengths), n_frames or max(lengths), n_freqs)
     generator = torch.Generator().manual_seed(seed)
     result = spec_augment(feats, torch.tensor(lengths), config, generator)
-    assert feats.all(), "the input is left alone"
+    assert feats.all(), "the input is unchanged"
     masked = result == 0
     return masked.all(1), masked.all(2), result
 
@@ -202,38 +294,38 @@ def spans(mask):
     return (edges[1::2] - edges[::2]).tolist()
 
 
-def test_masks_are_bands_and_stretches_of_the_right_size_within_each_length():
+def test_masks_are_bands_and_time_masksof_the_right_size_within_each_length():
     config = AugmentConfig(freq_masks=2, freq_width=10, time_masks=3, time_ratio=0.1)
     lengths = [200, 100, 35, 9, 1] * 20
-    bands, stretches, result = augmented(config, lengths, n_frames=210)
-    assert torch.equal(result == 0, bands[:, None, :] | stretches[:, :, None])
+    bands, time_masks, result = augmented(config, lengths, n_frames=210)
+    assert torch.equal(result == 0, bands[:, None, :] | time_masks[:, :, None])
     assert set(result.unique().tolist()) == {0.0, 1.0}
     for row, length in enumerate(lengths):
-        assert not stretches[row, length:].any()
+        assert not time_masks[row, length:].any()
         assert len(spans(bands[row])) <= 2
         assert bands[row].sum() <= 20
-        assert len(spans(stretches[row])) <= 3
-        assert stretches[row].sum() <= 3 * int(0.1 * length)
-    assert stretches[0::5].any(1).float().mean() > 0.7
+        assert len(spans(time_masks[row])) <= 3
+        assert time_masks[row].sum() <= 3 * int(0.1 * length)
+    assert time_masks[0::5].any(1).float().mean() > 0.7
     assert bands.any(1).float().mean() > 0.7
 
 
 def test_each_utterance_draws_its_own_masks_from_the_generator():
     config = AugmentConfig()
-    bands, stretches, result = augmented(config, [400] * 8)
+    bands, time_masks, result = augmented(config, [400] * 8)
     assert len({tuple(row.tolist()) for row in bands}) == 8
-    assert len({tuple(row.tolist()) for row in stretches}) == 8
+    assert len({tuple(row.tolist()) for row in time_masks}) == 8
     assert torch.equal(augmented(config, [400] * 8)[2], result)
     assert not torch.equal(augmented(config, [400] * 8, seed=1)[2], result)
 
 
-def test_widths_and_places_are_uniform():
+def test_widths_and_starts_are_uniform():
     config = AugmentConfig(freq_masks=1, freq_width=4, time_masks=1, time_ratio=0.04)
-    bands, stretches, _ = augmented(config, [100] * 5000, n_freqs=10)
-    for masks in (bands, stretches):
+    bands, time_masks, _ = augmented(config, [100] * 5000, n_freqs=10)
+    for masks in (bands, time_masks):
         counts = np.bincount(masks.sum(1), minlength=5) / len(masks)
         np.testing.assert_allclose(counts, 0.2, atol=0.03)
-        # Every start is as likely: the first and the last place are reached alike.
+        # All starts are equally likely, the first and the last too.
         wide = masks[masks.sum(1) == 4].float().mean(0)
         n_starts = masks.shape[1] - 4 + 1
         assert abs(float(wide[0]) - 1 / n_starts) < 0.05

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-import torch
 
-from asr.audio.recording import load_audio
+from asr.audio.recording import Recording
 from asr.errors import AudioError
+from tests.helpers import read_all
 
 RATE = 16000
 
@@ -35,12 +35,12 @@ def wav_bytes(samples, rate=RATE, **options):
 
 
 def refusal(source, **options):
-    """The error that a source gives: its code and its one sentence."""
+    """The error of a source: its code and its one sentence."""
     with pytest.raises(AudioError) as caught:
-        load_audio(source, RATE, **options)
+        read_all(source, RATE, **options)
     message = str(caught.value)
     assert "\n" not in message
-    assert ": " in message, "what is wrong, then the mend"
+    assert ": " in message, "what is wrong: what to do"
     return caught.value.code, message
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_audio_is_refused_whatever_its_name(tmp_path, extension, cont
 def test_content_decides_not_the_name(tmp_path):
     path = tmp_path / "a.raw"
     path.write_bytes(wav_bytes(tones(RATE)))
-    assert load_audio(path, RATE).seconds == pytest.approx(1.0)
+    assert read_all(path, RATE).seconds == pytest.approx(1.0)
 
 
 def test_empty_files_are_refused(tmp_path):
@@ -122,9 +122,9 @@ class Pipe(io.BytesIO):
 def test_a_stream_is_refused_and_an_open_file_stays_open():
     assert refusal(Pipe(wav_bytes(tones(RATE))))[0] == "unreadable_audio"
     file = io.BytesIO(wav_bytes(tones(RATE)))
-    first, second = load_audio(file, RATE), load_audio(file, RATE)
+    first, second = read_all(file, RATE), read_all(file, RATE)
     assert not file.closed
-    assert torch.equal(first.wave_N, second.wave_N)
+    np.testing.assert_array_equal(first.wave, second.wave)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -139,15 +139,11 @@ def test_samples_that_are_not_finite_are_refused(bad, rate):
 
 
 @pytest.mark.parametrize("rate", [RATE, 44100])
-def test_huge_samples_are_scaled_and_quiet_ones_are_not(rate):
-    samples = tones(RATE)
-    plain = load_audio(io.BytesIO(wav_bytes(tones(rate), rate, subtype="FLOAT")), RATE).wave_N
-    data = wav_bytes(1e30 * tones(rate), rate, subtype="FLOAT")
-    huge = load_audio(io.BytesIO(data), RATE).wave_N
-    assert float(huge.abs().max()) == pytest.approx(1.0)
-    np.testing.assert_allclose(huge, plain / plain.abs().max(), atol=1e-5)
-    quiet = load_audio(io.BytesIO(wav_bytes(1e-6 * samples, subtype="FLOAT")), RATE).wave_N
-    np.testing.assert_allclose(quiet, 1e-6 * samples, atol=1e-11)
+@pytest.mark.parametrize("gain", [1e30, 1e-6])
+def test_levels_are_as_recorded(rate, gain):
+    plain = read_all(io.BytesIO(wav_bytes(tones(rate), rate, subtype="FLOAT")), RATE).wave
+    scaled = read_all(io.BytesIO(wav_bytes(gain * tones(rate), rate, subtype="FLOAT")), RATE).wave
+    np.testing.assert_allclose(scaled / gain, plain, atol=1e-5)
 
 
 @pytest.mark.parametrize("extension", ["wav", "flac", "ogg", "mp3"])
@@ -155,8 +151,8 @@ def test_huge_samples_are_scaled_and_quiet_ones_are_not(rate):
 def test_one_sample_is_audio(tmp_path, extension, rate):
     path = tmp_path / f"one.{extension}"
     soundfile.write(path, np.array([0.5]), rate)
-    audio = load_audio(path, RATE)
-    assert 1 <= len(audio.wave_N) <= 2
+    audio = read_all(path, RATE)
+    assert 1 <= len(audio.wave) <= 2
     assert audio.seconds == 1 / rate
 
 
@@ -166,20 +162,20 @@ def test_a_truncated_file_gives_what_it_holds_and_says_so(tmp_path, extension):
     soundfile.write(whole, noise(110_000), RATE)
     data = whole.read_bytes()
     cut.write_bytes(data[: len(data) // 2])
-    complete = load_audio(whole, RATE)
+    complete = read_all(whole, RATE)
     assert complete.warnings == ()
     for source in (cut, io.BytesIO(cut.read_bytes())):
-        audio = load_audio(source, RATE, name="cut")
-        assert len(audio.wave_N) > 50_000, "up to the last whole block of the format"
-        same = len(audio.wave_N) - 2000  # an MP3 decoder conceals the end of what it has
-        np.testing.assert_allclose(audio.wave_N[:same], complete.wave_N[:same], atol=1e-4)
-        assert audio.seconds == len(audio.wave_N) / RATE
+        audio = read_all(source, RATE, name="cut")
+        assert len(audio.wave) > 50_000, "up to the last whole block of the format"
+        same = len(audio.wave) - 2000  # an MP3 decoder conceals the end of what it has
+        np.testing.assert_allclose(audio.wave[:same], complete.wave[:same], atol=1e-4)
+        assert audio.seconds == len(audio.wave) / RATE
         assert audio.warnings == (
             f"cut is truncated: only its first {audio.seconds:.2f} seconds could be decoded",
         )
 
 
-def test_a_file_cut_before_its_first_sound_is_unreadable():
+def test_a_file_without_its_first_block_is_unreadable():
     data = wav_bytes(noise(100_000), format="FLAC")
     code, _ = refusal(io.BytesIO(data[:200]))
     assert code == "unreadable_audio"
@@ -192,8 +188,8 @@ def test_a_wav_from_a_pipe_knows_no_length_and_is_whole(length):
     samples = tones(RATE)
     data = bytearray(wav_bytes(samples))
     data[4:8] = data[40:44] = struct.pack("<I", length)
-    audio = load_audio(io.BytesIO(data), RATE)
-    np.testing.assert_allclose(audio.wave_N, samples, atol=1e-4)
+    audio = read_all(io.BytesIO(data), RATE)
+    np.testing.assert_allclose(audio.wave, samples, atol=1e-4)
     assert audio.warnings == ()
 
 
@@ -202,8 +198,8 @@ def test_a_flac_from_a_pipe_knows_no_length_and_is_whole():
     data = bytearray(wav_bytes(samples, format="FLAC"))
     data[21] &= 0xF0
     data[22:26] = bytes(4)
-    audio = load_audio(io.BytesIO(data), RATE)
-    np.testing.assert_allclose(audio.wave_N, samples, atol=1e-4)
+    audio = read_all(io.BytesIO(data), RATE)
+    np.testing.assert_allclose(audio.wave, samples, atol=1e-4)
     assert audio.warnings == ()
 
 
@@ -228,7 +224,28 @@ def test_a_bomb_is_stopped_in_bounded_memory(tmp_path):
     assert seconds < 5
 
 
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
+def test_a_header_beyond_the_limit_is_refused_at_once(tmp_path, name):
+    path = tmp_path / name
+    write_silence(path, 60)
+    recording = Recording(path, RATE, max_seconds=59)
+    with pytest.raises(AudioError) as caught:
+        list(recording)
+    assert caught.value.code == "too_long"
+    assert recording.seconds == 0
+
+
+def test_a_limit_that_no_header_gives_is_kept_while_reading(tmp_path):
+    path = tmp_path / "a.mp3"
+    soundfile.write(path, noise(10 * RATE), RATE)
+    recording = Recording(path, RATE, max_seconds=5)
+    with pytest.raises(AudioError) as caught:
+        list(recording)
+    assert caught.value.code == "too_long"
+    assert 5 < recording.seconds < 7
+
+
 def test_the_limit_itself_is_allowed():
     data = wav_bytes(tones(RATE))
-    assert load_audio(io.BytesIO(data), RATE, max_seconds=1.0).seconds == 1.0
+    assert read_all(io.BytesIO(data), RATE, max_seconds=1.0).seconds == 1.0
     assert refusal(io.BytesIO(data), max_seconds=0.99)[0] == "too_long"
