@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from asr.model.attention import Kernel
 from asr.model.dropout import dropout
-from asr.model.layers import MultiHeadAttention
+from asr.model.layers import MultiHeadAttention, self_attention
 from asr.model.projection import DenseConfig
 from asr.model.transformer import EncoderConfig, ModelConfig
 from asr.runtime.memory import keep_buffers
@@ -66,7 +66,7 @@ def unit(kind: str, numbers: dict[str, Any]) -> Make:
 
     def make(T: int) -> nn.Module:
         config = ModelConfig(d_model=256, n_heads=4, projection=DenseConfig())
-        return config.self_attention(attention(kind, numbers, T).attention)
+        return self_attention(config, attention(kind, numbers, T).attention)
 
     return make
 

@@ -1,7 +1,7 @@
-"""A small language model of the recogniser's own units: LRT, or a Transformer with dense ones.
+"""A small language model of the recognizer's own tokens, with its projections and sizes.
 
-A folder of `asr train-lm`: config.yaml (shape) and model.safetensors, whose metadata say which
-tokenizer it goes with. Legend: B texts or utterances, U tokens, W hypotheses, K candidates,
+A folder of `asr train-lm` holds config.yaml (sizes) and model.safetensors, whose metadata hold
+the digest of the tokenizer. Legend: B texts or utterances, U tokens, W hypotheses, K candidates,
 D d_model, V vocabulary.
 """
 
@@ -18,7 +18,7 @@ from asr.bundle import CONFIG, WEIGHTS, load_weights, tokenizer_of
 from asr.errors import BundleError
 from asr.model.attention import Cache
 from asr.model.dropout import Dropout
-from asr.model.layers import FeedForward, SelfAttention
+from asr.model.layers import FeedForward, self_attention
 from asr.model.transformer import ModelConfig, sinusoids
 from asr.runtime.files import write_atomically
 from asr.schema import FrozenModel
@@ -26,7 +26,7 @@ from asr.tokenizer import SOS, Tokenizer
 
 
 class LmConfig(FrozenModel):
-    """Its shape: of `model` the sizes, the projections, the order of norms, the decoder's depth."""
+    """Sizes; of `model` the widths, the projections, the order of norms and the decoder's depth."""
 
     language_model: PositiveInt = 1
     vocab_size: PositiveInt
@@ -34,25 +34,26 @@ class LmConfig(FrozenModel):
 
 
 class LmLayer(nn.Module):
-    """Causal self-attention, then feed-forward: a decoder's layer that hears nothing."""
+    """Causal self-attention, then feed-forward: a decoder's layer without cross-attention."""
 
-    def __init__(self, self_attention: SelfAttention, feed_forward: FeedForward) -> None:
+    def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.self_attention = self_attention
-        self.feed_forward = feed_forward
+        self.self_attention = self_attention(model, model.decoder.attention, causal=True)
+        self.feed_forward = FeedForward(model)
 
     def forward(self, x_BUD: Tensor) -> Tensor:
-        """All positions at once; being causal, none sees the padding at the end."""
-        return self.feed_forward(self.self_attention(x_BUD))
+        """Compute all positions (B, U, D) at once; being causal, they ignore padding at the end."""
+        found: Tensor = self.feed_forward(self.self_attention(x_BUD))
+        return found
 
     def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """One position after those in the cache."""
+        """Compute one position (B, 1, D) after those in the cache."""
         x_B1D, cache = self.self_attention.step(x_B1D, cache)
         return self.feed_forward(x_B1D), cache
 
 
 class LanguageTransformer(nn.Module):
-    """Text in, scores of the next token out."""
+    """A Transformer decoder (Vaswani 2017) without cross-attention."""
 
     def __init__(self, config: LmConfig) -> None:
         super().__init__()
@@ -60,32 +61,29 @@ class LanguageTransformer(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, model.d_model)
         nn.init.normal_(self.embed.weight, std=model.d_model**-0.5)
         self.dropout = Dropout(model.dropout)
-        self.layers = nn.ModuleList(
-            LmLayer(
-                model.self_attention(model.decoder.attention, causal=True), model.feed_forward()
-            )
-            for _ in range(model.decoder.n_layers)
-        )
+        self.layers = nn.ModuleList(LmLayer(model) for _ in range(model.decoder.n_layers))
         self.norm = model.last_norm()
         self.output = nn.Linear(model.d_model, config.vocab_size)
 
     def forward(self, tokens_BU: Tensor) -> Tensor:
-        """Logits (B, U, V) of the token after each."""
+        """Return logits (B, U, V) of the token after each."""
         x_BUD = self._embed(tokens_BU, 0)
         for layer in self.layers:
             x_BUD = layer(x_BUD)
-        return self.output(self.norm(x_BUD))
+        logits_BUV: Tensor = self.output(self.norm(x_BUD))
+        return logits_BUV
 
     def step(self, tokens_B: Tensor, caches: list[Cache], position: int) -> Tensor:
-        """Log-probabilities (B, V) of the token after each; the caches move on by one."""
+        """Return log-probabilities (B, V) of the token after each; the caches grow by one."""
         x_B1D = self._embed(tokens_B[:, None], position)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, LmLayer)
             x_B1D, caches[i] = layer.step(x_B1D, caches[i])
-        return self.output(self.norm(x_B1D[:, 0])).log_softmax(-1)
+        logits_BV: Tensor = self.output(self.norm(x_B1D[:, 0]))
+        return logits_BV.log_softmax(-1)
 
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> "LmState":
-        """A scorer of W empty hypotheses of each of B utterances."""
+        """Return a scorer of W empty hypotheses of each of B utterances."""
         tokens_BW = torch.full((n_utterances, n_hypotheses), SOS, device=device)
         caches: list[Cache] = [() for _ in self.layers]
         logp_BWV = self.step(tokens_BW.flatten(), caches, 0).unflatten(0, tokens_BW.shape)
@@ -94,10 +92,11 @@ class LanguageTransformer(nn.Module):
     def _embed(self, tokens_BU: Tensor, start: int) -> Tensor:
         D = self.config.model.d_model
         positions = sinusoids(start, tokens_BU.shape[1], D, tokens_BU.device)
-        return self.dropout(self.embed(tokens_BU) * D**0.5 + positions)
+        x_BUD: Tensor = self.dropout(self.embed(tokens_BU) * D**0.5 + positions)
+        return x_BUD
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
-        """Write the two files, each whole or not at all; weights last."""
+        """Write the two files, each atomically; weights last."""
         folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
         write_atomically(folder / CONFIG, lambda path: path.write_text(text, "utf-8"))
@@ -107,31 +106,31 @@ class LanguageTransformer(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> "LanguageTransformer":
-        """Read a folder of `asr train-lm`. Raises BundleError: damaged, or of other tokens."""
+        """Read a folder of `asr train-lm`. Raises BundleError if damaged or of other tokens."""
         for name in (CONFIG, WEIGHTS):
             if not (folder / name).is_file():
                 raise BundleError(
-                    f"{folder}: no {name} here: give the folder that `asr train-lm` has finished"
+                    f"{folder}: there is no {name}: give a folder that `asr train-lm` has written"
                 )
         try:
             values = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
             model = cls(LmConfig.model_validate(values))
         except (yaml.YAMLError, ValidationError, ValueError) as error:
             raise BundleError(
-                f"{folder / CONFIG}: not of a language model: give a folder of `asr train-lm`"
+                f"{folder / CONFIG}: not a language model's: give a folder of `asr train-lm`"
             ) from error
         load_weights(model, folder / WEIGHTS)
         if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
             raise BundleError(
-                f"{folder}: this language model is of another recogniser's tokens: train one of "
-                "this recogniser's with `asr train-lm`"
+                f"{folder}: this language model has another recognizer's tokens: train one for "
+                "this recognizer with `asr train-lm`"
             )
         return model.eval()
 
 
 @dataclass
 class LmState:
-    """The hypotheses' caches as they grow (see `asr.decoding.scorers.LmScorer`); rows B · W."""
+    """The caches of growing hypotheses (see `asr.decoding.scorers.LmScorer`), of B · W rows."""
 
     model: LanguageTransformer
     caches: list[Cache]
@@ -139,11 +138,11 @@ class LmState:
     position: int = 1
 
     def score(self, tokens_BWK: Tensor) -> Tensor:
-        """(B, W, K): log-probability of each candidate as the next token."""
+        """Return the log-probability (B, W, K) of each candidate as the next token."""
         return self.logp_BWV.gather(2, tokens_BWK)
 
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
-        """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
+        """Replace hypothesis w by hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
         B, W = parents_BW.shape
         rows = (torch.arange(B, device=parents_BW.device)[:, None] * W + parents_BW).flatten()
         self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
@@ -152,7 +151,7 @@ class LmState:
         self.position += 1
 
     def select(self, indices: Tensor) -> None:
-        """Go on with these utterances only."""
+        """Continue with these utterances only."""
         shape = self.logp_BWV.shape[:2]
         self.caches = [
             tuple(t.unflatten(0, shape)[indices].flatten(0, 1) for t in cache)

@@ -5,17 +5,52 @@ With low-rank projections they are the LRMHA and LRFF units of the Low-Rank Tran
 Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
 """
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import gelu, glu, silu
 
-from asr.model.attention import S4D, Cache, Kernel
+from asr.model.attention import (
+    S4D,
+    Cache,
+    DecoderAttentionConfig,
+    EncoderAttentionConfig,
+    FullAttention,
+    Kernel,
+)
 from asr.model.dropout import Dropout
-from asr.model.projection import ProjectionConfig
+from asr.model.projection import LowRankConfig, ProjectionConfig
+from asr.schema import FrozenModel, Size
 
 NormOrder = Literal["post", "pre"]
+
+
+class LayerConfig(FrozenModel):
+    """Options that all units share; `norm` is the order of layer normalization (see `Residual`)."""
+
+    d_model: Size = 512
+    d_inner: Size = 2048
+    n_heads: Size = 8
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    norm: NormOrder = "post"
+    projection: ProjectionConfig = LowRankConfig(rank=100)
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        problems = [self.projection.problem(min(self.d_model, self.d_inner))]
+        if self.d_model % self.n_heads or self.d_model % 2:
+            problems.append(
+                f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"
+            )
+        if any(problems):
+            raise ValueError("; ".join(filter(None, problems)))
+        return self
+
+    def last_norm(self) -> nn.Module:
+        """Return the last module of a stack: the sum of pre-norm layers is not normalized."""
+        return nn.LayerNorm(self.d_model) if self.norm == "pre" else nn.Identity()
 
 
 class Residual(nn.Module):
@@ -24,11 +59,11 @@ class Residual(nn.Module):
     Cahyawijaya 2021, eq. 3.3 and 3.4, has post; pre converges far sooner in short trainings.
     """
 
-    def __init__(self, d_model: int, order: NormOrder, dropout: float) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.is_pre = order == "pre"
-        self.norm = nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout)
+        self.is_pre = config.norm == "pre"
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = Dropout(config.dropout)
 
     def pre_norm(self, x_BTD: Tensor) -> Tensor:
         """Return the input of the unit."""
@@ -45,22 +80,15 @@ class Residual(nn.Module):
 class MultiHeadAttention(nn.Module):
     """LayerNorm(Concat(h_1 … h_H) E^O D^O + Q) (Cahyawijaya 2021, eq. 3.2 and 3.3)."""
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        projection: ProjectionConfig,
-        kernel: Kernel,
-        residual: Residual,
-    ) -> None:
+    def __init__(self, config: LayerConfig, kernel: Kernel) -> None:
         super().__init__()
-        self.n_heads = n_heads
-        self.query = projection.build(d_model, d_model)
-        self.key = projection.build(d_model, d_model)
-        self.value = projection.build(d_model, d_model)
-        self.output = projection.build(d_model, d_model)
+        self.n_heads, D = config.n_heads, config.d_model
+        self.query = config.projection.build(D, D)
+        self.key = config.projection.build(D, D)
+        self.value = config.projection.build(D, D)
+        self.output = config.projection.build(D, D)
         self.kernel = kernel
-        self.residual = residual
+        self.residual = Residual(config)
 
     def split(self, x_BTD: Tensor) -> Tensor:
         """Split the heads: (B, T, D) to (B, H, T, K)."""
@@ -99,14 +127,12 @@ class MultiHeadAttention(nn.Module):
 class StateSpace(nn.Module):
     """A state-space model between two projections in place of attention (Gu 2022)."""
 
-    def __init__(
-        self, d_model: int, projection: ProjectionConfig, kernel: S4D, residual: Residual
-    ) -> None:
+    def __init__(self, config: LayerConfig, kernel: S4D) -> None:
         super().__init__()
-        self.value = projection.build(d_model, d_model)
-        self.output = projection.build(d_model, d_model)
+        self.value = config.projection.build(config.d_model, config.d_model)
+        self.output = config.projection.build(config.d_model, config.d_model)
         self.kernel = kernel
-        self.residual = residual
+        self.residual = Residual(config)
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Compute all positions at once."""
@@ -122,22 +148,26 @@ class StateSpace(nn.Module):
 SelfAttention = MultiHeadAttention | StateSpace
 
 
+def self_attention(
+    config: LayerConfig, attention: EncoderAttentionConfig, causal: bool = False
+) -> SelfAttention:
+    """Return multi-head attention with the kernel of a kind, or what that kind has in its place."""
+    d_head = config.d_model // config.n_heads
+    kernel = attention.build(config.n_heads, d_head, causal, config.dropout)
+    if isinstance(kernel, Kernel):
+        return MultiHeadAttention(config, kernel)
+    return StateSpace(config, kernel)
+
+
 class FeedForward(nn.Module):
     """LayerNorm(max(0, x E1 D1) E2 D2 + x) (Vaswani 2017, eq. 2; Cahyawijaya 2021, eq. 3.4)."""
 
-    def __init__(
-        self,
-        d_model: int,
-        d_inner: int,
-        projection: ProjectionConfig,
-        dropout: float,
-        residual: Residual,
-    ) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.inner = projection.build(d_model, d_inner)
-        self.outer = projection.build(d_inner, d_model)
-        self.dropout = Dropout(dropout)
-        self.residual = residual
+        self.inner = config.projection.build(config.d_model, config.d_inner)
+        self.outer = config.projection.build(config.d_inner, config.d_model)
+        self.dropout = Dropout(config.dropout)
+        self.residual = Residual(config)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
@@ -152,17 +182,14 @@ class Convolution(nn.Module):
     batch never change a result.
     """
 
-    def __init__(
-        self, d_model: int, kernel_size: int, projection: ProjectionConfig, residual: Residual
-    ) -> None:
+    def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__()
-        self.inner = projection.build(d_model, 2 * d_model)
-        self.depthwise = nn.Conv1d(
-            d_model, d_model, kernel_size, padding=kernel_size // 2, groups=d_model
-        )
-        self.norm = nn.LayerNorm(d_model)
-        self.outer = projection.build(d_model, d_model)
-        self.residual = residual
+        D = config.d_model
+        self.inner = config.projection.build(D, 2 * D)
+        self.depthwise = nn.Conv1d(D, D, width, padding=width // 2, groups=D)
+        self.norm = nn.LayerNorm(D)
+        self.outer = config.projection.build(D, D)
+        self.residual = Residual(config)
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, counts as zero."""
@@ -172,18 +199,15 @@ class Convolution(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, a convolution if the recipe has one, and feed-forward."""
+    """Self-attention, a convolution of a width in steps (None: without), and feed-forward."""
 
     def __init__(
-        self,
-        self_attention: SelfAttention,
-        convolution: Convolution | None,
-        feed_forward: FeedForward,
+        self, config: LayerConfig, attention: EncoderAttentionConfig, width: int | None
     ) -> None:
         super().__init__()
-        self.self_attention = self_attention
-        self.convolution = convolution
-        self.feed_forward = feed_forward
+        self.self_attention = self_attention(config, attention)
+        self.convolution = None if width is None else Convolution(config, width)
+        self.feed_forward = FeedForward(config)
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Map (B, S, D) to (B, S, D)."""
@@ -195,18 +219,14 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the encoder's output, and feed-forward."""
+    """Causal self-attention, attention to the encoder's output (always full), and feed-forward."""
 
-    def __init__(
-        self,
-        self_attention: SelfAttention,
-        cross_attention: MultiHeadAttention,
-        feed_forward: FeedForward,
-    ) -> None:
+    def __init__(self, config: LayerConfig, attention: DecoderAttentionConfig) -> None:
         super().__init__()
-        self.self_attention = self_attention
-        self.cross_attention = cross_attention
-        self.feed_forward = feed_forward
+        self.self_attention = self_attention(config, attention, causal=True)
+        full = FullAttention(causal=False, dropout=config.dropout)
+        self.cross_attention = MultiHeadAttention(config, full)
+        self.feed_forward = FeedForward(config)
 
     @property
     def attends_to_all_past(self) -> bool:

@@ -7,10 +7,10 @@ utterance, D d_model, V vocabulary.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from asr.model.attention import (
@@ -18,27 +18,13 @@ from asr.model.attention import (
     DecoderAttentionConfig,
     EncoderAttentionConfig,
     FullAttentionConfig,
-    Kernel,
     share_between_layers,
 )
 from asr.model.dropout import Dropout
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import FrontendConfig, VggConfig, padding_mask
-from asr.model.layers import (
-    Convolution,
-    DecoderLayer,
-    EncoderLayer,
-    FeedForward,
-    MultiHeadAttention,
-    NormOrder,
-    Residual,
-    SelfAttention,
-    StateSpace,
-)
-from asr.model.projection import LowRankConfig, ProjectionConfig
+from asr.model.layers import DecoderLayer, EncoderLayer, LayerConfig
 from asr.schema import FrozenModel, Size
-
-Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class EncoderConfig(FrozenModel):
@@ -68,36 +54,18 @@ class DecoderConfig(FrozenModel):
     attention: DecoderAttentionConfig = FullAttentionConfig()
 
 
-class ModelConfig(FrozenModel):
+class ModelConfig(LayerConfig):
     """Options of the network; the defaults are LRT (r = 100) of Cahyawijaya 2021, sec. 4.2.2.
 
-    `norm` is the order of layer normalization (see `Residual`); `ctc_weight` is the share of the
-    CTC loss in training (if above 0 the encoder has a CTC head); `ranks` are the ranks of the
-    modules that `asr compress` factorized, by name.
+    `ctc_weight` is the share of the CTC loss in training; above 0 the encoder has a CTC head.
+    `ranks` are the ranks of the modules that `asr compress` factorized, by name.
     """
 
-    d_model: Size = 512
-    d_inner: Size = 2048
-    n_heads: Size = 8
-    dropout: Probability = 0.1
-    norm: NormOrder = "post"
-    projection: ProjectionConfig = LowRankConfig(rank=100)
     frontend: FrontendConfig = VggConfig()
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
     ctc_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
     ranks: dict[str, Size] = Field(default={})
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> Self:
-        problems = [self.projection.problem(min(self.d_model, self.d_inner))]
-        if self.d_model % self.n_heads or self.d_model % 2:
-            problems.append(
-                f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"
-            )
-        if any(problems):
-            raise ValueError("; ".join(filter(None, problems)))
-        return self
 
     def build(self, n_freqs: int, vocab_size: int) -> "SpeechTransformer":
         """Return the network for features of `n_freqs` bins and `vocab_size` tokens.
@@ -107,42 +75,6 @@ class ModelConfig(FrozenModel):
         network = SpeechTransformer(self, n_freqs, vocab_size)
         apply_ranks(network, self.ranks)
         return network
-
-    def cross_attention(self) -> MultiHeadAttention:
-        """Return attention from the decoder to the encoder's output, always full."""
-        unit = self.self_attention(FullAttentionConfig())
-        assert isinstance(unit, MultiHeadAttention)
-        return unit
-
-    def self_attention(
-        self, attention: EncoderAttentionConfig, causal: bool = False
-    ) -> SelfAttention:
-        """Return multi-head attention, or the state-space layer in its place."""
-        d_head, residual = self.d_model // self.n_heads, self._residual()
-        kernel = attention.build(self.n_heads, d_head, causal, self.dropout)
-        if isinstance(kernel, Kernel):
-            return MultiHeadAttention(self.d_model, self.n_heads, self.projection, kernel, residual)
-        return StateSpace(self.d_model, self.projection, kernel, residual)
-
-    def convolution(self) -> Convolution | None:
-        """Return an encoder layer's convolution, None if the recipe has none."""
-        width = self.encoder.convolution
-        if width is None:
-            return None
-        return Convolution(self.d_model, width, self.projection, self._residual())
-
-    def feed_forward(self) -> FeedForward:
-        """Return a feed-forward unit."""
-        return FeedForward(
-            self.d_model, self.d_inner, self.projection, self.dropout, self._residual()
-        )
-
-    def last_norm(self) -> nn.Module:
-        """Return the last module of a stack: the sum of pre-norm layers is not normalized."""
-        return nn.LayerNorm(self.d_model) if self.norm == "pre" else nn.Identity()
-
-    def _residual(self) -> Residual:
-        return Residual(self.d_model, self.norm, self.dropout)
 
 
 def sinusoids(start: int, length: int, d_model: int, device: torch.device) -> Tensor:
@@ -163,11 +95,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            EncoderLayer(
-                config.self_attention(config.encoder.attention),
-                config.convolution(),
-                config.feed_forward(),
-            )
+            EncoderLayer(config, config.encoder.attention, config.encoder.convolution)
             for _ in range(config.encoder.n_layers)
         )
         share_between_layers(self.layers)
@@ -222,14 +150,8 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(vocab_size, config.d_model)
         nn.init.normal_(self.embed.weight, std=config.d_model**-0.5)
         self.dropout = Dropout(config.dropout)
-        attention = config.decoder.attention
         self.layers = nn.ModuleList(
-            DecoderLayer(
-                config.self_attention(attention, causal=True),
-                config.cross_attention(),
-                config.feed_forward(),
-            )
-            for _ in range(config.decoder.n_layers)
+            DecoderLayer(config, config.decoder.attention) for _ in range(config.decoder.n_layers)
         )
         self.norm = config.last_norm()
         self.output = nn.Linear(config.d_model, vocab_size)

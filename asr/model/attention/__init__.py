@@ -4,7 +4,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from asr.model.attention.full import AttentionConfig, Cache, FullAttentionConfig, Kernel
+from asr.model.attention.full import (
+    AttentionConfig,
+    Cache,
+    FullAttention,
+    FullAttentionConfig,
+    Kernel,
+)
 from asr.model.attention.linear import LinearAttentionConfig, PerformerConfig, follow_step
 from asr.model.attention.linformer import (
     ConvLinformerConfig,
@@ -18,7 +24,7 @@ from asr.model.attention.sliding_window import SlidingWindowConfig
 
 __all__ = [
     "S4D", "AttentionConfig", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig",
-    "FullAttentionConfig", "Kernel", "follow_step", "share_between_layers",
+    "FullAttention", "FullAttentionConfig", "Kernel", "follow_step", "share_between_layers",
 ]  # fmt: skip
 
 # Kinds that cannot be causal are absent from the decoder's union: no illegal model can be written.

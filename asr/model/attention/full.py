@@ -14,6 +14,7 @@ from asr.schema import FrozenModel
 
 # The state of a kernel in decoding, from the positions so far; every tensor has the rows first.
 Cache = tuple[Tensor, ...]
+Stepped = tuple[Tensor, Cache]  # the result of a step, and the next cache
 
 
 class Kernel(nn.Module):
@@ -30,9 +31,7 @@ class Kernel(nn.Module):
         """Attend to the keys where `mask_BS` is True; returns (B, H, T, K)."""
         raise NotImplementedError
 
-    def step(
-        self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
+    def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Compute one position after those in `cache` (empty at first); causal kinds only."""
         raise NotImplementedError
 
@@ -92,9 +91,7 @@ class FullAttention(Kernel):
         p = self.dropout if self.training else 0.0
         return attend(q_BHTK, k_BHSK, v_BHSK, mask, p, self.causal)
 
-    def step(
-        self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
+    def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Attend to the cache, all keys and values so far, and to this position."""
         if cache:
             k_BH1K = torch.cat((cache[0], k_BH1K), dim=2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import elu, pad
 
-from asr.model.attention.full import AttentionConfig, Cache, Kernel
+from asr.model.attention.full import AttentionConfig, Cache, Kernel, Stepped
 from asr.schema import Size
 
 _CHUNK = 64  # positions; one sum over all earlier chunks, the scores of one chunk at a time
@@ -75,9 +75,7 @@ def attend_by_features(q_BHTM: Tensor, k_BHSM: Tensor, v_BHSK: Tensor, causal: b
     return q_BHTM @ (k_BHSM.transpose(2, 3) @ v_BHSK) / (q_BHTM @ Z_BHM1).clamp(min=_LEAST)
 
 
-def step_by_features(
-    q_BH1M: Tensor, k_BH1M: Tensor, v_BH1K: Tensor, cache: Cache
-) -> tuple[Tensor, Cache]:
+def step_by_features(q_BH1M: Tensor, k_BH1M: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
     """Compute one position as a recurrent network (Katharopoulos 2020, sec. 3.4).
 
     The cache is the sum of k_jᵀ v_j with the sum of weights beside it, of constant size.
@@ -110,9 +108,7 @@ class LinearAttention(Kernel):
         k_BHSM = _fill_padding(_elu_plus_one(k_BHSK), mask_BS, 0.0)
         return attend_by_features(_elu_plus_one(q_BHTK), k_BHSM, v_BHSK, self.causal)
 
-    def step(
-        self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
+    def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Compute one position, with a cache of constant size."""
         return step_by_features(_elu_plus_one(q_BH1K), _elu_plus_one(k_BH1K), v_BH1K, cache)
 
@@ -177,9 +173,7 @@ class PerformerAttention(Kernel):
             k_BHSM.sub_(k_BHSM.detach().amax((2, 3), keepdim=True))
         return attend_by_features(self._queries(q_BHTK), k_BHSM.exp_(), v_BHSK, self.causal)
 
-    def step(
-        self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
+    def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Compute one position, with a cache of constant size."""
         return step_by_features(self._queries(q_BH1K), self.features(k_BH1K).exp(), v_BH1K, cache)
 

@@ -12,7 +12,7 @@ from pydantic import NonNegativeInt
 from torch import Tensor
 from torch.nn.functional import pad
 
-from asr.model.attention.full import AttentionConfig, Cache, Kernel, attend
+from asr.model.attention.full import AttentionConfig, Cache, Kernel, Stepped, attend
 from asr.schema import Size
 
 
@@ -88,9 +88,7 @@ class SlidingWindowAttention(Kernel):
             first = first & (index >= index_S[:G])
         return torch.cat((seen & ~is_global, first), 4)
 
-    def step(
-        self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
+    def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Attend to the cache: the global keys and values, and the latest within the window."""
         if cache:
             k_BH1K = torch.cat((cache[0], k_BH1K), 2)
