@@ -1,13 +1,11 @@
-"""A whole sequence to a class, by the same encoder (thesis 3.3.4 and chapter 5).
+"""The recognizer's encoder as a sequence classifier (Cahyawijaya 2021, 3.3.4 and chapter 5).
 
-Legend: B sequences, S places, [CLS] not counted, D d_model, C classes, V vocabulary, M places
-that are hidden, of all sequences together.
+Legend: B batch, S sequence length without [CLS], D d_model, C classes, V vocabulary, M masked
+positions of the whole batch.
 """
 
-from typing import Self
-
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -17,75 +15,63 @@ from asr.schema import FrozenModel, Size
 
 
 class ClassifierConfig(FrozenModel):
-    """Its shape: of `model` the sizes, the projections, the order of norms and the encoder.
-
-    With a `vocab_size` the places hold tokens, without one numbers.
-    """
+    """Of `model` only the encoder is used; without `vocab_size` the input is real numbers."""
 
     n_classes: int = Field(ge=2)
     vocab_size: Size | None = None
     model: ModelConfig
 
-    @model_validator(mode="after")
-    def _has_room(self) -> Self:
-        if self.model.encoder.longest == 1:
-            raise ValueError("model.encoder.attention.length 1 has room for [CLS] alone: make it 2")
-        return self
-
-    def build(self) -> "SequenceClassifier":
-        """The network, with fresh weights."""
-        return SequenceClassifier(self)
-
 
 class SequenceClassifier(nn.Module):
-    """[CLS] and a sequence through the encoder; what stands at [CLS] then tells the class.
+    """Classify a sequence by the encoder's output at a [CLS] in front (Devlin 2019, section 3).
 
-    `longest` is how many places fit beside [CLS], None where any number does.
+    `max_length` is the longest input without [CLS], None where the attention has no limit.
     """
 
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
-        self.config, D = config, config.model.d_model
-        self.embed: nn.Module = nn.Linear(1, D)
+        self.config, d_model = config, config.model.d_model
+        self.embed: nn.Module = nn.Linear(1, d_model)
         if config.vocab_size is not None:
-            self.embed = nn.Embedding(config.vocab_size, D)
+            self.embed = nn.Embedding(config.vocab_size, d_model)
             nn.init.normal_(self.embed.weight)
-            self.tokens = nn.Linear(D, config.vocab_size)
-        self.special = nn.Parameter(torch.randn(2, D))  # [CLS] and [MASK]
+            self.token_head = nn.Linear(d_model, config.vocab_size)
+        self.special = nn.Parameter(torch.randn(2, d_model))  # [CLS] and [MASK]
         self.encoder = Encoder(config.model)
-        self.classes = nn.Linear(D, config.n_classes)
+        self.class_head = nn.Linear(d_model, config.n_classes)
         longest = config.model.encoder.longest
-        self.longest = None if longest is None else longest - 1
+        self.max_length = None if longest is None else longest - 1
 
     def forward(self, x_BS: Tensor, mask_BS: Tensor) -> Tensor:
-        """Logits (B, C) of the classes; places where `mask_BS` is False are nobody's business.
+        """Return class logits (B, C); positions where `mask_BS` is False are padding.
 
-        Raises DataError for sequences that are longer than `longest`.
+        Raises DataError for sequences longer than `max_length`.
         """
-        return self.classes(self._encode(x_BS, mask_BS)[:, 0])
+        logits_BC: Tensor = self.class_head(self._encode(x_BS, mask_BS)[:, 0])
+        return logits_BC
 
-    def reconstruct(self, x_BS: Tensor, mask_BS: Tensor, hidden_BS: Tensor) -> Tensor:
-        """Logits (M, V) of the tokens where `hidden_BS`, which the encoder saw as [MASK]."""
-        return self.tokens(self._encode(x_BS, mask_BS, hidden_BS)[:, 1:][hidden_BS])
+    def reconstruct(self, x_BS: Tensor, mask_BS: Tensor, masked_BS: Tensor) -> Tensor:
+        """Return token logits (M, V) where `masked_BS`, whose inputs [MASK] replaces."""
+        y_BSD = self._encode(x_BS, mask_BS, masked_BS)[:, 1:]
+        logits_MV: Tensor = self.token_head(y_BSD[masked_BS])
+        return logits_MV
 
-    def _encode(self, x_BS: Tensor, mask_BS: Tensor, hidden_BS: Tensor | None = None) -> Tensor:
-        """(B, 1 + S, D), [CLS] in front."""
-        if self.longest is not None and x_BS.shape[1] > self.longest:
-            raise DataError(
-                f"a sequence of {x_BS.shape[1]} places and [CLS] is longer than "
-                f"model.encoder.attention.length {self.longest + 1}: cut it, or make that greater"
-            )
+    def _encode(self, x_BS: Tensor, mask_BS: Tensor, masked_BS: Tensor | None = None) -> Tensor:
+        """Return the encoder's output (B, 1 + S, D), [CLS] first."""
+        if self.max_length is not None and x_BS.shape[1] > self.max_length:
+            n = x_BS.shape[1]
+            raise DataError(f"{n} positions are too many: the model takes {self.max_length}")
         x_BSD = self.embed(x_BS if self.config.vocab_size is not None else x_BS[..., None])
-        if hidden_BS is not None:
-            x_BSD = torch.where(hidden_BS[..., None], self.special[1], x_BSD)
-        first_B1D = self.special[0].expand(len(x_BS), 1, -1)
-        return self.encoder(torch.cat((first_B1D, x_BSD), 1), pad(mask_BS, (1, 0), value=True))
+        if masked_BS is not None:
+            x_BSD = torch.where(masked_BS[..., None], self.special[1], x_BSD)
+        cls_B1D = self.special[0].expand(len(x_BS), 1, -1)
+        y_BSD: Tensor = self.encoder(
+            torch.cat((cls_B1D, x_BSD), 1), pad(mask_BS, (1, 0), value=True)
+        )
+        return y_BSD
 
 
 def sample_mask(mask_BS: Tensor, share: float) -> Tensor:
-    """(B, S), True for a `share` of the real places, drawn by torch's default generator.
-
-    Each sequence has one at least, so that none trains nothing.
-    """
+    """Return (B, S), True for a random `share` of the valid positions, at least one a sequence."""
     draws_BS = torch.rand(mask_BS.shape, device=mask_BS.device).masked_fill(~mask_BS, 2.0)
     return (draws_BS < share) | (mask_BS & (draws_BS == draws_BS.amin(1, keepdim=True)))

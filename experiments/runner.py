@@ -1,126 +1,168 @@
-"""What the scripts over the classifier share: a trainer, results that last, a last word."""
+"""What the experiments share: training, prediction, stored results and error messages."""
 
-import json
-import logging
 import sys
-import warnings
-from collections.abc import Callable
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import mean, stdev
 from tempfile import TemporaryFile
+from typing import Any
 
-import lightning as L
 import torch
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
+from tabulate import tabulate
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.clip_grad import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from asr.errors import AsrError, ConfigError
+from asr.model.frontend import padding_mask
+from asr.runtime.devices import choose_device
 from asr.runtime.files import write_atomically
+from experiments.classifier import SequenceClassifier
+
+Examples = Sequence[tuple[Tensor, int]]  # sequences (S,) and their classes
+Batch = tuple[Tensor, Tensor, Tensor]
+Loss = Callable[[SequenceClassifier, Tensor, Tensor, Tensor], Tensor]
+Row = dict[str, Any]
 
 err = Console(stderr=True, soft_wrap=True)
 
 
-class Task(L.LightningModule):
-    """AdamW at a rate that rises for a tenth of the steps, then falls to 0."""
+def batches(examples: Examples, size: int, shuffle: bool = False) -> DataLoader[Batch]:
+    """Yield sequences padded with 0 (B, S), their padding mask (B, S) and their classes (B,)."""
 
-    lr: float
+    def collate(part: Examples) -> Batch:
+        x_BS = pad_sequence([sequence for sequence, _ in part], batch_first=True)
+        mask_BS = padding_mask(torch.tensor([len(each) for each, _ in part]), x_BS.shape[1])
+        return x_BS, mask_BS, torch.tensor([label for _, label in part])
 
-    def configure_optimizers(self) -> tuple[list, list]:
-        """The rate moves with every step."""
-        adam = torch.optim.AdamW(self.parameters(), self.lr)
-        steps = int(self.trainer.estimated_stepping_batches)
-        rises = 1 + steps // 10
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            adam, lambda step: min((step + 1) / rises, 1 - step / (steps + 1))
-        )
-        return [adam], [{"scheduler": schedule, "interval": "step"}]
+    return DataLoader(examples, size, shuffle=shuffle, collate_fn=collate)  # type: ignore[arg-type]
 
 
-class _Bar(L.Callback):
-    """Moves a bar by a step."""
-
-    def __init__(self, progress: Progress, what: str) -> None:
-        self.progress, self.id = progress, progress.add_task(what, total=None)
-
-    def on_train_start(self, trainer: L.Trainer, *_: object) -> None:
-        """The number of steps is known."""
-        self.progress.update(self.id, total=int(trainer.estimated_stepping_batches))
-
-    def on_train_batch_end(self, *_: object) -> None:
-        """A step is done."""
-        self.progress.advance(self.id)
+def class_loss(model: SequenceClassifier, x_BS: Tensor, mask_BS: Tensor, y_B: Tensor) -> Tensor:
+    """Return the cross-entropy of the classes."""
+    return cross_entropy(model(x_BS, mask_BS), y_B)
 
 
-def fit(
-    what: str, task: Task, epochs: int, train: DataLoader, validation: DataLoader | None = None
-) -> torch.device:
-    """Train under a bar named `what`; returns where."""
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        trainer = L.Trainer(
-            max_epochs=epochs, callbacks=[_Bar(progress, what)], logger=False, devices=1,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            gradient_clip_val=1.0, num_sanity_val_steps=0,
-        )  # fmt: skip
-        try:
-            trainer.fit(task, train, validation)
-        except SystemExit:  # what Lightning makes of Ctrl-C
-            raise KeyboardInterrupt from None
-    return trainer.strategy.root_device
+def train(
+    model: SequenceClassifier, examples: Examples, epochs: int, batch_size: int, lr: float,
+    loss_of: Loss = class_loss,
+) -> Iterator[float]:  # fmt: skip
+    """Train with AdamW (Loshchilov and Hutter 2019); yield the mean loss of each epoch.
+
+    The learning rate rises linearly to `lr` in a tenth of the steps, then falls linearly to 0.
+    """
+    device, loader = choose_device("auto"), batches(examples, batch_size, shuffle=True)
+    optimizer = torch.optim.AdamW(model.to(device).parameters(), lr)
+    n_steps = epochs * len(loader)
+    n_warmup = 1 + n_steps // 10
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / n_warmup, 1 - step / (n_steps + 1))
+    )
+    bar = track(range(epochs), console=err, transient=True, disable=not err.is_terminal)
+    for _ in bar:
+        model.train()
+        losses = []
+        for batch in loader:
+            loss = loss_of(model, *(tensor.to(device) for tensor in batch))
+            optimizer.zero_grad()
+            loss.backward()
+            clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        yield mean(losses)
+
+
+@torch.inference_mode()
+def predict(model: SequenceClassifier, examples: Examples, batch_size: int) -> Tensor:
+    """Return the probabilities (examples, C) of the classes, on the CPU."""
+    device = choose_device("auto")
+    model.to(device).eval()
+    loader = batches(examples, batch_size)
+    logits = [model(x_BS.to(device), mask_BS.to(device)).cpu() for x_BS, mask_BS, _ in loader]
+    return torch.cat(logits).softmax(-1)
+
+
+class _Stored(BaseModel):
+    settings: Row
+    rows: list[Row]
 
 
 class Results:
-    """results.json: a run's settings, and `rows`, which are not measured twice.
+    """results.json: a run's settings and the rows that it has measured.
 
-    Raises ConfigError where the file is of other settings or damaged, or its folder not writable.
+    Raises ConfigError if the file has other settings or is damaged, or its folder not writable.
     """
 
-    def __init__(self, path: Path, settings: dict) -> None:
-        self.path, self.settings, self.rows = path, settings, list[dict]()
-        try:  # now, rather than after the first training
-            path.parent.mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=path.parent).close()
-        except OSError as error:
-            raise ConfigError(
-                f"--out {path.parent}: cannot be written ({error.strerror}): give another folder"
-            ) from error
-        if not path.exists():
-            return
+    def __init__(self, path: Path, settings: Row) -> None:
+        self.path, self.stored = path, _Stored(settings=settings, rows=[])
         try:
-            found = json.loads(path.read_text())
-            its, self.rows = found["settings"], [dict(row) for row in found["rows"]]
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"{path}: no results that can be read: give another --out, or move it away"
-            ) from error
-        if its != settings:
-            raise ConfigError(f"{path}: is of other settings: give another --out, or move it away")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=path.parent).close()  # fails now, not after the first training
+            if path.exists():
+                self.stored = _Stored.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            why = error.strerror if isinstance(error, OSError) else "damaged"
+            raise ConfigError(f"{path}: cannot be used ({why}): give another --out") from error
+        if self.stored.settings != settings:
+            raise ConfigError(f"{path}: has other settings: give another --out")
 
-    def __contains__(self, names: dict) -> bool:
-        """Is there a row that has all of these?"""
-        return any(names.items() <= row.items() for row in self.rows)
+    def complete(self, cases: list[Row], measure: Callable[..., Row]) -> None:
+        """Measure each case that has no row yet as `measure(**case)`, and write its row."""
+        for case in cases:
+            if not any(case.items() <= row.items() for row in self.stored.rows):
+                row = {**case, **measure(**case)}
+                self.stored.rows.append(row)
+                text = self.stored.model_dump_json()
+                write_atomically(self.path, partial(Path.write_text, data=text))
+                err.print(", ".join(f"{key} {value}" for key, value in row.items()))
 
-    def add(self, row: dict) -> None:
-        """What is killed now goes on behind this row."""
-        self.rows.append(row)
-        text = json.dumps({"settings": self.settings, "rows": self.rows})
-        write_atomically(self.path, lambda temporary: temporary.write_text(text))
+    def table(self, columns: dict[str, str], thesis: dict[str, str], head: str) -> str:
+        """Return a Markdown table of each model's mean and sample standard deviation.
+
+        `columns` maps headings to the rows' keys; `head` heads the last column, `thesis`.
+        """
+        lines = []
+        for model, printed in thesis.items():
+            rows = [row for row in self.stored.rows if row["model"] == model]
+            values = [[row[key] for row in rows] for key in columns.values()]
+            lines.append([model, *map(_mean_and_deviation, values), printed])
+        heads = ["model", *columns, head]
+        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+
+
+def _mean_and_deviation(values: list[float]) -> str:
+    deviation = stdev(values) if len(values) > 1 else 0
+    return f"{mean(values):.2f}" + (f" ± {deviation:.2f}" if deviation else "")
+
+
+def whole_number(minimum: int) -> Callable[[str], int]:
+    """Return the parser of an option's number; the maximum is sentencepiece's and NumPy's."""
+
+    def number(text: str) -> int:
+        if not minimum <= int(text) < 1 << 31:
+            raise ArgumentTypeError(f"{text}: give a number from {minimum} to {(1 << 31) - 1}")
+        return int(text)
+
+    return number
 
 
 def start(name: str, main: Callable[[], None]) -> None:
-    """Run a script's `main`; what is wrong is one sentence."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning|torch")
+    """Run a script's `main`; print an error as one sentence and exit."""
     try:
-        main()
+        return main()
     except AsrError as error:
-        err.print(f"{name}: {error}", markup=False, highlight=False)
-        sys.exit(error.exit_code)
+        message, code = str(error), error.exit_code
     except OSError as error:
-        what = f"{error.filename or 'disk'}: {error.strerror or error}"
-        err.print(
-            f"{name}: {what}: mend that; the same command goes on", markup=False, highlight=False
-        )
-        sys.exit(1)
+        message, code = f"{error.filename or 'disk'}: {error.strerror or error}", 1
     except KeyboardInterrupt:
-        err.print(f"{name}: interrupted; the same command goes on")
-        sys.exit(130)
+        message, code = "interrupted; the same command continues", 130
+    err.print(f"{name}: {message}", markup=False, highlight=False)
+    sys.exit(code)

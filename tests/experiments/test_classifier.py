@@ -1,4 +1,4 @@
-"""The sequence classifier: padding, what is hidden, lengths, and that it learns."""
+"""The sequence classifier: padding, masked positions, lengths, and that it learns."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def build(attention: str, vocab_size: int | None, n_classes: int = 3) -> Sequenc
         "encoder": {"n_layers": 2, "attention": ATTENTIONS[attention]},
     }  # fmt: skip
     values = {"n_classes": n_classes, "vocab_size": vocab_size, "model": model}
-    return ClassifierConfig.model_validate(values).build()
+    return SequenceClassifier(ClassifierConfig.model_validate(values))
 
 
 def draw(vocab_size: int | None, *shape: int) -> torch.Tensor:
@@ -30,7 +30,9 @@ def draw(vocab_size: int | None, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("vocab_size", [9, None], ids=["tokens", "numbers"])
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_padding_and_batch_mates_change_nothing(attention: str, vocab_size: int | None) -> None:
+def test_padding_and_the_rest_of_the_batch_are_ignored(
+    attention: str, vocab_size: int | None
+) -> None:
     model = build(attention, vocab_size).eval()
     x_BS = draw(vocab_size, 3, 11)
     lengths = (4, 11, 7)
@@ -44,39 +46,39 @@ def test_padding_and_batch_mates_change_nothing(attention: str, vocab_size: int 
     assert (model(changed_BS, mask_BS) - together_BC).abs().amin(1).gt(1e-5).all()
 
 
-def test_what_is_hidden_is_not_seen_and_what_is_not_is() -> None:
+def test_masked_positions_are_not_seen_and_others_are() -> None:
     model = build("linformer", 9).eval()
     x_BS, mask_BS = draw(9, 2, 8), torch.ones(2, 8, dtype=torch.bool)
-    hidden_BS = torch.zeros_like(mask_BS)
-    hidden_BS[0, 2] = hidden_BS[1, 5] = True
-    logits_MV = model.reconstruct(x_BS, mask_BS, hidden_BS)
+    masked_BS = torch.zeros_like(mask_BS)
+    masked_BS[0, 2] = masked_BS[1, 5] = True
+    logits_MV = model.reconstruct(x_BS, mask_BS, masked_BS)
     assert logits_MV.shape == (2, 9)
-    other_BS = torch.where(hidden_BS, (x_BS + 1) % 9, x_BS)
-    torch.testing.assert_close(model.reconstruct(other_BS, mask_BS, hidden_BS), logits_MV)
-    other_BS = torch.where(hidden_BS.roll(1, 1), (x_BS + 1) % 9, x_BS)
-    assert not torch.allclose(model.reconstruct(other_BS, mask_BS, hidden_BS), logits_MV)
+    other_BS = torch.where(masked_BS, (x_BS + 1) % 9, x_BS)
+    torch.testing.assert_close(model.reconstruct(other_BS, mask_BS, masked_BS), logits_MV)
+    other_BS = torch.where(masked_BS.roll(1, 1), (x_BS + 1) % 9, x_BS)
+    assert not torch.allclose(model.reconstruct(other_BS, mask_BS, masked_BS), logits_MV)
 
 
-def test_hidden_places_are_a_share_of_the_real_ones_and_one_of_each_sequence() -> None:
+def test_masked_positions_are_a_share_of_the_valid_ones_and_one_of_each_sequence() -> None:
     torch.manual_seed(0)
     mask_BS = torch.arange(2000) < torch.tensor([2000, 1000, 3])[:, None]
-    hidden_BS = sample_mask(mask_BS, 0.15)
-    assert not (hidden_BS & ~mask_BS).any()
-    shares = hidden_BS.sum(1) / mask_BS.sum(1)
+    masked_BS = sample_mask(mask_BS, 0.15)
+    assert not (masked_BS & ~mask_BS).any()
+    shares = masked_BS.sum(1) / mask_BS.sum(1)
     assert 0.12 < shares[0] < 0.18 and 0.11 < shares[1] < 0.19
     assert sample_mask(mask_BS, 0.0).sum(1).tolist() == [1, 1, 1]
 
 
-def test_what_is_longer_than_linformer_reads_is_refused() -> None:
+def test_too_long_sequences_are_refused() -> None:
     model = build("linformer", None)
-    assert model.longest == 11 and build("full", None).longest is None
-    with pytest.raises(DataError, match=r"12 places .* longer than model.encoder.attention.length"):
+    assert model.max_length == 11 and build("full", None).max_length is None
+    with pytest.raises(DataError, match="12 positions are too many: the model takes 11"):
         model(torch.rand(1, 12), torch.ones(1, 12, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_it_learns_what_stands_far_from_cls(attention: str) -> None:
-    """The class is the token of the last place."""
+def test_it_learns_the_token_farthest_from_cls(attention: str) -> None:
+    """The class is the token at the last position."""
     model = build(attention, 3).train()
     adam = torch.optim.Adam(model.parameters(), 3e-3)
     mask_BS = torch.ones(32, 11, dtype=torch.bool)
