@@ -1,4 +1,4 @@
-"""Beam search against brute force over all sequences, CTC prefix scores against all paths."""
+"""Compare beam search with brute force over all sequences, CTC prefix scores with all paths."""
 
 import itertools
 import math
@@ -13,9 +13,21 @@ from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
 from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
+from asr.decoding.request import Request
 from asr.decoding.scorers import JointScorer
 from asr.tokenizer import EOS
-from tests.helpers import LETTERS, Table, V, all_texts, attention_logp, ctc_logp, search
+from tests.helpers import (
+    LETTERS,
+    WORD_COUNTS,
+    Table,
+    TableState,
+    V,
+    all_texts,
+    attention_logp,
+    ctc_logp,
+    search,
+    step_of,
+)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -64,20 +76,20 @@ def test_joint_search_equals_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_only_ctc_hears_is_a_candidate(seed: int) -> None:
+def test_what_only_ctc_finds_is_a_candidate(seed: int) -> None:
     """Of 60 tokens a beam of 2 looks at 16; the best may be among the decoder's last."""
     n, share, generator = 60, 0.5, torch.Generator().manual_seed(seed)
     decoder_V = (torch.randn(n, generator=generator) * 3).log_softmax(-1)
-    heard = int(decoder_V[4:].argmin()) + 4
-    logp_SV = (torch.randn(2, n, generator=generator) * 0.1).index_fill(1, torch.tensor(heard), 20)
+    token = int(decoder_V[4:].argmin()) + 4
+    logp_SV = (torch.randn(2, n, generator=generator) * 0.1).index_fill(1, torch.tensor(token), 20)
     logp_SV = logp_SV.log_softmax(-1)
     ctc = CtcPrefixScorer(logp_SV[None], torch.tensor([2]), 2)
-    models = JointScorer(lambda tokens, _: decoder_V.expand(*tokens.shape, n), None, ctc)
+    scorer = JointScorer(lambda tokens, _: decoder_V.expand(*tokens.shape, n), None, ctc)
     config = DecodingOptions(beam_size=2, ctc_weight=share)
-    (found,) = BeamSearch(config, torch.zeros(n))(models, torch.tensor([2]))
-    both_ways = 2 * math.exp(logp_SV[0, heard] + logp_SV[0, BLANK])  # the other frame is blank
-    twice = math.exp(2 * logp_SV[0, heard])
-    assert found[0].tokens == (heard,)
+    (found,) = BeamSearch(config, torch.zeros(n))(scorer, torch.tensor([2]))
+    both_ways = 2 * math.exp(logp_SV[0, token] + logp_SV[0, BLANK])  # the other frame is blank
+    twice = math.exp(2 * logp_SV[0, token])
+    assert found[0].tokens == (token,)
     assert found[0].ctc_log_prob == pytest.approx(math.log(both_ways + twice), abs=1e-4)
 
 
@@ -85,7 +97,7 @@ def test_what_only_ctc_hears_is_a_candidate(seed: int) -> None:
 @settings(max_examples=25, deadline=None)
 def test_ctc_prefix_scores_are_sums_over_all_paths(seed: int, text: list[int]) -> None:
     logp_SV = torch.randn(4, V, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
-    padded = torch.cat((logp_SV, torch.randn(3, V)))  # frames beyond the end say nothing
+    padded = torch.cat((logp_SV, torch.randn(3, V)))  # padding is ignored
     scorer = CtcPrefixScorer(padded[None], torch.tensor([4]), 1)
     for token in text[:-1]:
         scorer.advance(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[token]]))
@@ -116,7 +128,7 @@ def test_a_beam_of_one_is_greedy() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=9), st.integers(1, 5), st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_result_does_not_depend_on_its_batch_mates(seeds, beam, data) -> None:
+def test_a_result_does_not_depend_on_the_rest_of_its_batch(seeds, beam, data) -> None:
     limits = [data.draw(st.integers(0, 7)) for _ in seeds]
     config = DecodingOptions(beam_size=beam, gamma=0.1)
     together = search(Table(seeds), limits, config)
@@ -137,7 +149,7 @@ def test_a_wider_beam_never_finds_a_worse_text_here() -> None:
 
 
 class Stutter(Table):
-    """Says the same phrase for ever."""
+    """A language that repeats one phrase without end."""
 
     def __init__(self, phrase: tuple[int, ...]) -> None:
         super().__init__([0])
@@ -163,3 +175,49 @@ def test_texts_are_never_longer_than_the_audio_allows() -> None:
     assert isinstance(found[0], Hypothesis)
     assert found[0].tokens == (4, 5, 6, 4, 5)
     assert found[0].ended == "length"
+
+
+class Cancelling(Stutter):
+    """An endless language whose requests are cancelled while a step is computed."""
+
+    def __init__(self, requests: list[Request], steps: list[int]) -> None:
+        super().__init__((4, 5, 6))
+        self.seeds, self.requests, self.steps = list(range(len(requests))), requests, steps
+
+    def logp(self, seed: int, prefix: tuple[int, ...]) -> Tensor:
+        if len(prefix) == self.steps[seed]:
+            self.requests[seed].is_cancelled = True
+        return super().logp(seed, prefix)
+
+
+def test_a_cancelled_request_ends_within_a_step_and_steps_are_counted() -> None:
+    requests, limit = [Request() for _ in range(3)], 12
+    table = Cancelling(requests, steps=[0, 5, 99])
+    scorer = JointScorer(step_of(table), TableState(table, 2), None)
+    beam_search = BeamSearch(DecodingOptions(beam_size=2), WORD_COUNTS)
+    found = beam_search(scorer, torch.full((3,), limit), requests)
+    assert [request.n_steps for request in requests] == [1, 6, limit + 1]
+    assert [request.is_cancelled for request in requests] == [True, True, False]
+    assert [nbest[0].ended for nbest in found] == ["no_speech", "no_speech", "length"]
+    alone = search(Stutter((4, 5, 6)), [limit], DecodingOptions(beam_size=2))[0]
+    assert found[2][0].tokens == alone[0].tokens
+
+
+def test_a_cancelled_request_keeps_the_hypotheses_that_have_ended() -> None:
+    class Ending(Table):
+        """A language whose texts may end at once, but more likely continue."""
+
+        def logp(self, seed: int, prefix: tuple[int, ...]) -> Tensor:
+            logits = torch.full((V,), -9.0)
+            logits[4], logits[EOS] = 0.0, -0.1
+            if len(prefix) == 2:
+                request.is_cancelled = True
+            return logits.log_softmax(-1)
+
+    request, table = Request(), Ending([0])
+    scorer = JointScorer(step_of(table), TableState(table, 4), None)
+    options = DecodingOptions(beam_size=4, gamma=8.0)
+    (found,) = BeamSearch(options, WORD_COUNTS)(scorer, torch.tensor([50]), [request])
+    assert request.n_steps == 3
+    assert sorted(h.tokens for h in found) == [(), (4,), (4, 4)]
+    assert all(h.ended == "eos" for h in found)

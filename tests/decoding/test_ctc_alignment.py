@@ -1,4 +1,4 @@
-"""The alignment against all alignments there are, counted out on a tiny vocabulary."""
+"""Compare the alignment with all alignments of a tiny vocabulary."""
 
 from itertools import groupby, product
 
@@ -12,7 +12,7 @@ VOCAB = 4
 
 
 def every_path(steps: int, labels: list[int]) -> list[tuple[int, ...]]:
-    """All rows of frames that CTC reads as these labels."""
+    """List the CTC paths of these labels."""
     return [
         path
         for path in product(range(VOCAB), repeat=steps)
@@ -21,7 +21,7 @@ def every_path(steps: int, labels: list[int]) -> list[tuple[int, ...]]:
 
 
 def spans_of(path: tuple[int, ...]) -> list[list[int]]:
-    """Start and end of each run of one token."""
+    """List the start and end of each run of one token."""
     spans, at = [], 0
     for token, run in groupby(path):
         length = len(list(run))

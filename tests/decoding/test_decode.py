@@ -1,4 +1,4 @@
-"""CTC decoding and rescoring against sums over all paths; parts, confidences, silence, mates."""
+"""Compare CTC decoding and rescoring with sums over all paths; check scores and silence."""
 
 import math
 import random
@@ -46,8 +46,8 @@ def head(seed: int, steps: int = 4) -> torch.Tensor:
 
 def ctc_beam(logp_SV: torch.Tensor, config: DecodingOptions) -> list[Hypothesis]:
     steps = torch.tensor([len(logp_SV)])
-    models = JointScorer(None, None, CtcPrefixScorer(logp_SV[None], steps, config.beam_size))
-    return BeamSearch(config, WORD_COUNTS)(models, steps)[0]
+    scorer = JointScorer(None, None, CtcPrefixScorer(logp_SV[None], steps, config.beam_size))
+    return BeamSearch(config, WORD_COUNTS)(scorer, steps)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -68,7 +68,7 @@ def test_the_ctc_prefix_beam_equals_brute_force_over_all_paths(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(6))
 def test_greedy_ctc_is_the_likeliest_path_collapsed(seed: int) -> None:
     logp_BSV = torch.stack((head(seed, 5), head(seed + 100, 5)))
-    steps = torch.tensor([5, 3])  # of the second, the last two frames say nothing
+    steps = torch.tensor([5, 3])  # the last two frames of the second are padding
     found = greedy_texts(logp_BSV, steps, DecodingOptions(gamma=0.1), WORD_COUNTS)
     for h, logp_SV, n in zip(found, logp_BSV, steps.tolist(), strict=True):
         text, peaks, last = [], [], BLANK
@@ -93,10 +93,7 @@ def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
     first = ctc_beam(logp_SV, config.first_pass)
     assert len(first) == 6
 
-    class WithMask(TableState):
-        mask_BS = torch.ones(1, 4)
-
-    (found,) = rescore(step_of(table), WithMask(table, 6), [first], config, torch.device("cpu"))
+    (found,) = rescore(step_of(table), TableState(table, 6), [first], config, torch.device("cpu"))
     expected = {
         h.tokens: (1 - share) * attention_logp(table, seed, h.tokens)
         + share * ctc_logp(logp_SV, h.tokens)
@@ -144,7 +141,7 @@ def threads(n: int):
 def test_texts_and_scores_depend_on_nothing_but_the_utterance(
     method, beam, share, with_lm, frames, padding, seed
 ) -> None:
-    """Alone by the trained decoder, in company by its fast form, on one thread or two."""
+    """Compare the trained decoder alone with its fast form in a batch, on one thread or two."""
     model, fast = tiny_model(seed=seed % 7), tiny_model(seed=seed % 7)
     fast.decoder = for_inference(fast.decoder)
     generator = torch.Generator().manual_seed(seed)
@@ -153,7 +150,7 @@ def test_texts_and_scores_depend_on_nothing_but_the_utterance(
         method=method, beam_size=beam, ctc_weight=share, n_best=3,
         confidence_threshold=0.4 * (seed % 2),
     )  # fmt: skip
-    lm = NGram.build(BIGRAMS, V) if with_lm else None
+    lm = NGram(BIGRAMS, V) if with_lm else None
     if lm:
         config = config.model_copy(update={"lm_weight": 0.5})
     alone = [texts_of(model, [f], config, lm=lm)[0] for f in feats]
@@ -172,14 +169,14 @@ def test_what_needs_a_ctc_head_is_refused_without_one(change) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_where_ctc_hears_no_token_there_is_no_speech(method) -> None:
+def test_where_ctc_finds_no_token_there_is_no_speech(method) -> None:
     model, feats = tiny_model(), [torch.randn(20, 8), torch.randn(12, 8)]
     assert all(n[0].ended != "no_speech" for n in texts_of(model, feats, DecodingOptions()))
     model.ctc_head.bias.data[BLANK] += 30.0
     found = texts_of(model, feats, DecodingOptions(method=method))
     assert [(n[0].tokens, n[0].ended, len(n)) for n in found] == [((), "no_speech", 1)] * 2
-    heard = texts_of(model, feats, DecodingOptions(method=method, speech_threshold=0.0))
-    assert all(n[0].ended != "no_speech" for n in heard)
+    spoken = texts_of(model, feats, DecodingOptions(method=method, speech_threshold=0.0))
+    assert all(n[0].ended != "no_speech" for n in spoken)
 
 
 @pytest.mark.parametrize("method", METHODS)
