@@ -1,4 +1,4 @@
-"""Text to tokens and back, and the one normalisation."""
+"""Text to tokens and back, and the one normalization."""
 
 import pytest
 from hypothesis import given
@@ -21,12 +21,12 @@ TEXTS = ["今天 天气 很 好", "打开 ＷＩＦＩ 和 wifi", "三 点 go ho
         ("", ""),
     ],
 )
-def test_normalisation(text: str, expected: str) -> None:
+def test_normalization(text: str, expected: str) -> None:
     assert normalize_text(text) == expected
 
 
 @given(st.text())
-def test_normalising_twice_changes_nothing(text: str) -> None:
+def test_normalizing_twice_changes_nothing(text: str) -> None:
     assert normalize_text(normalize_text(text)) == normalize_text(text)
 
 
@@ -43,13 +43,13 @@ def test_a_character_vocabulary_is_every_character_and_the_special_tokens() -> N
     assert counts[:4] == [0, 0, 0, 0] and set(counts[4:]) == {1}
 
 
-def test_an_unknown_character_is_one_unknown_token_and_silent_in_text() -> None:
+def test_an_unknown_character_is_one_unknown_token_without_text() -> None:
     tokenizer = Tokenizer.train(TEXTS, TokenizerConfig())
     assert tokenizer.encode("今龘天").count(UNK) == 1
     assert tokenizer.decode(tokenizer.encode("今龘天")) == "今天"
 
 
-def test_word_pieces_count_words() -> None:
+def test_longer_tokens_count_words() -> None:
     lines = ["HELLO WORLD", "HELLO THERE", "OTHER WORLD"] * 5
     tokenizer = Tokenizer.train(lines, TokenizerConfig(kind="bpe", vocab_size=30))
     counts = tokenizer.word_counts()
@@ -65,8 +65,8 @@ def test_training_is_deterministic_and_survives_bytes() -> None:
     )
 
 
-def test_what_cannot_be_learnt_or_read_is_said() -> None:
-    with pytest.raises(DataError, match="nothing to tokenise"):
+def test_what_cannot_be_learned_or_read_is_an_error() -> None:
+    with pytest.raises(DataError, match="nothing to tokenize"):
         Tokenizer.train(["", "  "], TokenizerConfig())
     with pytest.raises(DataError, match="vocab_size 5000"):
         Tokenizer.train(TEXTS, TokenizerConfig(kind="bpe", vocab_size=5000))

@@ -1,4 +1,4 @@
-"""What is wrong in a manifest is told by its line."""
+"""Errors in a manifest are reported with their lines, and a manifest runs no command."""
 
 import contextlib
 import gzip
@@ -14,7 +14,7 @@ from asr.errors import DataError
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda lines: [*lines[:3], b'{"id": ', *lines[3:]], r"at line 4: "),
         (lambda lines: [b'{"id": "a", "type": "MonoCut"}', *lines[1:], b"[]"], r"at line 1, 9: "),
@@ -24,13 +24,15 @@ from asr.errors import DataError
     ],
     ids=["json", "key", "gbk", "bom", "duplicate"],
 )
-def test_a_broken_manifest_is_told_by_line(tones: Path, tmp_path: Path, change, told: str) -> None:
+def test_a_broken_manifest_is_reported_by_line(
+    tones: Path, tmp_path: Path, change, message: str
+) -> None:
     lines = gzip.decompress((tones / "dev.jsonl.gz").read_bytes()).splitlines()
     broken = tmp_path / "broken.jsonl"
     broken.write_bytes(b"\r\n".join(lines))
     assert len(load_cuts(broken)) == len(lines) == 8
     broken.write_bytes(b"\n".join(change(lines)))
-    with pytest.raises(DataError, match=rf"broken\.jsonl: .*{told}"):
+    with pytest.raises(DataError, match=rf"broken\.jsonl: .*{message}"):
         load_cuts(broken)
 
 
@@ -59,8 +61,8 @@ def test_a_manifest_runs_no_command(tones: Path, tmp_path: Path, change: dict, m
     cut = load_manifest(tones / "dev.jsonl.gz")[0]
     wav, stain = cut.recording.sources[0].source, tmp_path / "stain"
     text = json.dumps(cut.to_dict()["recording"] | change)
-    token_texts = text.replace("{stain}", str(stain)).replace("{wav}", str(wav))
-    cut.recording = Recording.from_dict(json.loads(token_texts))
+    filled = text.replace("{stain}", str(stain)).replace("{wav}", str(wav))
+    cut.recording = Recording.from_dict(json.loads(filled))
     with contextlib.suppress(AudioLoadingError):
         cut.load_audio()  # what lhotse does with it
     assert stain.exists()

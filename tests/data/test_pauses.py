@@ -1,4 +1,4 @@
-"""Pauses and noise around training utterances: nothing said is lost, chance is repeatable."""
+"""Pauses and noise around training utterances: no utterance is lost, draws are repeatable."""
 
 from pathlib import Path
 from random import Random
@@ -17,7 +17,7 @@ from asr.data.pauses import augment_with_pauses, with_noise
 from asr.data.sampling import plan_epoch
 from asr.train.datamodule import SpeechDataModule
 from asr.train.run import train
-from tests.helpers import RATE, tones_recipe
+from tests.helpers import RATE, read_card, tones_recipe
 
 PAUSES = PausesConfig(
     padded=0.4, joined=0.3, noise=0.1, most_seconds=0.5, joined_seconds=4, from_epoch=1
@@ -29,7 +29,7 @@ def cuts(tones: Path) -> CutSet:
     return load_cuts(tones / "train.jsonl.gz")
 
 
-def test_every_utterance_is_heard_or_gives_its_place_to_noise(cuts: CutSet) -> None:
+def test_every_utterance_is_kept_or_replaced_by_noise(cuts: CutSet) -> None:
     texts = {cut.id: text_of(cut) for cut in cuts}
     found = list(augment_with_pauses(cuts, PAUSES, Random(1)))
     parts = [s.recording_id for cut in found for s in cut.supervisions]
@@ -64,7 +64,7 @@ def test_a_cut_has_its_utterances_in_its_wave_and_quiet_noise_between(cuts: CutS
     assert gaps > 20
 
 
-def test_what_is_not_changed_sounds_as_it_is(cuts: CutSet) -> None:
+def test_unchanged_cuts_get_no_noise(cuts: CutSet) -> None:
     none = PausesConfig(padded=0, joined=0, noise=0)
     for cut in augment_with_pauses(cuts.subset(first=5), none, Random(1)):
         wave = read_wave(cut, RATE)
@@ -82,22 +82,18 @@ def test_noise_alone_can_be_read_at_any_rate_once_lhotse_has_planned_it(cuts: Cu
 
 def waves_of(config: Config, epoch: int) -> list[torch.Tensor]:
     corpus = SpeechDataModule(config)
-    return [
-        with_noise(read_wave(cut, RATE), RATE, cut)
-        for batch in corpus.plan(epoch)[:6] for cut in batch
-    ]  # fmt: skip
+    cuts = (cut for batch in corpus.plan(epoch)[:6] for cut in batch)
+    return [with_noise(read_wave(cut, RATE), RATE, cut) for cut in cuts]
 
 
-def test_an_epoch_is_the_same_each_time_and_another_is_another(tones: Path) -> None:
+def test_an_epoch_is_repeatable_and_epochs_differ(tones: Path) -> None:
     config = Config.model_validate(tones_recipe(tones, augment={"pauses": PAUSES.model_dump()}))
     first, again, other = (waves_of(config, epoch) for epoch in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert sorted(map(len, first)) != sorted(map(len, other))
 
 
-def test_the_first_epochs_are_as_they_are_and_the_run_knows_how_long_the_others_are(
-    tones: Path,
-) -> None:
+def test_pauses_begin_at_their_epoch_and_the_run_knows_its_steps(tones: Path) -> None:
     pauses = {**PAUSES.model_dump(), "noise": 0, "joined": 0, "from_epoch": 3}
     values = tones_recipe(tones, augment={"pauses": pauses}, training={"epochs": 5})
     corpus = SpeechDataModule(Config.model_validate(values))
@@ -122,7 +118,7 @@ def test_cuts_of_shards_are_read_within_their_pauses(cuts: CutSet, tmp_path: Pat
 
 
 @pytest.mark.parametrize("n", [1, 2, 100, RATE])
-def test_noise_has_a_loudness_of_one_and_is_of_many_kinds(n: int) -> None:
+def test_noise_has_an_rms_of_one_and_many_spectra(n: int) -> None:
     waves = [noise(n, RATE, np.random.default_rng(seed)) for seed in range(50)]
     again = noise(n, RATE, np.random.default_rng(0))
     assert torch.equal(waves[0], again)
@@ -135,7 +131,7 @@ def test_noise_has_a_loudness_of_one_and_is_of_many_kinds(n: int) -> None:
     assert min(changes) < 0.15 and max(changes) > 0.45
 
 
-def test_texts_that_are_empty_can_be_learnt_and_the_bundle_knows_its_lengths(
+def test_empty_texts_can_be_learned_and_the_bundle_knows_its_lengths(
     tones: Path, tmp_path: Path
 ) -> None:
     pauses = {"padded": 0.1, "joined": 0, "noise": 0.9, "most_seconds": 3, "from_epoch": 1}
@@ -144,7 +140,7 @@ def test_texts_that_are_empty_can_be_learnt_and_the_bundle_knows_its_lengths(
     folder = train(config, tmp_path / "run")
     bundle = Bundle.load(folder)
     assert all(p.isfinite().all() for p in bundle.model.parameters())
-    assert "| steps skipped as not finite | 0 |" in (folder / "README.md").read_text("utf-8")
+    assert "| steps skipped as not finite | 0 |" in read_card(folder)
     durations = [cut.duration for batch in SpeechDataModule(config).plan(0) for cut in batch]
     found = bundle.config.decoding.chunk_seconds
     assert found is not None and found > 1

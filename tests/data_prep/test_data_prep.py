@@ -1,4 +1,4 @@
-"""Corpora on disk become cuts: the synthetic demo, AISHELL-1's shape, and what is bad in them."""
+"""Corpora on disk become cuts: the synthetic demo, AISHELL-1's layout, and bad recordings."""
 
 import gzip
 import io
@@ -29,7 +29,7 @@ def read_cuts(out: Path) -> dict[str, list[dict]]:
     return cuts
 
 
-def said(out: Path) -> dict[str, set[tuple[str, str, str, float]]]:
+def supervisions(out: Path) -> dict[str, set[tuple[str, str, str, float]]]:
     return {
         split: {
             (c["id"], s["text"], s["speaker"], round(c["duration"], 4))
@@ -65,24 +65,24 @@ def test_demo_is_the_same_in_any_number_of_processes(spoken, tmp_path):
     demo.prepare(tmp_path, jobs=3, **SMALL)
     assert len(wavs(spoken)) == sum(SMALL.values())
     assert wavs(tmp_path) == wavs(spoken)
-    assert said(tmp_path) == said(spoken)
+    assert supervisions(tmp_path) == supervisions(spoken)
 
 
-def test_demo_resumes_and_keeps_what_was_finished(spoken, tmp_path):
+def test_demo_resumes_and_keeps_finished_recordings(spoken, tmp_path):
     shutil.copytree(spoken / "wav", tmp_path / "wav")
     finished = sorted(tmp_path.glob("wav/train/*/*.wav"))
     stamps = {path: path.stat().st_mtime_ns for path in finished[1::2]}
     for path in finished[::2]:
-        path.rename(path.with_suffix(".partial"))  # as a kill leaves them: never half a .wav
+        path.rename(path.with_suffix(".partial"))  # as a killed run leaves them
         path.with_suffix(".partial").write_bytes(b"RIFF")
     demo.prepare(tmp_path, jobs=2, **SMALL)
     assert wavs(tmp_path) == wavs(spoken)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_a_process_that_dies_is_told(tmp_path, monkeypatch):
+def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "_takes", lambda plan: [signal.SIGKILL])
-    monkeypatch.setattr(demo, "_speak_apart", signal.raise_signal)
+    monkeypatch.setattr(demo, "_synthesize_in_fork", signal.raise_signal)
     with pytest.raises(AsrError, match="fewer --jobs"):
         demo.prepare(tmp_path, jobs=1)
 
@@ -110,16 +110,16 @@ def test_demo_sounds_like_16_khz_speech_of_its_voice(spoken):
     assert json.loads((spoken / "report.json").read_text())["synthetic"] is True
 
 
-def test_demo_voices_and_texts_are_heard():
-    def say(voice: str, text: str) -> np.ndarray:
-        return demo._synthesise(demo.Line(text, voice, 280, 50, 50, (0.03, 0.03), -24.0))[0]
+def test_demo_voices_and_texts_are_audible():
+    def speak(voice: str, text: str) -> np.ndarray:
+        return demo._synthesize(demo.Line(text, voice, 280, 50, 50, (0.03, 0.03), -24.0))[0]
 
     def pitch(wave_N: np.ndarray) -> float:
-        alike = np.correlate(wave_N, wave_N, "full")[len(wave_N) - 1 :]
-        return 22050 / (60 + alike[60:330].argmax())
+        autocorrelation = np.correlate(wave_N, wave_N, "full")[len(wave_N) - 1 :]
+        return 22050 / (60 + autocorrelation[60:330].argmax())
 
-    assert pitch(say("f2", "妈")) > 1.3 * pitch(say("m3", "妈"))
-    assert len(say("f2", "请打开客厅的灯")) > 2 * len(say("f2", "打开"))
+    assert pitch(speak("f2", "妈")) > 1.3 * pitch(speak("m3", "妈"))
+    assert len(speak("f2", "请打开客厅的灯")) > 2 * len(speak("f2", "打开"))
 
 
 def test_demo_test_split_is_unseen():
@@ -145,12 +145,12 @@ def test_demo_seed_changes_the_sentences():
 
 
 @pytest.mark.parametrize(
-    ("number", "spelt"),
+    ("number", "text"),
     [(1, "一"), (10, "十"), (12, "十二"), (20, "二十"), (59, "五十九"), (100, "一百"),
      (105, "一百零五"), (110, "一百一十"), (119, "一百一十九"), (999, "九百九十九")],
 )  # fmt: skip
-def test_numbers_are_spelt_as_said(number, token_texts):
-    assert demo._hanzi(number) == token_texts
+def test_numbers_are_written_as_spoken(number, text):
+    assert demo._hanzi(number) == text
 
 
 # --- bad recordings -------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_cuts_load_in_lhotse_with_the_samples_of_the_file(tmp_path):
 
 def test_a_corpus_of_bad_recordings_only_replaces_nothing(tmp_path):
     good = Utterance("a", tone(tmp_path / "a.wav"), "好", "A")
-    bad = Utterance("b", tmp_path / "gone.wav", "好", "A")
+    bad = Utterance("b", tmp_path / "absent.wav", "好", "A")
     write_corpus({"train": [good]}, tmp_path / "out", corpus="mine")
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
     with pytest.raises(DataError, match="missing"):
@@ -264,9 +264,9 @@ def test_aishell_tree_archive_and_half_extracted_tree_give_the_same(tmp_path):
     corpora = {"tree": tree, "parent": tree.parent, "tgz": archive, "apart": half, "half": half}
     for name, corpus in corpora.items():
         reports[name] = aishell1.prepare(corpus, tmp_path / name)
-        assert said(tmp_path / name) == said(tmp_path / "tree")
+        assert supervisions(tmp_path / name) == supervisions(tmp_path / "tree")
         assert reports[name] == reports["tree"]
-    (line,) = said(tmp_path / "tree")["test"]
+    (line,) = supervisions(tmp_path / "tree")["test"]
     assert line[:3] == ("BAC009S0764W0001", "今天第五句AB", "S0764")
     assert reports["tree"].left_out == {"no_transcript": 1, "no_recording": 1}
     assert {s: (r.utterances, r.speakers) for s, r in reports["tree"].splits.items()} == {
@@ -274,7 +274,7 @@ def test_aishell_tree_archive_and_half_extracted_tree_give_the_same(tmp_path):
     }  # fmt: skip
 
 
-def test_aishell_transcript_faults_are_counted(tmp_path):
+def test_aishell_transcript_errors_are_counted(tmp_path):
     tree = make_tree(tmp_path)
     keys = list(TEXTS)
     content = [
@@ -293,7 +293,7 @@ def test_aishell_transcript_faults_are_counted(tmp_path):
         ("BAC009S0724W0009", "dev", "no_transcript"),
     }  # fmt: skip
     assert "aishell_transcript_v0.8.txt:4\t" in (tmp_path / "out/left_out.tsv").read_text()
-    assert {text for _, text, _, _ in said(tmp_path / "out")["train"]} == {"你好"}
+    assert {text for _, text, _, _ in supervisions(tmp_path / "out")["train"]} == {"你好"}
     assert report.splits["train"].utterances == 1
 
 
@@ -312,11 +312,11 @@ def test_aishell_extraction_resumes_where_it_was_cut(tmp_path):
     aishell1.prepare(archive, out)
     assert kept and {path: path.stat().st_mtime_ns for path in kept} == kept
     aishell1.prepare(tmp_path / "corpus", tmp_path / "tree")
-    assert said(out) == said(tmp_path / "tree")
+    assert supervisions(out) == supervisions(tmp_path / "tree")
     # A finished extraction does not need the archive's content again.
     archive.write_bytes(bytes(size))
     aishell1.prepare(archive, out)
-    assert said(out) == said(tmp_path / "tree")
+    assert supervisions(out) == supervisions(tmp_path / "tree")
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
@@ -351,7 +351,7 @@ def test_hostile_archive_is_refused_by_name(tmp_path, hostile):
 
 
 def test_aishell_archive_of_too_many_files_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(aishell1, "MOST_MEMBERS", 3)
+    monkeypatch.setattr(aishell1, "MAX_MEMBERS", 3)
     archive = pack(make_tree(tmp_path / "corpus"), tmp_path / "data_aishell.tgz")
     with pytest.raises(DataError, match="holds more than 3 files"):
         aishell1.prepare(archive, tmp_path / "out")
@@ -365,11 +365,11 @@ def test_aishell_names_differ_in_case_only(tmp_path, capsys):
     shutil.copy(folder / f"{second}.wav", folder / f"{second}.Wav")
     report = aishell1.prepare(tree, tmp_path / "out")
     assert left_out(tmp_path / "out") >= {(second, "train", "duplicate_id")}
-    assert {key for key, *_ in said(tmp_path / "out")["train"]} >= {first, second}
+    assert {key for key, *_ in supervisions(tmp_path / "out")["train"]} >= {first, second}
     assert report.splits["train"].utterances == 3
     assert "train utterances: 3, published 120,098; warning" in capsys.readouterr().err
 
 
 def test_aishell_elsewhere_is_one_sentence(tmp_path):
-    with pytest.raises(DataError, match=r"is not AISHELL-1; give the folder"):
+    with pytest.raises(DataError, match=r"is not AISHELL-1: give the folder"):
         aishell1.prepare(tmp_path, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""HKUST's shape becomes cuts: one side of a call each, with what was said and what was not."""
+"""HKUST's layout becomes cuts of one side of a call, and what cannot be used is listed."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import soundfile as sf
 
 from asr.data.manifest import load_cuts, read_wave
 from asr.errors import AudioError, DataError
-from data_prep import hkust, manifest
+from data_prep import hkust, probe
 from tests.helpers import run_cli
 
 RATE = 8000
@@ -99,7 +99,7 @@ def test_cuts_are_one_side_of_a_call(tmp_path: Path, coding: str) -> None:
         (9, "好，。“a”·…[好] don't 'a' a_b", "好a好 don't a ab"),
     ],
 )
-def test_each_rule_of_normalisation(rule: int, line: str, expected: str) -> None:
+def test_each_rule_of_normalization(rule: int, line: str, expected: str) -> None:
     pattern, replacement = hkust.RULES[rule - 1]
     assert pattern.sub(replacement, line) == expected
 
@@ -116,11 +116,11 @@ def test_each_rule_of_normalisation(rule: int, line: str, expected: str) -> None
         (" . ", ""),
     ],
 )
-def test_what_is_left_is_what_was_said(line: str, expected: str) -> None:
+def test_normalized_lines_are_the_words(line: str, expected: str) -> None:
     assert hkust.normalize(line) == expected
 
 
-def test_what_cannot_be_used_is_counted_with_its_place(tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_counted_with_its_line(tmp_path: Path) -> None:
     root = write_corpus(tmp_path / "in")
     head = "# x\n1.0 2.0 A: 好\n1 2 没有\n5.5 6.5 A: 太晚\n2.001 2.002 A: 短\n2.5 2.1 B: 反\n"
     tail = "3 4 A: {cough}\n3 4.01 A: 一 B: 二\n# 20040509_101010_A1_B2\n4 5 A: 谁\n"
@@ -131,9 +131,9 @@ def test_what_cannot_be_used_is_counted_with_its_place(tmp_path: Path) -> None:
                          sides=speech()[:, :1])  # fmt: skip
     cut, _ = write_call(root, "dev", "20040508_1_A1_B2", ["1 2 A: 一 B: 二"])
     cut.write_bytes(cut.read_bytes()[:60_000])
-    _, is_cancelled = write_call(root, "train", "20040510_1_A1_B2", ["1 2 A: 好"])
-    is_cancelled.unlink()
-    again = is_cancelled.parent / "copy" / f"{CALLS['train'][0]}.txt"
+    _, removed = write_call(root, "train", "20040510_1_A1_B2", ["1 2 A: 好"])
+    removed.unlink()
+    again = removed.parent / "copy" / f"{CALLS['train'][0]}.txt"
     again.parent.mkdir()
     again.write_bytes(b"1 2 A: a")
     (root / "LDC2005T32" / "loop").symlink_to(root)
@@ -156,7 +156,7 @@ def test_what_cannot_be_used_is_counted_with_its_place(tmp_path: Path) -> None:
     assert len(kept) == 9 + 2
 
 
-def test_test_calls_keep_the_lines_that_train_calls_lose(tmp_path: Path) -> None:
+def test_lines_of_two_segments_stay_in_test_calls(tmp_path: Path) -> None:
     root = write_corpus(tmp_path)
     write_call(root, "dev", CALLS["dev"][0], ["1 2 A: 一 B: 二"])
     hkust.prepare(root, tmp_path / "out", jobs=1)
@@ -164,7 +164,7 @@ def test_test_calls_keep_the_lines_that_train_calls_lose(tmp_path: Path) -> None
     assert cut.supervisions[0].text == "一B二"
 
 
-def test_shorten_is_told_with_its_mend(tmp_path: Path) -> None:
+def test_shorten_is_reported_with_its_fix(tmp_path: Path) -> None:
     root = write_corpus(tmp_path)
     for path in root.rglob("*.sph"):
         content = path.read_bytes()
@@ -172,7 +172,7 @@ def test_shorten_is_told_with_its_mend(tmp_path: Path) -> None:
         head = content[:1024].replace(b"sample_coding -s4 alaw", coding)[:1024]
         path.write_bytes(head + content[1024:])
     with pytest.raises(AudioError, match="sph2pipe"):
-        manifest.probe(next(root.rglob("*.sph")))
+        probe.probe(next(root.rglob("*.sph")))
     with pytest.raises(DataError, match=r"shorten_compressed.*sph2pipe"):
         hkust.prepare(root, tmp_path / "out", jobs=1)
 
@@ -198,7 +198,7 @@ def test_a_call_is_opened_once(tmp_path: Path, monkeypatch) -> None:
     write_call(tmp_path, "train", CALLS["train"][0], lines)
     write_call(tmp_path, "dev", CALLS["dev"][0], lines[:1])
     opened, info = [], sf.info
-    monkeypatch.setattr(manifest.sf, "info", lambda p, **k: opened.append(p) or info(p, **k))
+    monkeypatch.setattr(probe.sf, "info", lambda p, **k: opened.append(p) or info(p, **k))
     hkust.prepare(tmp_path, tmp_path / "out", jobs=1)
     # Once a split: the train call's first utterances are dev.
     assert len(opened) == 3
