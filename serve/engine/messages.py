@@ -57,11 +57,11 @@ class BatchDone:
 
 @dataclass(frozen=True)
 class Partial:
-    """The text that follows the partial texts so far, and the seconds of audio that are done."""
+    """The text that follows the partial texts so far, and the fraction of the recording done."""
 
     id: int
     delta: str
-    seconds: float
+    progress: float
 
 
 @dataclass(frozen=True)

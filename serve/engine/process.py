@@ -217,7 +217,9 @@ class Engine:
             return
         delta = result.text.removeprefix(job.sent) if result.text.startswith(job.sent) else ""
         job.sent += delta
-        self._send(messages.Partial(job.asked.id, delta, result.segments[-1].end))
+        read = job.recording.recording
+        progress = min(1.0, read.fraction * result.segments[-1].end / read.seconds)
+        self._send(messages.Partial(job.asked.id, delta, progress))
 
     def _finish(self, job: Job) -> None:
         """Send the result of a job that is done."""

@@ -1,4 +1,4 @@
-// Runs in the audio thread: what the microphone hears, as 16-bit mono, a tenth of a second a time.
+// Runs in the audio thread: the microphone as 16-bit mono, in blocks of a tenth of a second.
 
 class Capture extends AudioWorkletProcessor {
   constructor() {

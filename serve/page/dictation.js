@@ -1,14 +1,13 @@
-// Speaking into the microphone with text while one speaks. What was said is never lost: where live
-// text fails, recording goes on, and the whole of it is sent as a file afterwards.
+// Dictation into the microphone with live text. No audio is lost: if live text fails, recording
+// continues, and the whole recording is sent as a file afterwards.
 
 import { Microphone } from "./microphone.js";
 import { Live } from "./service.js";
 
 export class Dictation {
   /**
-   * `on` has level(peak, seconds), partial(text), final(segment, nbest), failed(reason),
-   * stopped(file) and done(heard): when all text is there, or with null where the file has to be
-   * sent.
+   * `on` has level(peak, seconds), partial(text), final(segment), failed(reason), stopped(file) and
+   * done(end): with the session's text and duration, or with null if the file has to be sent.
    */
   constructor(on) {
     this.on = on;
@@ -21,17 +20,17 @@ export class Dictation {
       this.live?.send(samples);
       this.on?.level(peak, microphone.seconds);
     });
-    if (!this.on) return microphone.close(); // given up meanwhile
+    if (!this.on) return microphone.close(); // cancelled meanwhile
     this.microphone = microphone;
     this.live = new Live(microphone.sampleRate, model, {
       partial: (text) => this.on?.partial(text),
-      final: (segment, nbest) => this.on?.final(segment, nbest),
-      end: (heard) => this.on?.done(heard),
+      final: (segment) => this.on?.final(segment),
+      end: (end) => this.on?.done(end),
       failed: (reason) => this.fail(reason),
     });
   }
 
-  /** Recording ends; the texts that are still missing follow. */
+  /** Ends recording; the rest of the text follows. */
   async stop() {
     const { microphone } = this;
     if (!microphone) return;
@@ -42,7 +41,7 @@ export class Dictation {
     await microphone.close();
   }
 
-  /** Recording ends, and nothing follows. */
+  /** Ends recording; no text follows. */
   cancel() {
     this.on = null;
     this.live?.close();

@@ -1,18 +1,19 @@
-// What happens when: a recording comes from a file or the microphone, its text from the service.
+// The page's parts together: recordings come from files or the microphone, text from the service.
 
 import { Dictation } from "./dictation.js";
-import { FORMATS, clock, tidy } from "./formats.js";
+import { FORMATS, clock } from "./files.js";
+import { t, translate } from "./i18n.js";
 import { Player } from "./player.js";
 import { key, models, transcribe } from "./service.js";
 import { Transcript } from "./transcript.js";
 
 const $ = (id) => document.getElementById(id);
 
-let recording = null; // its file, whose name downloads take
-let result = null; // what is shown, and downloaded
-let request = null; // the AbortController of the one that is under way
+const items = []; // {file, state, text, progress, result, error, row}: the queue, in order
+let shown = null; // the item whose text is on the page
+let request = null; // the AbortController of the running one
 let dictation = null; // from the microphone's opening to the last text
-let retry = () => {}; // what a key is wanted for
+let sentence = []; // the status, as arguments of `t`
 
 const transcript = new Transcript(
   { list: $("segments"), partial: $("partial"), nbest: $("nbest") },
@@ -26,69 +27,112 @@ const player = new Player(
   (seconds) => transcript.mark(seconds),
 );
 
-function say(status, cancellable = false) {
-  $("status").textContent = status;
-  $("cancel").hidden = !cancellable;
+function say(...words) {
+  sentence = words;
+  $("status").textContent = words.length ? t(...words) : "";
 }
 
-function complain(error, again = () => {}) {
-  say("");
+function complain(error) {
+  say();
   $("error").textContent = error.message;
   $("error").hidden = false;
   $("unlock").hidden = error.status !== 401;
-  retry = again;
   if (error.status === 401) $("key").focus();
 }
 
-/** What was under way is given up, what was shown goes. */
-function clear() {
+// --- The queue. ---
+
+function add(files, state = "waiting") {
+  const added = [...files].map((file) => ({ file, state, text: "", progress: 0 }));
+  for (const item of added) {
+    const [row, button, name, label] = ["li", "button", "span", "span"].map((tag) => document.createElement(tag));
+    [button.type, name.className, label.className] = ["button", "file-name", "state"];
+    name.textContent = button.title = item.file.name;
+    button.append(name, label);
+    button.addEventListener("click", () => show(item));
+    row.append(button);
+    $("queue").append(row);
+    items.push(Object.assign(item, { row: { button, label } }));
+    set(item, {});
+  }
+  $("queue").hidden = items.length < 2;
+  return added;
+}
+
+/** Transcribes what waits, one recording after the other. */
+async function run() {
+  if (request) return;
+  request = new AbortController();
+  for (let item; (item = items.find(({ state }) => state === "waiting")); ) {
+    set(item, { state: "running", text: "", progress: 0, error: null });
+    try {
+      const result = await transcribe(item.file, $("model").value, request.signal, (delta, progress) =>
+        set(item, { text: item.text + delta, progress }),
+      );
+      set(item, { state: "done", result });
+    } catch (error) {
+      if (error.name === "AbortError") break;
+      set(item, { state: "failed", error });
+      if (error.status === 401) break;
+    }
+  }
+  request = null;
+  if (shown) draw();
+}
+
+function cancel() {
   request?.abort();
   dictation?.cancel();
-  request = dictation = recording = result = null;
-  $("error").hidden = $("unlock").hidden = $("player").hidden = $("result").hidden = true;
-  $("take").hidden = $("how").hidden = true;
-  $("heard").textContent = "";
-  transcript.clear();
-  player.stop();
-  say("");
-  showRecording(false);
-}
-
-function show(found) {
-  result = found;
-  $("result").hidden = false;
-  $("warnings").textContent = (found.warnings ?? []).join(" ");
-  $("warnings").hidden = !found.warnings?.length;
-}
-
-/** No more text will come. */
-function conclude() {
-  if (!result.text) transcript.addNothing();
-  transcript.addReadings(result.nbest);
-  $("take").hidden = $("how").hidden = false;
-  say(`${clock(result.duration)} of audio transcribed.`);
-}
-
-function keep(file) {
-  recording = file;
-  player.load(file);
-}
-
-async function hear(file) {
-  clear();
-  keep(file);
-  request = new AbortController();
-  const { signal } = request;
-  say("Transcribing…", true);
-  try {
-    const found = await transcribe(file, $("model").value, signal);
-    found.segments.forEach((segment) => transcript.add(segment));
-    show(found);
-    conclude();
-  } catch (error) {
-    if (error.name !== "AbortError") complain(error, () => hear(file));
+  dictation = null;
+  for (const item of items) {
+    if (["waiting", "running"].includes(item.state)) set(item, { state: "cancelled" });
   }
 }
+
+function set(item, changes) {
+  Object.assign(item, changes);
+  const { state, progress, result, row } = item;
+  const labels = { running: `${Math.round(100 * progress)} %`, done: result && clock(result.duration) };
+  row.label.textContent = labels[state] ?? t(state);
+  if (item === shown) draw("state" in changes);
+}
+
+// --- The shown item. ---
+
+function show(item) {
+  if (item !== shown) player.load(item.file);
+  shown = item;
+  for (const { row } of items) row.button.setAttribute("aria-current", row === item.row);
+  draw();
+}
+
+/** Draws the shown item: all of it, or only how far it is. */
+function draw(whole = true) {
+  const { file, state, text, progress, result, error } = shown;
+  const running = state === "running";
+  if (whole) {
+    transcript.clear();
+    result?.segments.forEach((segment) => transcript.add(segment));
+    if (result && !result.text) transcript.addNothing();
+    transcript.addHypotheses(result?.segments[0]?.nbest ?? []);
+    $("take").hidden = $("how").hidden = !result;
+    $("warnings").textContent = (result?.warnings ?? []).join(" ");
+    $("warnings").hidden = !result?.warnings?.length;
+    $("error").hidden = $("unlock").hidden = true;
+  }
+  if (running) transcript.guess(text);
+  $("result").hidden = !result && !(running && text);
+  $("progress").hidden = !running;
+  if (progress) $("progress").value = progress;
+  else $("progress").removeAttribute("value");
+  $("cancel").hidden = !request && !running;
+  if (state === "failed") complain(error);
+  else if (running) say(...(dictation ? ["Finishing…"] : ["Transcribing {0}…", file.name]));
+  else if (state === "done") say("{0} of audio transcribed.", clock(result.duration));
+  else say(state === "cancelled" ? "Cancelled." : state);
+}
+
+// --- The microphone. ---
 
 function showRecording(running) {
   $("recording").hidden = !running;
@@ -96,7 +140,15 @@ function showRecording(running) {
 }
 
 async function dictate() {
-  clear();
+  cancel();
+  shown = null;
+  for (const id of ["error", "unlock", "player", "result", "take", "how", "progress", "cancel"]) $(id).hidden = true;
+  $("spoken").textContent = "";
+  transcript.clear();
+  player.stop();
+  say();
+  const segments = [];
+  let item;
   dictation = new Dictation({
     level: (peak, seconds) => {
       $("level").value = peak;
@@ -106,18 +158,26 @@ async function dictate() {
       $("result").hidden = false;
       transcript.guess(text);
     },
-    final: add,
-    failed: (reason) => say(`${reason}. All is transcribed when you stop.`),
+    final: (segment) => {
+      segments.push(segment);
+      $("result").hidden = false;
+      transcript.guess("");
+      transcript.add(segment);
+      $("spoken").append(`${segment.text} `);
+    },
+    failed: (reason) => say("{0}. The whole recording is transcribed when you stop.", reason),
     stopped: (file) => {
       showRecording(false);
       $("record").focus();
-      keep(file);
-      say("Finishing…", true);
+      [item] = add([file], "running");
+      show(item);
+      segments.forEach((segment) => transcript.add(segment));
+      $("result").hidden = !segments.length;
     },
-    done: (heard) => {
-      if (!heard) return hear(recording);
-      show({ text: "", segments: [], nbest: [], ...result, duration: heard.duration });
-      conclude();
+    done: (end) => {
+      dictation = null;
+      set(item, end ? { state: "done", result: { ...end, segments } } : { state: "waiting" });
+      if (!end) run();
     },
   });
   try {
@@ -129,19 +189,7 @@ async function dictate() {
   }
 }
 
-/** A segment of live text. */
-function add(segment, nbest) {
-  const before = result ?? { text: "", segments: [] };
-  transcript.guess("");
-  transcript.add(segment);
-  $("heard").append(`${segment.text} `);
-  show({
-    text: tidy(`${before.text} ${segment.text}`),
-    duration: segment.end,
-    segments: [...before.segments, segment],
-    nbest: before.segments.length ? [] : nbest,
-  });
-}
+// --- Events. ---
 
 async function listModels() {
   try {
@@ -156,31 +204,46 @@ async function listModels() {
 function download(format) {
   const { type, write } = FORMATS[format];
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([write(result)], { type: `${type};charset=utf-8` }));
-  link.download = `${recording?.name.replace(/\.[^.]*$/, "") ?? "recording"}.${format}`;
+  link.href = URL.createObjectURL(new Blob([write(shown.result)], { type: `${type};charset=utf-8` }));
+  link.download = `${shown.file.name.replace(/\.[^.]*$/, "")}.${format}`;
   link.click();
   URL.revokeObjectURL(link.href);
 }
 
+function take(files) {
+  const [first] = add(files);
+  if (!request) show(first);
+  run();
+}
+
+function speak() {
+  translate();
+  const other = document.documentElement.lang === "en" ? ["zh", "中文"] : ["en", "English"];
+  const link = $("language");
+  [link.lang, link.textContent] = other;
+  link.hreflang = link.lang;
+  link.href = `#${link.lang}`;
+  for (const item of items) set(item, {});
+  player.show();
+  say(...sentence);
+  if (shown) draw();
+}
+
 $("choose").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", ({ target }) => {
-  const [file] = target.files;
+  const files = [...target.files];
   target.value = ""; // so that the same file can be chosen again
-  if (file) hear(file);
+  if (files.length) take(files);
 });
 $("record").addEventListener("click", dictate);
 $("stop").addEventListener("click", () => dictation.stop());
-$("cancel").addEventListener("click", () => {
-  request?.abort();
-  dictation?.cancel();
-  say("Cancelled.");
-});
+$("cancel").addEventListener("click", cancel);
 $("copy").addEventListener("click", async () => {
   try {
-    await navigator.clipboard.writeText(result.text);
+    await navigator.clipboard.writeText(shown.result.text);
     say("Copied.");
   } catch {
-    complain(new Error("The browser does not let this page copy: take the txt file instead."));
+    complain(new Error(t("The browser does not let this page copy: save the txt file instead.")));
   }
 });
 for (const button of document.querySelectorAll(".download")) {
@@ -190,12 +253,13 @@ $("unlock").addEventListener("submit", async (event) => {
   event.preventDefault();
   key.set($("key").value);
   $("unlock").hidden = $("error").hidden = true;
-  const again = retry;
   await listModels();
-  again();
+  for (const item of items) if (item.error?.status === 401) set(item, { state: "waiting", error: null });
+  run();
 });
+addEventListener("hashchange", speak);
 
-// A file that misses the marked place would otherwise replace the page.
+// A file that misses the target would otherwise replace the page.
 for (const event of ["dragover", "drop"]) {
   addEventListener(event, (dragged) => dragged.preventDefault());
 }
@@ -205,7 +269,8 @@ addEventListener("dragleave", ({ relatedTarget }) => {
 });
 addEventListener("drop", ({ dataTransfer }) => {
   $("drop").classList.remove("over");
-  if (dataTransfer.files.length && !$("drop").hidden) hear(dataTransfer.files[0]);
+  if (dataTransfer.files.length && !$("drop").hidden) take(dataTransfer.files);
 });
 
+speak();
 listModels();

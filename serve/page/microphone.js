@@ -1,4 +1,6 @@
-// The microphone as blocks of 16-bit PCM, and what was recorded as a WAV file.
+// The microphone as blocks of 16-bit PCM, and the recording as a WAV file.
+
+import { t } from "./i18n.js";
 
 const REASONS = {
   NotAllowedError: "The microphone is not allowed: permit it for this page and try again.",
@@ -10,15 +12,15 @@ export class Microphone {
   /** Opens the microphone; `onBlock` gets an Int16Array and its peak, 0 to 1. */
   static async open(onBlock) {
     if (!navigator.mediaDevices) {
-      throw new Error("Browsers lend the microphone to https and localhost only: choose a file.");
+      throw new Error(t("Browsers offer the microphone to https and localhost only: choose a file."));
     }
-    // What helps telephony (cancelling echo, noise, levels) takes from a recogniser's input.
+    // Processing for telephony (echo, noise, level) harms recognition.
     const plain = { echoCancellation: false, noiseSuppression: false, autoGainControl: false };
     let stream;
     try {
       stream = await navigator.mediaDevices.getUserMedia({ audio: plain });
     } catch (error) {
-      throw new Error(REASONS[error.name] ?? `The microphone cannot be opened: ${error.message}`);
+      throw new Error(t(REASONS[error.name] ?? "The microphone cannot be opened: {0}", error.message));
     }
     const context = new AudioContext();
     const microphone = new Microphone(stream, context);
@@ -26,7 +28,7 @@ export class Microphone {
       await context.audioWorklet.addModule(new URL("capture.js", import.meta.url));
     } catch (error) {
       await microphone.close();
-      throw new Error(`This browser cannot record: ${error.message}`);
+      throw new Error(t("This browser cannot record: {0}", error.message));
     }
     microphone.listen(onBlock);
     return microphone;
@@ -59,7 +61,7 @@ export class Microphone {
     await this.context.close();
   }
 
-  /** What was recorded so far. */
+  /** The recording so far. */
   file() {
     const size = 2 * this.blocks.reduce((total, block) => total + block.length, 0);
     const parts = [header(size, this.sampleRate), ...this.blocks];

@@ -1,6 +1,7 @@
-// Playback and the waveform: a slider whose ground is the recording.
+// Playback, with the waveform as a slider.
 
-import { clock } from "./formats.js";
+import { clock } from "./files.js";
+import { t } from "./i18n.js";
 
 const BAR = 3; // CSS pixels from bar to bar
 const DRAWN_RATE = 8000; // Hz: an hour is then held in 115 MB while it is measured
@@ -38,7 +39,7 @@ export class Player {
     this.section.hidden = false;
     this.draw();
     const current = this.audio.src;
-    const levels = await measure(file).catch(() => new Float32Array()); // plays without a picture
+    const levels = await measure(file).catch(() => new Float32Array()); // it plays without a waveform
     if (this.audio.src !== current) return;
     this.levels = levels;
     this.draw();
@@ -60,7 +61,7 @@ export class Player {
 
   show() {
     this.button.setAttribute("aria-pressed", String(!this.audio.paused));
-    this.button.setAttribute("aria-label", this.audio.paused ? "Play" : "Pause");
+    this.button.setAttribute("aria-label", t(this.audio.paused ? "Play" : "Pause"));
     this.draw();
     if (!this.audio.paused) requestAnimationFrame(() => this.show());
   }
@@ -87,7 +88,7 @@ export class Player {
     this.length.textContent = `${clock(currentTime)} / ${clock(this.seconds)}`;
     this.canvas.setAttribute("aria-valuemax", this.seconds.toFixed(1));
     this.canvas.setAttribute("aria-valuenow", currentTime.toFixed(1));
-    this.canvas.setAttribute("aria-valuetext", `${clock(currentTime)} of ${clock(this.seconds)}`);
+    this.canvas.setAttribute("aria-valuetext", t("{0} of {1}", clock(currentTime), clock(this.seconds)));
     this.paint(this.seconds ? currentTime / this.seconds : 0);
     this.onTime(currentTime);
   }
@@ -118,7 +119,7 @@ export class Player {
   }
 }
 
-/** The peaks of a recording, a few thousand at most, the loudest of them 1. */
+/** The peaks of a recording, a few thousand at most, scaled to 1. */
 async function measure(file) {
   const context = new OfflineAudioContext(1, 1, DRAWN_RATE);
   const wave = (await context.decodeAudioData(await file.arrayBuffer())).getChannelData(0);

@@ -1,4 +1,6 @@
-// Talks to the service over HTTP. The rest of the page sees its answers and its own sentences.
+// Requests to the service; its errors come with a sentence.
+
+import { t } from "./i18n.js";
 
 const at = (path) => new URL(path, document.baseURI);
 
@@ -14,33 +16,57 @@ export class ServiceError extends Error {
   }
 }
 
-/** The key in UTF-8, a character a byte, as headers and btoa take it. */
+/** The key in UTF-8, a character per byte, for headers and btoa. */
 const keyBytes = () => String.fromCharCode(...new TextEncoder().encode(key.get()));
 
 async function ask(path, options = {}) {
   const headers = key.get() ? { authorization: `Bearer ${keyBytes()}` } : {};
-  let reply;
-  try {
-    reply = await fetch(at(path), { ...options, headers });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ServiceError("The service cannot be reached: is it still running?");
-  }
+  const reply = await reached(fetch(at(path), { ...options, headers }));
+  if (reply.ok) return reply;
   const body = await reply.json().catch(() => null);
-  if (reply.ok && body) return body;
-  const reason = body?.error?.message ?? `the service answered ${reply.status} without a reason`;
+  const reason = body?.error?.message ?? t("the service answered {0} without a reason", reply.status);
   throw new ServiceError(reason, reply.status);
 }
 
-/** The names of the models that are served. */
-export const models = async () => (await ask("v1/models")).data.map((model) => model.id);
+/** The outcome of a network operation, with a sentence of ours where the connection fails. */
+async function reached(operation) {
+  try {
+    return await operation;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServiceError(t("The service cannot be reached: is it still running?"));
+  }
+}
 
-/** What a recording says: text, segments with their tokens, n best, duration, warnings. */
-export function transcribe(file, model, signal) {
+/** The names of the models that are served. */
+export const models = async () => {
+  const reply = await ask("v1/models");
+  return (await reply.json()).data.map((model) => model.id);
+};
+
+/**
+ * The transcript of a recording: text, segments with their words, subtitles and n best, duration,
+ * warnings. `onDelta` gets more text and the fraction of the recording that is done.
+ */
+export async function transcribe(file, model, signal, onDelta) {
   const body = new FormData();
   body.set("model", model);
   body.set("file", file, file.name);
-  return ask("v1/transcribe", { method: "POST", body, signal });
+  body.set("stream", "true");
+  const reply = await ask("v1/transcribe", { method: "POST", body, signal });
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let received = "";
+  for (;;) {
+    const { done, value } = await reached(reader.read());
+    if (done) throw new ServiceError(t("The service cannot be reached: is it still running?"));
+    const events = (received + value).split("\n\n");
+    received = events.pop();
+    for (const event of events.map((text) => JSON.parse(text.slice("data: ".length)))) {
+      if (event.error) throw new ServiceError(event.error.message);
+      if (event.type === "transcript.done") return event;
+      onDelta(event.delta, event.progress);
+    }
+  }
 }
 
 /** A WebSocket has no headers; the key goes as the name of a subprotocol. */
@@ -49,7 +75,7 @@ function protocols() {
   return ["lrt-asr", `bearer.${btoa(keyBytes()).replace(/[+/=]/g, (c) => ({ "+": "-", "/": "_" })[c] ?? "")}`];
 }
 
-/** A live session; `on` has partial(text), final(segment, nbest), end({duration}), failed(reason). */
+/** A live session; `on` has partial(text), final(segment), end({text, duration}), failed(reason). */
 export class Live {
   constructor(sampleRate, model, on) {
     this.on = on;
@@ -61,20 +87,20 @@ export class Live {
       for (const message of this.waiting.splice(0)) this.socket.send(message);
     };
     this.socket.onmessage = ({ data }) => this.receive(JSON.parse(data));
-    this.socket.onclose = () => this.close("the live connection was lost");
+    this.socket.onclose = () => this.close(t("the live connection was lost"));
   }
 
   receive(message) {
     if (message.error) this.close(message.error.message);
     if (message.type === "partial") this.on?.partial(message.text);
-    if (message.type === "final") this.on?.final(message.segment, message.nbest);
+    if (message.type === "final") this.on?.final(message.segment);
     if (message.type === "end") {
       this.on?.end(message);
       this.close();
     }
   }
 
-  /** Nothing more is sent or told, but the reason if there is one. */
+  /** Ends the session, with the reason of a failure if there is one. */
   close(reason) {
     const on = this.on;
     this.on = null;

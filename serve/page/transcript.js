@@ -1,6 +1,7 @@
-// The text on the page: segments with their times, words that play, the n best.
+// The text on the page: segments with their times, words that play, the n best hypotheses.
 
-import { clock, words } from "./formats.js";
+import { clock } from "./files.js";
+import { t } from "./i18n.js";
 
 const UNSURE = 0.5; // a word of less confidence is marked
 
@@ -26,7 +27,7 @@ export class Transcript {
     this.nbest.hidden = true;
   }
 
-  /** The running segment's text, until it is final. */
+  /** The text that is not final yet. */
   guess(text) {
     this.partial.textContent = text;
     this.partial.hidden = !text;
@@ -35,12 +36,12 @@ export class Transcript {
   add(segment) {
     if (!segment.text) return;
     const text = element("span", "text", "");
-    for (const word of segment.tokens ? words(segment) : [segment]) {
+    for (const word of segment.tokens ? segment.words : [segment]) {
       const span = element("span", "word", word.text);
       span.setAttribute("role", "button");
       span.tabIndex = this.words.length ? -1 : 0; // one stop for the tab key; arrows go on
       if (word.confidence != null) {
-        span.title = `${clock(word.start)}, confidence ${Math.round(100 * word.confidence)} %`;
+        span.title = t("{0}, confidence {1} %", clock(word.start), Math.round(100 * word.confidence));
         span.classList.toggle("unsure", word.confidence < UNSURE);
       }
       this.words.push({ span, start: word.start, end: word.end });
@@ -50,7 +51,7 @@ export class Transcript {
   }
 
   addNothing() {
-    this.addRow(element("span", "nothing", "Nothing was said."));
+    this.addRow(element("span", "nothing", t("No speech.")));
   }
 
   addRow(...parts) {
@@ -59,20 +60,20 @@ export class Transcript {
     this.list.append(row);
   }
 
-  addReadings(candidates) {
-    this.nbest.hidden = candidates.length < 2;
-    const rows = candidates.map(({ text, score }) => {
+  addHypotheses(nbest) {
+    this.nbest.hidden = nbest.length < 2;
+    const rows = nbest.map(({ text, score }) => {
       const row = document.createElement("tr");
-      row.append(element("td", "", text || "(nothing)"), element("td", "number", score.toFixed(2)));
+      row.append(element("td", "", text || t("(nothing)")), element("td", "number", score.toFixed(2)));
       return row;
     });
     this.nbest.querySelector("tbody").replaceChildren(...rows);
   }
 
-  /** Marks the word that is heard at a time, in seconds. */
+  /** Marks the word that is played at a time, in seconds. */
   mark(seconds) {
-    const heard = this.words.find(({ start, end }) => start <= seconds && seconds < end);
-    const marked = seconds > 0 ? heard?.span : null;
+    const word = this.words.find(({ start, end }) => start <= seconds && seconds < end);
+    const marked = seconds > 0 ? word?.span : null;
     if (marked === this.marked) return;
     this.marked?.classList.remove("now");
     marked?.classList.add("now");
@@ -93,9 +94,9 @@ export class Transcript {
 
   onKey(event) {
     const here = this.words.findIndex(({ span }) => span === event.target);
-    const places = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: this.words.length - 1 };
+    const targets = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: this.words.length - 1 };
     if (event.key === "Enter" || event.key === " ") this.choose(event.target);
-    else if (this.words[places[event.key]]) this.focus(this.words[places[event.key]]);
+    else if (this.words[targets[event.key]]) this.focus(this.words[targets[event.key]]);
     else return;
     event.preventDefault();
   }

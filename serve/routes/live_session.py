@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from asr.audio.segmentation import split_at_silence
+from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Transcript
 from serve.routes.responses import timed
 from serve.routes.schemas import TimedSegment
@@ -37,9 +38,10 @@ class FinalSegment(BaseModel):
 
 
 class SessionEnd(BaseModel):
-    """The last message, with the seconds of audio that were received."""
+    """The last message: the whole text, and the seconds of audio that were received."""
 
     type: Literal["end"] = "end"
+    text: str
     duration: float
 
 
@@ -86,12 +88,13 @@ class Session:
 
     async def messages(self) -> AsyncIterator[LiveMessage]:
         """Yield the messages to the client: partial texts, final segments, the end."""
-        longest = int(_LONGEST * self._rate)
+        longest, texts = int(_LONGEST * self._rate), list[str]()
         while True:
             async with self._changed:
                 await self._changed.wait_for(self._is_due)
             if self._n_held > longest or (self.ended and self._n_held):
                 for segment in await self._finish(self._next_segment()):
+                    texts.append(segment.text)
                     yield FinalSegment(segment=timed(segment))
             elif not self.ended:
                 text = await self._partial_text()
@@ -102,7 +105,7 @@ class Session:
                 break
         if self._reason:
             raise self._reason
-        yield SessionEnd(duration=self.seconds)
+        yield SessionEnd(text=normalize_text(" ".join(texts)), duration=self.seconds)
 
     def _is_due(self) -> bool:
         return self.ended or self._n_held - self._n_partial >= _NEW_AUDIO * self._rate

@@ -141,11 +141,11 @@ class VerboseTranscription(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """An event of a stream: more text, which may be empty, and the seconds of audio so far."""
+    """An event of a stream: more text, which may be empty, and the fraction of the audio done."""
 
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     delta: str
-    seconds: float
+    progress: float
 
 
 class TextDone(Transcription):

@@ -43,7 +43,7 @@ _TEXTS = {
         "text/plain": "今天天气很好",
         "application/x-subrip": "1\n00:00:00,120 --> 00:00:01,480\n今天天气很好\n\n",
         "text/vtt": "WEBVTT\n\n00:00:00.120 --> 00:00:01.480\n今天天气很好\n\n",
-        _STREAM: 'data: {"type":"transcript.text.delta","delta":"今天","seconds":1.48}\n\n',
+        _STREAM: 'data: {"type":"transcript.text.delta","delta":"今天","progress":0.5}\n\n',
     }.items()
 }
 
@@ -161,7 +161,7 @@ async def _as_stream(
     try:
         while event:
             if isinstance(event, Partial):
-                yield _data(TextDelta(delta=event.delta, seconds=event.seconds))
+                yield _data(TextDelta(delta=event.delta, progress=event.progress))
             else:
                 yield _data(last(event))
             event = await anext(events, None)

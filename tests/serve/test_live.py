@@ -97,7 +97,8 @@ def test_segments_have_the_text_of_the_library(trained_service, library):
         speak(socket, audio)
         *received, end = answers(socket)
         assert socket.close_code == 1000
-    assert end == {"type": "end", "duration": 26.0}
+    texts = [m["segment"]["text"] for m in received if m["type"] == "final"]
+    assert end == {"type": "end", "duration": 26.0, "text": normalize_text(" ".join(texts))}
     finals = [message["segment"] for message in received if message["type"] == "final"]
     assert len(finals) > 2 and (finals[0]["start"], finals[-1]["end"]) == (0, 26)
     assert all(a["end"] == b["start"] for a, b in pairwise(finals))
@@ -106,6 +107,7 @@ def test_segments_have_the_text_of_the_library(trained_service, library):
         first, last = (2 * round(segment[key] * RATE) for key in ("start", "end"))
         assert segment["text"] == recognized(library, audio[first:last])
         assert normalize_text("".join(t["text"] for t in segment["tokens"])) == segment["text"]
+        assert normalize_text("".join(w["text"] for w in segment["words"])) == segment["text"]
         times = [t for token in segment["tokens"] for t in (token["start"], token["end"])]
         assert times == sorted(times)
         assert segment["start"] <= times[0] and times[-1] <= segment["end"]
@@ -146,7 +148,7 @@ def test_silence_and_nothing_have_no_text(trained_service):
     assert (final["segment"]["text"], final["segment"]["ended"]) == ("", "no_speech")
     with session(trained_service) as socket:
         speak(socket, b"")
-        assert answers(socket) == [{"type": "end", "duration": 0.0}]
+        assert answers(socket) == [{"type": "end", "duration": 0.0, "text": ""}]
 
 
 # --- clients that misbehave ---------------------------------------------------------------------
@@ -268,10 +270,15 @@ while True:
 """
 
 
-def test_a_recording_that_the_memory_does_not_hold_is_refused_and_not_tried_again(tiny_bundle, monkeypatch):
+def test_a_recording_that_the_memory_does_not_hold_is_refused_and_not_tried_again(
+    tiny_bundle, monkeypatch
+):
     popen = subprocess.Popen
-    monkeypatch.setattr("serve.engine.client.subprocess", SimpleNamespace(Popen=lambda command, **options:
-        popen([sys.executable, "-c", WITHOUT_MEMORY, command[-1]], **options)))  # fmt: skip
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return popen([sys.executable, "-c", WITHOUT_MEMORY, command[-1]], **options)
+
+    monkeypatch.setattr("serve.engine.client.subprocess", SimpleNamespace(Popen=start))
     with running(tiny_bundle, deadline_seconds=5.0) as service:
         reply = service.post(recording(2))
         assert "shorter parts" in refused(reply, 413, "file", "out_of_memory")

@@ -1,4 +1,4 @@
-"""The page, driven by Debian's Chromium: a file, a microphone, the keyboard, the dark."""
+"""The page, driven by Debian's Chromium: files, a microphone, the keyboard, the dark, Chinese."""
 
 import json
 import re
@@ -18,7 +18,7 @@ import asr
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
-from tests.helpers import RATE, Service, changed, running, say
+from tests.helpers import RATE, Service, changed, running, say, stopped, wait_for
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
@@ -42,7 +42,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sentence(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five tones, which have n best, and which the microphone hears."""
+    """Five tones, which have n best, and which the microphone records."""
     path = tmp_path_factory.mktemp("sentence") / "sentence.wav"
     sf.write(path, say(5, 7)[0], RATE)
     return path
@@ -163,7 +163,7 @@ def drawn(page: Page) -> int:
     return int(page.locator("#wave").evaluate(script))
 
 
-def test_the_microphone_is_heard(browser, trained_service, library, tmp_path):
+def test_the_microphone_is_transcribed(browser, trained_service, library, tmp_path):
     with opened(browser, trained_service, permissions=["microphone"]) as (page, seen):
         loaded(page)
         page.get_by_role("button", name="Record").click()
@@ -185,7 +185,7 @@ def test_the_microphone_is_heard(browser, trained_service, library, tmp_path):
         )
 
 
-def test_what_was_said_is_kept_where_live_text_fails(browser, trained_service):
+def test_the_recording_is_kept_where_live_text_fails(browser, trained_service):
     with changed(trained_service, max_live_seconds=0.5):
         options = {"permissions": ["microphone"]}
         with opened(browser, trained_service, **options) as (page, seen):
@@ -208,9 +208,8 @@ def test_the_keyboard_is_enough(browser, trained_service, library, sentence):
         for _ in range(4):
             page.keyboard.press("Tab")
             stops.append(focused(page))
-        assert stops == ["model", "choose", "record", "docs"]
-        for _ in range(2):
-            page.keyboard.press("Shift+Tab")
+        assert stops == ["model", "language", "choose", "record"]
+        page.keyboard.press("Shift+Tab")
         page.keyboard.press("Enter")
         expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
         while focused(page) != "wave":
@@ -237,6 +236,87 @@ def test_the_keyboard_is_enough(browser, trained_service, library, sentence):
         expect(rows).to_have_count(len(expected.nbest))
         texts = [row.split("\t")[0] for row in rows.all_inner_texts()]
         assert texts == [candidate.text or "(nothing)" for candidate in expected.nbest]
+
+
+def test_files_are_transcribed_one_after_the_other(
+    browser, trained_service, library, spoken, sentence, tmp_path
+):
+    bad = tmp_path / "bad.wav"
+    bad.write_text("<!doctype html>")
+    files = [spoken, bad, sentence]
+    with opened(browser, trained_service) as (page, seen):
+        loaded(page)
+        page.set_input_files("#file", files)
+        rows = page.locator("#queue button")
+        expect(rows).to_have_count(3)
+        states = page.locator("#queue .state")
+        expect(states).to_have_text([re.compile(r"^\d:\d\d$"), "failed", re.compile(r"^\d:\d\d$")])
+        assert text_of(page) == library.transcribe(spoken).text, "the first is shown"
+        rows.nth(2).click()
+        assert text_of(page) == library.transcribe(sentence).text
+        expect(page.locator("#name")).to_have_text(sentence.name)
+        expect(rows.nth(2)).to_have_attribute("aria-current", "true")
+        rows.nth(1).click()
+        expect(page.get_by_role("alert")).to_have_text(re.compile("not a recording"))
+        assert not page.locator("#result").is_visible()
+        rows.nth(0).click()
+        assert downloaded(page, "srt") == FORMATS["srt"](library.transcribe(spoken))
+        seen.problems = [p for p in seen.problems if "status of 415" not in p]
+
+
+def test_a_long_file_shows_its_text_and_progress_and_can_be_cancelled(
+    browser, trained_service, library, tmp_path
+):
+    """The engine is stopped after the first segments, so that the page shows them for a while."""
+    long = tmp_path / "long.wav"
+    sf.write(long, np.concatenate([say(6, seed)[0] for seed in range(300)]), RATE)
+    with opened(browser, trained_service) as (page, _):
+        loaded(page)
+        page.set_input_files("#file", [long, long])
+        expect(page.locator("#partial")).to_have_text(re.compile("[一二三四五]{20}"))
+        with stopped(trained_service.engine.pid):
+            page.wait_for_timeout(300)
+            assert 0 < page.locator("#progress").evaluate("p => p.value") < 1
+            expect(page.locator("#status")).to_have_text("Transcribing long.wav…")
+            expect(page.locator("#queue .state")).to_have_text([re.compile(r"^\d+ %$"), "waiting"])
+            page.get_by_role("button", name="Cancel").click()
+            expect(page.locator("#queue .state")).to_have_text(["cancelled", "cancelled"])
+            expect(page.locator("#status")).to_have_text("Cancelled.")
+        page.set_input_files("#file", tmp_path / "long.wav")
+        page.get_by_role("button", name="Cancel").click()
+    wait_for(lambda: not trained_service.engine._jobs)
+
+
+def test_it_speaks_chinese(browser, trained_service, sentence):
+    with opened(browser, trained_service, locale="zh-CN") as (page, _):
+        loaded(page)
+        assert page.locator("html").get_attribute("lang") == "zh-CN"
+        page.set_input_files("#file", sentence)
+        expect(page.locator("#status")).to_have_text(re.compile("^已转写"))
+        expect(page.get_by_role("button", name="选择文件")).to_be_visible()
+        chinese = page.locator("body").inner_text()
+        page.get_by_role("link", name="English").click()
+        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        assert text_of(page) and page.url.endswith("#en")
+        shown = page.locator("body").inner_text()
+        assert not re.search(
+            "[\u4e00-\u9fff]", shown.replace(text_of(page), "").replace("中文", "")
+        )
+        assert "Transcript" in shown and "Transcript" not in chinese
+        page.get_by_role("link", name="中文").click()
+        expect(page.get_by_role("button", name="选择文件")).to_be_visible()
+        assert page.title() == "语音转文字 · lrt-asr"
+
+
+def test_every_sentence_has_a_translation():
+    page = Path("serve/page")
+    known = set(re.findall(r'^  "(.+?)":', (page / "i18n.js").read_text("utf-8"), re.M))
+    used = re.findall(r">([A-Z][^<>]{2,})<", (page / "index.html").read_text("utf-8"))
+    for script in page.glob("*.js"):
+        used += re.findall(r'\b(?:t|say)\("(.+?)"[,)]', script.read_text("utf-8"))
+    assert len(used) > 20
+    missing = {u for u in used if u not in known and not u.startswith("This page needs JavaScript")}
+    assert not missing
 
 
 def focused(page: Page) -> str:
@@ -269,7 +349,7 @@ def test_it_is_light_or_dark_and_fits_a_phone(browser, trained_service, sentence
         assert ink - ground > 500
 
 
-def test_errors_are_told_as_the_service_says_them(browser, trained_service, tmp_path):
+def test_errors_have_the_sentences_of_the_service(browser, trained_service, tmp_path):
     bad = tmp_path / "page.wav"
     bad.write_text("<!doctype html>")
     reply = trained_service.post(bad.read_bytes())
@@ -282,12 +362,12 @@ def test_errors_are_told_as_the_service_says_them(browser, trained_service, tmp_
         seen.problems = [p for p in seen.problems if "status of 415" not in p]
 
 
-def test_a_key_is_asked_for(browser, trained_bundle, sentence):
+def test_a_key_is_requested(browser, trained_bundle, sentence):
     with (
         running(trained_bundle, api_keys="höchst 密钥à") as service,
         opened(browser, service, permissions=["microphone"]) as (page, seen),
     ):
-        page.get_by_label("This service wants a key").fill("höchst 密钥à")
+        page.get_by_label("This service requires a key").fill("höchst 密钥à")
         page.keyboard.press("Enter")
         loaded(page)
         page.set_input_files("#file", sentence)
