@@ -114,8 +114,8 @@ class Results:
         if self.stored.settings != settings:
             raise ConfigError(f"{path}: has other settings: give another --out")
 
-    def complete(self, cases: list[Row], measure: Callable[..., Row]) -> None:
-        """Measure each case that has no row yet as `measure(**case)`, and write its row."""
+    def complete(self, cases: list[Row], measure: Callable[..., Row]) -> list[Row]:
+        """Measure each case without a row as `measure(**case)`; return the rows of all cases."""
         for case in cases:
             if not any(case.items() <= row.items() for row in self.stored.rows):
                 row = {**case, **measure(**case)}
@@ -123,24 +123,25 @@ class Results:
                 text = self.stored.model_dump_json()
                 write_atomically(self.path, partial(Path.write_text, data=text))
                 err.print(", ".join(f"{key} {value}" for key, value in row.items()))
+        return [row for row in self.stored.rows if any(c.items() <= row.items() for c in cases)]
 
-    def table(self, columns: dict[str, str], thesis: dict[str, str], head: str) -> str:
-        """Return a Markdown table of each model's mean and sample standard deviation.
 
-        `columns` maps headings to the rows' keys; `head` heads the last column, `thesis`.
-        """
-        lines = []
-        for model, printed in thesis.items():
-            rows = [row for row in self.stored.rows if row["model"] == model]
-            values = [[row[key] for row in rows] for key in columns.values()]
-            lines.append([model, *map(_mean_and_deviation, values), printed])
-        heads = ["model", *columns, head]
-        return tabulate(lines, heads, tablefmt="github", disable_numparse=True)
+def table(rows: list[Row], columns: dict[str, str], thesis: dict[str, str], head: str) -> str:
+    """Return each model's mean and sample standard deviation of `columns` in Markdown.
+
+    `columns` maps headings to the rows' keys; `head` heads the last column, `thesis`.
+    """
+    lines = []
+    for model, printed in thesis.items():
+        values = [[r[key] for r in rows if r["model"] == model] for key in columns.values()]
+        lines.append([model, *map(_mean_and_deviation, values), printed])
+    return tabulate(lines, ["model", *columns, head], tablefmt="github", disable_numparse=True)
 
 
 def _mean_and_deviation(values: list[float]) -> str:
     deviation = stdev(values) if len(values) > 1 else 0
-    return f"{mean(values):.2f}" + (f" ± {deviation:.2f}" if deviation else "")
+    digits = 0 if isinstance(values[0], int) else 2
+    return f"{mean(values):,.{digits}f}" + (f" ± {deviation:.2f}" if deviation else "")
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:

@@ -20,7 +20,7 @@ from experiments.genome import linformer, vcf
 from experiments.genome.diplotype import encode_diplotype
 from experiments.genome.simulation import simulate
 from experiments.genome.tokenizer import MIN_VOCAB_SIZE, tokenize, train_tokenizer
-from experiments.runner import Results, Row, err, start, whole_number
+from experiments.runner import Results, Row, err, start, table, whole_number
 
 BASELINE, FRESH, PRETRAINED = "logistic baseline", "Linformer, not pre-trained", "Linformer"
 THESIS = {BASELINE: "58.88, 49.24", FRESH: "56.49, 56.83", PRETRAINED: "64.35, 61.57"}
@@ -169,9 +169,9 @@ def main() -> None:
         return score(probabilities, [data.labels[part] for part in splits[split][1:]])
 
     cases = [{"model": model, "split": i} for i in range(_N_SPLITS) for model in THESIS]
-    results.complete(cases, measure)
+    rows = results.complete(cases, measure)
     columns = {f"AUC (%), {origin}": "AUC", f"F1 (%), {origin}": "F1"}
-    print(results.table(columns, THESIS, "thesis, another cohort: AUC, F1"))
+    print(table(rows, columns, THESIS, "thesis, another cohort: AUC, F1"))
 
 
 if __name__ == "__main__":

@@ -129,9 +129,7 @@ def read_vcf(path: Path, region: Region) -> Cohort:
 def _apply_record(where: str, fields: list[str], region: Region, cohort: Cohort) -> bool:
     """Write a record's alleles into the haplotypes; return False if it is outside the region."""
     if len(fields) != (n := len(COLUMNS) + len(cohort.subjects)):
-        raise DataError(
-            f"{where}: {len(fields)} columns, the line of #CHROM has {n}: copy it again"
-        )
+        raise DataError(f"{where}: {len(fields)} columns, #CHROM has {n}: copy it again")
     chromosome, position, _, ref, alt = fields[:5]
     if not re.fullmatch("[1-9][0-9]{0,17}", position):
         raise DataError(f"{where}: POS {position!r} is not a number from 1")

@@ -14,7 +14,7 @@ from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
 from experiments.classifier import ClassifierConfig, SequenceClassifier
 from experiments.pixels import images
-from experiments.runner import Examples, Results, Row, predict, start, train, whole_number
+from experiments.runner import Examples, Results, Row, predict, start, table, train, whole_number
 
 # MNIST's are the thesis's (section 3.2); the others a quarter of them, with half the heads.
 SIZES: dict[str, Row] = {
@@ -22,9 +22,9 @@ SIZES: dict[str, Row] = {
     "digits": {"d_model": 64, "d_inner": 256, "n_heads": 4, "rank": 16, "batch": 16, "lr": 2e-3},
 }
 THESIS = {
-    "transformer": "11.2, 98.72, 96.95",
-    "lrt": "9.3, 99.04, 97.31",
-    "linformer": "11.6, 98.89, 96.82",
+    "transformer": "11.2 M, 98.72, 96.95",
+    "lrt": "9.3 M, 99.04, 97.31",
+    "linformer": "11.6 M, 98.89, 96.82",
 }
 
 
@@ -52,7 +52,7 @@ def measure(model: str, seed: int, splits: images.Splits, sizes: Row, epochs: in
     network = SequenceClassifier(classifier_config(model, len(training[0][0]), sizes))
     list(train(network, training, epochs, sizes["batch"], sizes["lr"]))
     accuracies = {"train": accuracy(network, training), "test": accuracy(network, test)}
-    return {"parameters": count_parameters(network) / 1e6, **accuracies}
+    return {"parameters": count_parameters(network), **accuracies}
 
 
 def main() -> None:
@@ -69,10 +69,11 @@ def main() -> None:
     settings = {"data": data, "epochs": options.epochs, **sizes}
     results = Results(options.out / "results.json", settings)
     cases = [{"model": kind, "seed": 1 + i} for i in range(options.seeds) for kind in THESIS]
-    results.complete(cases, partial(measure, splits=splits, sizes=sizes, epochs=options.epochs))
-    columns = {"parameters (million)": "parameters", "train accuracy (%)": "train"}
+    measure_case = partial(measure, splits=splits, sizes=sizes, epochs=options.epochs)
+    rows = results.complete(cases, measure_case)
+    columns = {"parameters": "parameters", "train accuracy (%)": "train"}
     columns["test accuracy (%)"] = "test"
-    print(results.table(columns, THESIS, "thesis, on MNIST: parameters (million), train, test"))
+    print(table(rows, columns, THESIS, "thesis, on MNIST: parameters, train, test"))
 
 
 if __name__ == "__main__":

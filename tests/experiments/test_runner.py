@@ -67,11 +67,13 @@ def test_the_table_has_means_and_deviations(tmp_path: Path) -> None:
     results = runner.Results(tmp_path / "results.json", {})
     values = iter((1.0, 3.0, 5.0))
     cases = [{"model": "a", "seed": 1}, {"model": "a", "seed": 2}, {"model": "b", "seed": 1}]
-    results.complete(cases, lambda **_: {"AUC": next(values)})
-    lines = results.table({"AUC (%)": "AUC"}, {"a": "7", "b": "8"}, "thesis").splitlines()
+    rows = results.complete(cases, lambda **case: {"AUC": next(values), "n": 12345})
+    columns = {"AUC (%)": "AUC", "n": "n"}
+    lines = runner.table(rows, columns, {"a": "7", "b": "8"}, "thesis").splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert cells[0] == ["model", "AUC (%)", "thesis"]
-    assert cells[2:] == [["a", "2.00 ± 1.41", "7"], ["b", "5.00", "8"]]
+    assert cells[0] == ["model", "AUC (%)", "n", "thesis"]
+    assert cells[2:] == [["a", "2.00 ± 1.41", "12,345", "7"], ["b", "5.00", "12,345", "8"]]
+    assert results.complete(cases[:1], lambda **_: {}) == rows[:1]
 
 
 def test_training_learns_and_padding_changes_no_prediction() -> None:
