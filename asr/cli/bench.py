@@ -54,7 +54,7 @@ def efficiency(
     cases = list(grid(_kinds(kinds), all_lengths, all_ranks, runs, device_name(chosen)))
     with progress("measuring", len(cases)) as advance:
         try:
-            rows = study(cases, chosen, out_dir, memory, lambda row: advance(1, row.title))
+            rows = study(cases, chosen, out_dir, memory, lambda row: advance(1, row.name))
         except KeyboardInterrupt:
             err.print("interrupted; the same command continues where it stopped")
             sys.exit(130)

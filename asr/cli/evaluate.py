@@ -5,21 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
+from tabulate import tabulate
 
-from asr.cli.options import (
-    Beam,
-    Bundle,
-    Device,
-    Format,
-    Int8,
-    Lm,
-    LmWeight,
-    Method,
-    app,
-    out,
-    progress,
-)
+from asr.cli import options
+from asr.cli.options import Beam, Bundle, Device, Format, Int8, Lm, LmWeight, Method, app
 
 if TYPE_CHECKING:
     from asr.evaluation.evaluate import Evaluation, UtteranceErrors
@@ -49,15 +38,15 @@ def evaluate(
 
     recognizer = asr.load(bundle, device, int8)
     changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
-    options = recognizer.config.decoding.changed(changes)
+    decoding = recognizer.config.decoding.changed(changes)
     chosen, utterances = load_cuts(cuts), list["UtteranceErrors"]()
-    with progress("evaluating", len(chosen)) as advance:
+    with options.progress("evaluating", len(chosen)) as advance:
 
         def on_group(size: int, found: list["UtteranceErrors"]) -> None:
             advance(size, "")
             utterances.extend(found)
 
-        result = run(recognizer, chosen, options, worst, on_group)
+        result = run(recognizer, chosen, decoding, worst, on_group)
     if out_file:
         write_hypotheses(out_file, utterances)
     if format == "json":
@@ -68,7 +57,6 @@ def evaluate(
 
 
 def _show_evaluation(cuts: Path, result: "Evaluation") -> None:
-    table = Table(title=f"{cuts}: {result.utterances} utterances, {result.skipped} skipped")
     cells = {
         "CER": f"{result.cer:.2%}",
         "substitutions": f"{result.substitutions}",
@@ -78,13 +66,10 @@ def _show_evaluation(cuts: Path, result: "Evaluation") -> None:
         "|X̄|": f"{result.mean_length:.2f}",
         "RTF": f"{result.rtf:.4f}",
     }
-    for name in cells:
-        table.add_column(name, justify="right")
-    table.add_row(*cells.values())
-    out.print(table)
+    print(f"{cuts}: {result.utterances} utterances, {result.skipped} skipped\n")
+    print(tabulate([list(cells.values())], list(cells), disable_numparse=True) + "\n")
     for utterance in result.worst:
-        lines = f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}"
-        out.print(lines, markup=False, highlight=False)
+        print(f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}")
 
 
 @app.command()
@@ -106,20 +91,16 @@ def tune(
 
     recognizer = asr.load(bundle, device)
     changes = {"beam_size": beam, "method": method, "lm": lm}
-    options = recognizer.config.decoding.model_copy(
-        update={name: value for name, value in changes.items() if value is not None}
-    )
-    with progress("tuning") as advance:
-        trials = run(recognizer, load_cuts(cuts), options, limit, lambda _: advance(1, ""))
-    table = Table("ctc_weight", "lm_weight", "gamma", "CER", title=f"{cuts}: best first")
-    for trial in trials:
-        tried = trial.decoding
-        weights = (tried.ctc_weight, tried.lm_weight, tried.gamma)
-        table.add_row(*(f"{weight:g}" for weight in weights), f"{trial.cer:.2%}")
-    out.print(table)
+    given = {name: value for name, value in changes.items() if value is not None}
+    decoding = recognizer.config.decoding.model_copy(update=given)
+    with options.progress("tuning") as advance:
+        trials = run(recognizer, load_cuts(cuts), decoding, limit, lambda _: advance(1, ""))
+    names = ("ctc_weight", "lm_weight", "gamma")
+    rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
+    print(f"{cuts}: best first\n\n{tabulate(rows, [*names, 'CER'])}")
     if write:
         write_weights(bundle, trials[0].decoding)
-        out.print(f"written: {bundle / 'config.yaml'}", highlight=False, soft_wrap=True)
+        print(f"written: {bundle / 'config.yaml'}")
 
 
 @app.command()
@@ -158,8 +139,7 @@ def score(
     if format == "json":
         print(json.dumps({"cer": counts.rate, **vars(counts)}, indent=2))
     else:
-        out.print(
+        print(
             f"CER {counts.rate:.2%}: {counts.substitutions} substitutions, {counts.insertions} "
-            f"insertions, {counts.deletions} deletions of {counts.reference_length} characters",
-            highlight=False,
+            f"insertions, {counts.deletions} deletions of {counts.reference_length} characters"
         )

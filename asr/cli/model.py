@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
+from tabulate import tabulate
 
-from asr.cli.options import Bundle, Format, Overrides, app, err, out
+from asr.cli.options import Bundle, Format, Overrides, app, err
 
 if TYPE_CHECKING:
     from asr.compression.compress import Report
@@ -32,14 +32,10 @@ def info(
     if format == "json":
         print(json.dumps(facts, indent=2, ensure_ascii=False))
         return
-    table = Table("part", "parameters", title=str(source))
-    for name, count in facts["parts"].items():
-        table.add_row(name, f"{count:,}")
-    total = facts["parameters"]
-    table.add_row("total", f"{total:,} ({total / 1e6:.2f} M)", style="bold")
-    out.print(table)
+    rows = {**facts["parts"], f"total ({facts['parameters'] / 1e6:.2f} M)": facts["parameters"]}
+    print(tabulate(rows.items(), ["part", "parameters"], intfmt=","))
     if evaluation := facts.get("evaluation"):
-        out.print(f"CER {evaluation['cer']:.2%} on {evaluation['cuts']}")
+        print(f"CER {evaluation['cer']:.2%} on {evaluation['cuts']}")
 
 
 @app.command()
@@ -56,11 +52,7 @@ def export(
     loaded = Loaded.load(bundle)
     with err.status(f"tracing, writing and checking {out_dir}"):
         difference = run(loaded, kind, out_dir)
-    out.print(
-        f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print(f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})")
 
 
 @app.command()
@@ -95,16 +87,16 @@ def compress(
     if format == "json":
         print(json.dumps(report.as_dict(), indent=2))
     else:
-        _show_compressed(report, out_dir)
+        _show_compressed(report)
 
 
-def _show_compressed(report: "Report", out_dir: Path) -> None:
-    table = Table(title=str(out_dir))
-    for name in ("module", "outputs x inputs", "rank", "error", "weights"):
-        table.add_column(name, overflow="fold")
-    for layer in report.layers:
-        shape, weights = "{} x {}".format(*layer.shape), f"{layer.before:,} -> {layer.after:,}"
-        table.add_row(layer.name, shape, str(layer.rank), f"{layer.error:.1%}", weights)
-    out.print(table)
+def _show_compressed(report: "Report") -> None:
+    head = ["module", "outputs x inputs", "rank", "error", "weights", "before"]
+    rows = [
+        [layer.name, "{} x {}".format(*layer.shape), layer.rank, f"{layer.error:.1%}", layer.after,
+         layer.before]
+        for layer in report.layers
+    ]  # fmt: skip
+    print(tabulate(rows, head, intfmt=",") + "\n")
     for name, value in report.facts().items():
-        out.print(f"{name}: {value}", highlight=False, markup=False)
+        print(f"{name}: {value}")

@@ -66,6 +66,11 @@ class BenchmarkCase(FrozenModel):
         """Return the model with its rank."""
         return f"{self.model}, r = {self.rank}" if self.rank else self.model
 
+    @property
+    def name(self) -> str:
+        """Return the title with length and mode."""
+        return f"{self.title}, n = {self.length}, {self.mode}"
+
 
 class Measurement(BenchmarkCase):
     """A measured case: means of its `runs` with `batch` sequences.

@@ -1,7 +1,8 @@
 """The character error rate, pooled over a corpus, and the alignment of two texts."""
 
+import operator
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import jiwer
@@ -38,12 +39,7 @@ class ErrorCounts:
         return self.errors / self.reference_length
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
-        return ErrorCounts(
-            self.substitutions + other.substitutions,
-            self.insertions + other.insertions,
-            self.deletions + other.deletions,
-            self.reference_length + other.reference_length,
-        )
+        return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
 
 
 def character_errors(reference: str, hypothesis: str) -> ErrorCounts:
@@ -90,12 +86,8 @@ def _read_texts(path: Path) -> dict[str, str]:
     """Read texts by id. An id ends at a tab, or in a line without one at the first space."""
     try:
         lines = path.read_text("utf-8-sig").split("\n")
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read ({error.strerror}): give a text file, a line `id text` each"
-        ) from error
-    except ValueError as error:
-        raise DataError(f"{path}: not UTF-8 ({error}): convert it") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error}): give a text") from error
     texts: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

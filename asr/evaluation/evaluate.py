@@ -35,8 +35,7 @@ class Evaluation(FrozenModel):
 
     `cer` is (substitutions + insertions + deletions) / reference_length over all characters;
     `mean_length` the mean characters of a hypothesis, |X̄| of Cahyawijaya 2021, table 4.3; `rtf`
-    seconds of work per second of audio, reading included; `skipped` counts recordings that could
-    not be read.
+    seconds of work per second of audio, reading included; `skipped` counts unreadable recordings.
     """
 
     cer: float

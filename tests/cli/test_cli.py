@@ -110,9 +110,9 @@ def test_batches_give_the_texts_and_scores_that_each_utterance_gives_alone(bundl
     for i in range(0, 16, 3):  # noise makes the choice between texts close
         waves[i] = waves[i] + torch.from_numpy(rng.normal(0, 0.2, len(waves[i])).astype(np.float32))
     waves.append(torch.zeros(10))
-    together = model.recognize(waves)
+    together = model.hypotheses(waves)
     for wave, found in zip(waves, together, strict=True):
-        (alone,) = model.recognize([wave])
+        (alone,) = model.hypotheses([wave])
         assert [h.tokens for h in alone] == [h.tokens for h in found]
         assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-4)
 
@@ -212,10 +212,9 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_a_reader_that_leaves_is_no_error(bundle: Path, tmp_path: Path) -> None:
     sf.write(tmp_path / "a.wav", speak("一"), RATE)
     command = [sys.executable, "-c", "from asr.cli import main; main()", "transcribe", str(bundle)]
-    process = subprocess.Popen(
-        [*command, *[str(tmp_path / "a.wav")] * 3], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None and process.stderr is not None
-    os.close(process.stdout.fileno())
-    assert b"Traceback" not in process.stderr.read()
-    process.wait(timeout=60)
+    files = [str(tmp_path / "a.wav")] * 3
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, *files], **pipes) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()

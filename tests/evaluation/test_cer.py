@@ -146,7 +146,7 @@ def test_files_are_scored_by_id_whatever_their_order_width_case_and_spaces(tmp_p
         (REFERENCES + "a 好\n", ["hyp.txt, line 5", "a appears a second time"]),
         ("a 今\n\t今\n", ["hyp.txt, line 2", "no id"]),
         ("", ["hyp.txt: has no utterance"]),
-        ("a 今天".encode("gbk"), ["hyp.txt: not UTF-8"]),
+        ("a 今天".encode("gbk"), ["hyp.txt: cannot be read as UTF-8"]),
     ],
 )
 def test_files_of_other_utterances_are_refused(tmp_path: Path, hypotheses, words) -> None:

@@ -40,7 +40,7 @@ def test_operations_are_those_that_pytorch_counts(tmp_path: Path, changes, shape
         loss = logits.logsumexp(-1).sum() + (0 if ctc is None else ctc.logsumexp(-1).sum())
         loss.backward()
     counted = operations_of_step(model, 20)(*shape)
-    assert counted == counter.get_total_flops()
+    assert counted == pytest.approx(counter.get_total_flops(), rel=1e-9)
     estimate = operations_of_step(model, 20)
     estimate(utterances, 1 << (frames.bit_length() - 1), max(1, tokens // 2))
     assert estimate(*shape) == pytest.approx(counted, rel=0.15)
