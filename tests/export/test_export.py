@@ -1,4 +1,4 @@
-"""The exported graphs are the recogniser: decoded with numpy alone, they write the same text."""
+"""Decode exported graphs with numpy alone and compare with the recognizer."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path) -> tuple[dict[str, Any], Run]:
-    """What a stranger does with the folder, knowing nothing but export.json."""
+    """Open a folder as a stranger does, from export.json alone."""
     facts = json.loads((folder / "export.json").read_text("utf-8"))
     graphs: dict[str, Callable[[dict[str, np.ndarray]], Any]] = {}
     for name, graph in facts["graphs"].items():
@@ -68,7 +68,7 @@ def opened(folder: Path) -> tuple[dict[str, Any], Run]:
 
 
 def greedy(facts: dict[str, Any], run: Run, feats: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Tokens (batch, STEPS) of the likeliest next token, step by step, with the cache."""
+    """Return the most likely tokens (batch, STEPS), step by step, with the cache."""
     encoded = run("encoder", {"features": feats, "lengths": lengths})
     held = dict(encoded)
     for port in facts["graphs"]["decoder"]["inputs"]:
@@ -85,11 +85,11 @@ def greedy(facts: dict[str, Any], run: Run, feats: np.ndarray, lengths: np.ndarr
 
 
 def eager(model: Any, feats: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """The same without a cache: the whole text again for each token."""
-    memory, keep = model.encode(feats, lengths)
+    """Do the same without a cache: the whole text again for each token."""
+    memory, mask = model.encode(feats, lengths)
     tokens = torch.full((len(feats), 1), SOS)
     for _ in range(STEPS):
-        logits = model.decoder(tokens, memory, keep)
+        logits = model.decoder(tokens, memory, mask)
         tokens = torch.cat((tokens, logits[:, -1:].argmax(-1)), 1)
     return tokens[:, 1:]
 
@@ -127,7 +127,7 @@ def test_a_graph_that_differs_is_no_result(
     model = loaded.model
 
     def read(path: Path, ports: Any) -> Any:
-        """Both graphs as they should be, but for the decoder's second and later steps."""
+        """Return both graphs, with an error in the decoder's second and later steps."""
         if path.stem == "encoder":
             return EncoderGraph(model)
         right = DecoderGraph(model.decoder)
@@ -160,7 +160,7 @@ def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_exported_is_told(
+def test_what_cannot_be_exported_is_refused(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run_cli("export", bundle, "--format", "int8", "--out", tmp_path / "graphs")
@@ -170,7 +170,7 @@ def test_what_cannot_be_exported_is_told(
     with pytest.raises(ConfigError, match="--format tflite: only onnx and torch"):
         export(loaded, "tflite", tmp_path / "graphs")
     (tmp_path / "there").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export(loaded, "torch", tmp_path / "there")
     monkeypatch.setattr(asr.export.export, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'lrt-asr\[export\]'"):

@@ -1,4 +1,4 @@
-"""Every attention against its definition in numpy, an identity, and what all must keep."""
+"""Compare every attention with its definition in numpy; check what all have in common."""
 
 import itertools
 import math
@@ -72,13 +72,13 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def attention(q: Any, k: Any, v: Any, seen: Any = True) -> np.ndarray:
-    """Softmax attention of one head in numpy; `seen` (T, S)."""
+    """Compute softmax attention of one head in numpy; `seen` (T, S)."""
     q, k, v = (np.asarray(x) for x in (q, k, v))
     return softmax(np.where(seen, q @ k.T / math.sqrt(q.shape[-1]), -np.inf)) @ v
 
 
 def each_head(function: Any, *tensors: Tensor) -> Tensor:
-    """A function of one head over all of them: (head's number, arrays) to an array."""
+    """Apply a function of one head, (index, arrays) to an array, to all heads."""
     rows = [
         np.stack([function(h, *(t[b, h].detach().numpy() for t in tensors)) for h in range(H)])
         for b in range(len(tensors[0]))
@@ -108,14 +108,14 @@ def test_linformer_is_its_definition_and_shorter_inputs_use_the_first_columns(sh
     assert ours.EF.shape == (matrices, H if sharing == "none" else 1, 5, 40)
     EF = np.broadcast_to(ours.EF.detach().numpy(), (matrices, H, 5, 40))
     q, k, v = qkv()
-    length = 7  # the rest is padding, and nothing of it may count
+    length = 7  # the rest is padding
 
     def one(h: int, q: Any, k: Any, v: Any) -> np.ndarray:
         E, F = EF[0, h, :, :length], EF[-1, h, :, :length]
         return attention(q, E @ k[:length], F @ v[:length])
 
-    keep = torch.arange(S).expand(B, S) < length
-    torch.testing.assert_close(ours(q, k, v, keep), each_head(one, q, k, v))
+    mask = torch.arange(S).expand(B, S) < length
+    torch.testing.assert_close(ours(q, k, v, mask), each_head(one, q, k, v))
 
 
 def test_linformer_layers_share_one_matrix_and_the_bundle_holds_it_once() -> None:
@@ -178,8 +178,8 @@ def test_conv_linformer_is_its_definition() -> None:
     def one(h: int, q: Any, k: Any, v: Any) -> np.ndarray:
         return attention(q, convolved(k, E[h]), convolved(v, F[h]))
 
-    keep = torch.arange(S).expand(B, S) < length
-    torch.testing.assert_close(ours(q, k, v, keep), each_head(one, q, k, v))
+    mask = torch.arange(S).expand(B, S) < length
+    torch.testing.assert_close(ours(q, k, v, mask), each_head(one, q, k, v))
 
 
 def test_conv_linformer_is_equivariant_to_shifts_by_its_stride_and_to_no_others() -> None:
@@ -190,11 +190,11 @@ def test_conv_linformer_is_equivariant_to_shifts_by_its_stride_and_to_no_others(
         assert torch.allclose(shifted, ours(*x).roll(by, 2)) == (by % 3 == 0)
 
 
-def test_cycle_shift_turns_the_real_steps_and_leaves_padding() -> None:
-    keep = padding_mask(torch.tensor([5, 3, 4]), 5)
+def test_cyclic_shift_rolls_the_valid_steps_and_leaves_padding() -> None:
+    mask = padding_mask(torch.tensor([5, 3, 4]), 5)
     expected = [[3, 4, 0, 1, 2], [1, 2, 0, 3, 4], [2, 3, 0, 1, 4]]
-    assert cyclic_shift(keep, 2).tolist() == expected
-    assert cyclic_shift(keep, 0).tolist() == [list(range(5))] * 3
+    assert cyclic_shift(mask, 2).tolist() == expected
+    assert cyclic_shift(mask, 0).tolist() == [list(range(5))] * 3
 
 
 def test_cycle_shift_augments_training_alone_and_by_every_shift() -> None:
@@ -355,7 +355,7 @@ def test_performer_redraws_by_the_steps_number_in_training_alone() -> None:
 
 
 def test_exponents_and_filters_are_computed_in_full_where_training_is_in_half() -> None:
-    """Float16 stands for bfloat16 here, which not every CPU has."""
+    """Use float16 in place of bfloat16, which not every CPU has."""
     performer = node("performer", features=8).build(1, 8, False, 0.0)
     system = node("s4d", states=4).build(1, 6, False, 0.0)
     x, u = torch.randn(2, 1, 9, 8), torch.randn(2, 9, 6)
@@ -416,7 +416,7 @@ def test_a_number_far_beyond_the_length_costs_no_more_than_the_length(
 
 
 def test_lsh_is_reformers_definition() -> None:
-    """Python loops over rounds, chunks and places; keys of length 1, itself only if alone."""
+    """Loop over rounds, chunks and positions; keys of length 1, the own one only if alone."""
     ours = kernel("lsh", chunk=3, buckets=2, rounds=2)
     q, k, v = qkv()
     directions = ours.directions.numpy()
@@ -487,8 +487,8 @@ def test_nystrom_is_its_definition_over_segments_of_the_utterances_own_length() 
         inverse = pseudo_inverse(between).numpy()
         return softmax(q @ km.T * scale) @ inverse @ softmax(qm @ k.T * scale) @ v
 
-    keep = torch.arange(S).expand(B, S) < length
-    found = kernel("nystrom", landmarks=3)(q, k, v, keep)
+    mask = torch.arange(S).expand(B, S) < length
+    found = kernel("nystrom", landmarks=3)(q, k, v, mask)
     torch.testing.assert_close(found, each_head(one, q, k, v), atol=1e-5, rtol=0)
 
 
@@ -511,7 +511,7 @@ def s4d(causal: bool, states: int = 3, d: int = 5) -> S4D:
 
 
 def simulated(ours: S4D, direction: int, u_TD: np.ndarray) -> np.ndarray:
-    """scipy's: each pair of states as two real ones, discretised by zero-order hold, simulated."""
+    """Simulate with scipy: each pair of states as two real ones, by zero-order hold."""
     decay = ours.log_decay_RDN.exp().detach().numpy()[direction]
     frequency = ours.frequency_RDN.detach().numpy()[direction]
     C, step = (x.detach().numpy()[direction] for x in (ours.C_RDN2, ours.log_step_RD.exp()))
@@ -559,35 +559,35 @@ def test_s4d_hardly_forgets_where_its_step_is_small() -> None:
     assert kernel_T[1000] / kernel_T[0] == pytest.approx(math.exp(-0.5), rel=1e-3)
 
 
-# --- what all keep
+# --- common properties
 
 
 @pytest.mark.parametrize("kind", KERNELS)
-def test_what_stands_in_padding_never_matters_nor_how_much_of_it(kind: str) -> None:
+def test_padding_never_changes_a_result_whatever_its_values_and_length(kind: str) -> None:
     ours: Kernel = with_random_weights(kernel(kind))
     q, k, v = qkv()
-    keep = padding_mask(torch.tensor([7, 11]), S)
-    found = ours(q, k, v, keep)
+    mask = padding_mask(torch.tensor([7, 11]), S)
+    found = ours(q, k, v, mask)
     alone = ours(*(x[:1, :, :7] for x in (q, k, v)))
     torch.testing.assert_close(found[:1, :, :7], alone)
-    noise = [torch.where(keep[:, None, :, None], x, 1e3 * torch.randn_like(x)) for x in (q, k, v)]
-    changed = ours(*noise, keep)
+    noise = [torch.where(mask[:, None, :, None], x, 1e3 * torch.randn_like(x)) for x in (q, k, v)]
+    changed = ours(*noise, mask)
     torch.testing.assert_close(changed[0, :, :7], found[0, :, :7])
     assert changed.isfinite().all()
     more = [torch.cat((x, x), 2) for x in (q, k, v)]
-    found_more = ours(*more, torch.cat((keep, torch.zeros_like(keep)), 1))
+    found_more = ours(*more, torch.cat((mask, torch.zeros_like(mask)), 1))
     torch.testing.assert_close(found_more[0, :, :7], alone[0])
 
 
 @pytest.mark.parametrize("kind", KERNELS)
 def test_gradients_are_right_in_float64(kind: str) -> None:
     ours = kernel(kind)
-    keep = padding_mask(torch.tensor([5, 7]), 7)
+    mask = padding_mask(torch.tensor([5, 7]), 7)
     inputs = [x.requires_grad_() for x in qkv(7, seed=1)]
     parameters = list(ours.parameters())
 
     def masked(*values: Tensor) -> Tensor:
-        return ours(*values[:3], keep) * keep[:, None, :, None]
+        return ours(*values[:3], mask) * mask[:, None, :, None]
 
     assert torch.autograd.gradcheck(masked, [*inputs, *parameters], fast_mode=True)
     masked(*inputs).sum().backward()
@@ -606,9 +606,9 @@ def test_causal_gradients_are_right_in_float64(kind: str) -> None:
 def test_s4ds_gradients_are_right_in_float64(causal: bool) -> None:
     ours = s4d(causal)
     u = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
-    keep = padding_mask(torch.tensor([4, 6]), 6)
+    mask = padding_mask(torch.tensor([4, 6]), 6)
     parameters = list(ours.parameters())
-    assert torch.autograd.gradcheck(lambda u, *_: ours(u, keep), [u, *parameters], fast_mode=True)
+    assert torch.autograd.gradcheck(lambda u, *_: ours(u, mask), [u, *parameters], fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", [k for k in CAUSAL if k != "s4d"])
@@ -642,27 +642,29 @@ def test_the_decoder_takes_no_kind_that_cannot_be_causal() -> None:
 def test_padding_never_changes_an_encoding_in_the_network(kind: str) -> None:
     model = build(tiny(attention=node(kind)))
     batch, lengths, alone = padded_batch([43, 8, 61, 25], 100.0)
-    memory, keep = model.encode(batch, lengths)
+    memory, mask = model.encode(batch, lengths)
     for i, feats in enumerate(alone):
         expected, _ = model.encode(feats[None], lengths[i : i + 1])
-        torch.testing.assert_close(memory[i][keep[i]], expected[0], atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(memory[i][mask[i]], expected[0], atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("kind", [k for k in CAUSAL if k != "full"])
 def test_cached_steps_are_the_decoder_run_at_once_also_when_reordered(kind: str) -> None:
     config = tiny().model_copy(update={"decoder": DecoderConfig(attention=node(kind, causal=True))})
     model = build(config)
-    assert for_inference(model.decoder) is model.decoder  # the fast form is for full attention
+    assert (
+        for_inference(model.decoder) is model.decoder
+    )  # it has a fast form for full attention only
     batch, lengths, _ = padded_batch([23, 12, 17], 5.0)
-    memory, keep = model.encode(batch, lengths)
+    memory, mask = model.encode(batch, lengths)
     W, rng = 3, torch.Generator().manual_seed(1)
-    state, history = model.decoder.start(memory, keep), torch.zeros(3, W, 0, dtype=torch.long)
+    state, history = model.decoder.start(memory, mask), torch.zeros(3, W, 0, dtype=torch.long)
     for step in range(12):
         tokens = torch.randint(1, VOCAB, (len(memory), W), generator=rng)
         history = torch.cat((history, tokens[..., None]), dim=2)
         found = model.decoder.step(tokens, state)
         for w in range(W):
-            logits = model.decoder(history[:, w], memory, keep)[:, -1]
+            logits = model.decoder(history[:, w], memory, mask)[:, -1]
             torch.testing.assert_close(found[:, w], logits.log_softmax(-1), atol=1e-4, rtol=1e-4)
         parents = torch.randint(0, W, (len(memory), W), generator=rng)
         state.reorder(parents)
@@ -670,7 +672,7 @@ def test_cached_steps_are_the_decoder_run_at_once_also_when_reordered(kind: str)
         if step == 6:
             rest = torch.tensor([0, 2])
             state.select(rest)
-            memory, keep, history = memory[rest], keep[rest], history[rest]
+            memory, mask, history = memory[rest], mask[rest], history[rest]
 
 
 @pytest.mark.parametrize("kind", list(ENCODER))
@@ -683,7 +685,7 @@ def test_sizes_are_known_without_numbers(kind: str) -> None:
     }
 
 
-def test_a_recipe_trains_with_them_and_hears_what_is_longer_than_linformer_takes(
+def test_a_recipe_trains_with_them_and_transcribes_what_is_longer_than_linformer_allows(
     tones: Path, tmp_path: Path
 ) -> None:
     values = tones_recipe(tones, training={"epochs": 1})

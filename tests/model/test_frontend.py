@@ -1,4 +1,4 @@
-"""The front end and its low-rank kind against plain convolutions and numerical gradients."""
+"""Compare the front end and its low-rank kind with plain convolutions and gradients."""
 
 from functools import partial
 
@@ -58,7 +58,7 @@ def test_sizes_follow_from_the_formula(rank: int | None) -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 100.0])
 @pytest.mark.parametrize("rank", [None, RANK])
-def test_padding_never_changes_a_step_whatever_stands_in_it(rank: int | None, noise: float) -> None:
+def test_padding_never_changes_a_step_whatever_its_values(rank: int | None, noise: float) -> None:
     front, lengths = build(rank), torch.tensor([23, 8, 30, 5])
     batch = torch.randn(4, 37, FREQS)
     for row, n in zip(batch, lengths, strict=True):
@@ -119,9 +119,9 @@ def test_a_rank_that_saves_nothing_is_refused_with_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, RANK])
-@pytest.mark.parametrize("piece", [1, 2, 6, 1000])
-def test_in_pieces_it_makes_the_same_steps(rank: int | None, piece: int, monkeypatch) -> None:
-    monkeypatch.setattr("asr.model.inference.frontend._BYTES", piece * C0 * FREQS * 4)
+@pytest.mark.parametrize("tile", [1, 2, 6, 1000])
+def test_in_tiles_it_makes_the_same_steps(rank: int | None, tile: int, monkeypatch) -> None:
+    monkeypatch.setattr("asr.model.inference.frontend._BYTES", tile * C0 * FREQS * 4)
     front = build(rank).eval()
     lengths = torch.tensor([41, 30, 7, 4, 3, 0])
     feats = torch.randn(len(lengths), 43, FREQS)

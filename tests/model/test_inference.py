@@ -1,4 +1,4 @@
-"""The decoder's inference form against the decoder that was trained, all positions at once."""
+"""Compare the decoder's inference form with the trained decoder, all positions at once."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from asr.model.projection import DenseConfig, LowRankConfig
 from asr.model.transformer import SpeechTransformer
 from tests.helpers import FREQS, VOCAB, padded_batch, tiny
 
-# Of heads 4 wide: LEDs whose own numbers are the keys (3), of which the products of D × D are
-# multiplied out (9), all of them (16); of heads 2 wide: LEDs with full keys (5).
+# With heads of size 4: latent attention (3), D × D products multiplied out (9), all products (16);
+# with heads of size 2: LEDs with full keys (5).
 PROJECTIONS = [
     (DenseConfig(), 4),
     (LowRankConfig(rank=3), 4),
@@ -31,9 +31,9 @@ def build(projection: DenseConfig | LowRankConfig, n_heads: int = 4, norm: NormO
     return model
 
 
-def expected(model: SpeechTransformer, history: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
-    """Log-probabilities (B, W, V) after each history (B, W, U), by the training path."""
-    rows = [model.decoder(history[:, w], memory, keep)[:, -1] for w in range(history.shape[1])]
+def expected(model: SpeechTransformer, history: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+    """Return log-probabilities (B, W, V) after each history (B, W, U), by the training path."""
+    rows = [model.decoder(history[:, w], memory, mask)[:, -1] for w in range(history.shape[1])]
     return torch.stack(rows, 1).log_softmax(-1)
 
 
@@ -44,24 +44,24 @@ def test_fast_steps_equal_the_decoder_run_at_once_reordered_and_with_leavers(
 ) -> None:
     model = build(projection, n_heads, norm)
     batch, lengths, _ = padded_batch([23, 12, 17], 5.0)
-    memory, keep = model.encode(batch, lengths)
+    memory, mask = model.encode(batch, lengths)
     decoder, W, rng = for_inference(model.decoder), 3, torch.Generator().manual_seed(1)
     assert isinstance(decoder, FastDecoder)
     with torch.inference_mode():
-        state = decoder.start(memory, keep)
+        state = decoder.start(memory, mask)
         history = torch.zeros(3, W, 0, dtype=torch.long)
         for step in range(36):  # beyond the buffers' first size
-            tokens = torch.randint(1, VOCAB, (len(keep), W), generator=rng)
+            tokens = torch.randint(1, VOCAB, (len(mask), W), generator=rng)
             history = torch.cat((history, tokens[..., None]), dim=2)
             found = decoder.step(tokens, state)
             if step in (0, 1, 4, 5, 35):
-                wanted = expected(model, history, memory, keep)
+                wanted = expected(model, history, memory, mask)
                 torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
             if step == 4:  # an utterance leaves
                 rest = torch.tensor([0, 2])
                 state.select(rest)
-                memory, keep, history = memory[rest], keep[rest], history[rest]
-            parents = torch.randint(0, W, (len(keep), W), generator=rng)
+                memory, mask, history = memory[rest], mask[rest], history[rest]
+            parents = torch.randint(0, W, (len(mask), W), generator=rng)
             state.reorder(parents)
             history = history.gather(1, parents[..., None].expand_as(history))
 

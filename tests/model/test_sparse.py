@@ -1,4 +1,4 @@
-"""Sparse evolutionary training: the graph, its evolution, what is stored, and exact resumption."""
+"""Test sparse evolutionary training: graph, rewiring, storage, and exact resumption."""
 
 import signal
 import subprocess
@@ -15,7 +15,7 @@ import asr
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import BundleError
-from asr.model.inference.sparse import SparseLinear
+from asr.model.inference.sparse import SparseLinear, fastest_form
 from asr.model.projection import SetSparse
 from asr.reporting.results import describe
 from asr.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ PROJECTION = {"kind": "set_sparse", "epsilon": 3.0, "zeta": 0.3}
 @pytest.mark.parametrize(("d_in", "d_out", "epsilon"), [(192, 768, 20), (31, 17, 2.5), (8, 8, 99)])
 def test_it_starts_at_the_density_of_erdos_and_renyi(d_in: int, d_out: int, epsilon: float) -> None:
     module = SetSparse(d_in, d_out, epsilon, 0.3)
-    p = min(1.0, epsilon * (d_in + d_out) / (d_in * d_out))  # the report's p(W_ij)
+    p = min(1.0, epsilon * (d_in + d_out) / (d_in * d_out))  # p(W_ij) of Mocanu 2018
     assert abs(len(module.values) - p * d_in * d_out) <= 0.5
     assert module.density == pytest.approx(p, abs=1 / (d_in * d_out))
     places = module.places.tolist()
@@ -48,7 +48,7 @@ def test_its_graph_is_random_and_its_sums_start_as_large_as_a_dense_layers() -> 
     assert y.var().item() == pytest.approx(400 * 2 / (400 + 600), rel=0.1)
 
 
-def test_forward_is_a_product_with_the_weights_where_they_stand_and_gradients_are_right() -> None:
+def test_forward_is_a_product_with_the_weights_at_their_places_and_gradients_are_right() -> None:
     torch.manual_seed(0)
     module = SetSparse(7, 5, 1.5, 0.3).double()
     with torch.no_grad():
@@ -102,12 +102,12 @@ def test_for_evaluation_it_is_sparse_only_where_that_is_faster_and_always_the_sa
     torch.manual_seed(0)
     module = SetSparse(d, d, epsilon, 0.3)
     nn.init.normal_(module.bias)
-    for_inference_as = module.for_inference_as(may_be_sparse=True)
-    assert type(module.for_inference_as(may_be_sparse=False)) is nn.Linear
-    assert type(for_inference_as) is kind
+    fast = fastest_form(module)
+    assert type(fastest_form(module, may_be_sparse=False)) is nn.Linear
+    assert type(fast) is kind
     x = torch.randn(2, 3, d)
     with torch.inference_mode():
-        torch.testing.assert_close(for_inference_as(x), module(x), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fast(x), module(x), atol=1e-5, rtol=1e-5)
 
 
 def untrained(folder: Path) -> Path:
@@ -146,13 +146,13 @@ def test_recognition_is_that_of_the_trained_network(tmp_path: Path) -> None:
     bundle.model.eval()
     feats, lengths = torch.randn(2, 40, bundle.config.features.n_freqs), torch.tensor([40, 23])
     with torch.inference_mode():
-        wanted, keep = bundle.model.encode(feats, lengths)
+        wanted, mask = bundle.model.encode(feats, lengths)
         torch.testing.assert_close(
-            recognizer.model.encode(feats, lengths)[0][keep], wanted[keep], atol=1e-5, rtol=1e-5
+            recognizer.model.encode(feats, lengths)[0][mask], wanted[mask], atol=1e-5, rtol=1e-5
         )
         tokens = torch.tensor([[1], [1]])
-        found = recognizer.model.decoder.step(tokens, recognizer.model.decoder.start(wanted, keep))
-        logits = bundle.model.decoder(tokens, wanted, keep)
+        found = recognizer.model.decoder.step(tokens, recognizer.model.decoder.start(wanted, mask))
+        logits = bundle.model.decoder(tokens, wanted, mask)
     torch.testing.assert_close(found, logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
 
 
@@ -178,7 +178,7 @@ def test_weights_in_other_places_are_not_averaged(tmp_path: Path) -> None:
         files.append(tmp_path / f"{i}.safetensors")
         save_file(state, files[-1])
     before = bundle.model.state_dict()[f"{name}.values"].clone()
-    average_into(bundle, files)
+    average_into(bundle.model, files)
     torch.testing.assert_close(bundle.model.state_dict()[f"{name}.values"], before + 2.0)
 
 

@@ -1,4 +1,4 @@
-"""The network against torch's own layers, its sizes against the papers', and its invariances."""
+"""Compare the network with torch's layers; test its invariances."""
 
 import itertools
 import math
@@ -63,9 +63,9 @@ def test_the_dense_encoder_layer_equals_torchs(norm: NormOrder) -> None:
     ours.feed_forward.outer.load_state_dict(theirs.linear2.state_dict())
     ours.self_attention.residual.norm.load_state_dict(theirs.norm1.state_dict())
     ours.feed_forward.residual.norm.load_state_dict(theirs.norm2.state_dict())
-    x, keep = torch.randn(3, 7, D), padding_mask(torch.tensor([7, 4, 1]), 7)
-    expected = theirs(x, src_key_padding_mask=~keep)
-    torch.testing.assert_close(ours(x, keep)[keep], expected[keep], atol=1e-5, rtol=1e-5)
+    x, mask = torch.randn(3, 7, D), padding_mask(torch.tensor([7, 4, 1]), 7)
+    expected = theirs(x, src_key_padding_mask=~mask)
+    torch.testing.assert_close(ours(x, mask)[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -84,10 +84,10 @@ def test_the_dense_decoder_layer_equals_torchs(norm: NormOrder) -> None:
     ours.cross_attention.residual.norm.load_state_dict(theirs.norm2.state_dict())
     ours.feed_forward.residual.norm.load_state_dict(theirs.norm3.state_dict())
     x, memory = torch.randn(2, 5, D), torch.randn(2, 9, D)
-    keep = padding_mask(torch.tensor([9, 6]), 9)
+    mask = padding_mask(torch.tensor([9, 6]), 9)
     causal = nn.Transformer.generate_square_subsequent_mask(5)
-    expected = theirs(x, memory, tgt_mask=causal, memory_key_padding_mask=~keep)
-    torch.testing.assert_close(ours(x, memory, keep), expected, atol=1e-5, rtol=1e-5)
+    expected = theirs(x, memory, tgt_mask=causal, memory_key_padding_mask=~mask)
+    torch.testing.assert_close(ours(x, memory, mask), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_positions_are_the_papers_sines_and_cosines() -> None:
@@ -101,7 +101,7 @@ def test_positions_are_the_papers_sines_and_cosines() -> None:
 
 
 def convolve(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """A 3×3 convolution with zeros around, by its definition, in float64; (C, T, F)."""
+    """Convolve (C, T, F) with 3×3 by definition, in float64, with zero padding."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1)))
     out = np.tile(bias[:, None, None], (1, *x.shape[1:])).astype(np.float64)
     for dt, df in itertools.product(range(3), range(3)):
@@ -157,23 +157,23 @@ def test_the_convolution_of_a_layer_equals_its_definition_in_float64() -> None:
 
 @pytest.mark.parametrize("convolution", [None, 7])
 @pytest.mark.parametrize("noise", [0.0, 100.0])
-def test_padding_never_changes_an_encoding_whatever_stands_in_it(
+def test_padding_never_changes_an_encoding_whatever_its_values(
     noise: float, convolution: int | None
 ) -> None:
     model = build(tiny(convolution=convolution))
     batch, lengths, alone = padded_batch([23, 8, 31, 5], noise)
-    memory, keep = model.encode(batch, lengths)
+    memory, mask = model.encode(batch, lengths)
     for i, feats in enumerate(alone):
         expected, _ = model.encode(feats[None], lengths[i : i + 1])
-        assert keep[i].sum() == len(feats) // 4
-        torch.testing.assert_close(memory[i][keep[i]], expected[0], atol=1e-5, rtol=1e-5)
+        assert mask[i].sum() == len(feats) // 4
+        torch.testing.assert_close(memory[i][mask[i]], expected[0], atol=1e-5, rtol=1e-5)
 
 
 def test_logits_do_not_depend_on_later_tokens_or_on_padding() -> None:
     model = build(tiny(ctc=0.3))
     batch, lengths, alone = padded_batch([23, 12], 5.0)
     tokens = torch.randint(4, VOCAB, (2, 6))
-    logits, ctc, keep = model(batch, lengths, tokens)
+    logits, ctc, mask = model(batch, lengths, tokens)
     assert ctc is not None
     changed = tokens.clone()
     changed[:, 4:] = 7
@@ -181,23 +181,23 @@ def test_logits_do_not_depend_on_later_tokens_or_on_padding() -> None:
     one, one_ctc, _ = model(alone[1][None], lengths[1:], tokens[1:, :3])
     torch.testing.assert_close(one[0], logits[1, :3], atol=1e-5, rtol=1e-5)
     assert one_ctc is not None
-    torch.testing.assert_close(one_ctc[0], ctc[1][keep[1]], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(one_ctc[0], ctc[1][mask[1]], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_cached_steps_equal_the_decoder_run_at_once_also_when_reordered(norm: NormOrder) -> None:
     model = build(tiny(norm=norm))
     batch, lengths, _ = padded_batch([23, 12, 17], 5.0)
-    memory, keep = model.encode(batch, lengths)
+    memory, mask = model.encode(batch, lengths)
     W, rng = 3, torch.Generator().manual_seed(1)
-    state = model.decoder.start(memory, keep)
+    state = model.decoder.start(memory, mask)
     history = torch.zeros(3, W, 0, dtype=torch.long)
     for step in range(5):
         tokens = torch.randint(1, VOCAB, (3, W), generator=rng)
         history = torch.cat((history, tokens[..., None]), dim=2)
         found = model.decoder.step(tokens, state)
         for w in range(W):
-            logits = model.decoder(history[:, w], memory, keep)[:, -1]
+            logits = model.decoder(history[:, w], memory, mask)[:, -1]
             torch.testing.assert_close(found[:, w], logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
         parents = torch.randint(0, W, (3, W), generator=rng)
         state.reorder(parents)
@@ -205,12 +205,12 @@ def test_cached_steps_equal_the_decoder_run_at_once_also_when_reordered(norm: No
         if step == 2:  # an utterance leaves
             rest = torch.tensor([0, 2])
             state.select(rest)
-            memory, keep, history = memory[rest], keep[rest], history[rest]
+            memory, mask, history = memory[rest], mask[rest], history[rest]
             tokens = torch.randint(1, VOCAB, (2, W), generator=rng)
             break
     found = model.decoder.step(tokens, state)
     full = torch.cat((history, tokens[..., None]), dim=2)
-    logits = model.decoder(full[:, 1], memory, keep)[:, -1]
+    logits = model.decoder(full[:, 1], memory, mask)[:, -1]
     torch.testing.assert_close(found[:, 1], logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
 
 
@@ -218,8 +218,8 @@ def test_the_gradients_of_padding_are_zero() -> None:
     model = build(tiny())
     batch, lengths, _ = padded_batch([23, 8], 1.0)
     batch.requires_grad_(True)
-    memory, keep = model.encode(batch, lengths)
-    memory[keep].sum().backward()
+    memory, mask = model.encode(batch, lengths)
+    memory[mask].sum().backward()
     assert batch.grad is not None
     assert batch.grad[1, :8].abs().sum() > 0
     assert batch.grad[1, 8:].abs().max() == 0
