@@ -24,9 +24,8 @@ SPLITS = ("train", "dev", "test")
 TRANSCRIPT = "transcript/aishell_transcript_v0.8.txt"
 ARCHIVE = "data_aishell.tgz"
 
-# Published numbers of utterances and speakers with a transcript, and the archive's size in bytes.
+# Published numbers of utterances and speakers with a transcript.
 PUBLISHED = {"train": (120_098, 340), "dev": (14_326, 40), "test": (7_176, 20)}
-PUBLISHED_SIZE = 15_582_913_665
 # The published archives have 142,330 members in all.
 MAX_MEMBERS = 200_000
 
@@ -140,65 +139,48 @@ def _key(name: str) -> str:
 
 def _extract_corpus(archive: Path, extracted: Path) -> None:
     """Extract data_aishell.tgz and its inner archives, which are never written to the disk."""
-    marks = extracted / ".extracted"
-    _claim(archive, marks)
+    marks = extracted / ".extracted" / str(archive.stat().st_size)
+    if any(path != marks for path in marks.parent.glob("*")):
+        raise DataError(
+            f"{extracted}: was extracted from another archive than {archive}: remove it or choose "
+            "another folder"
+        )
+    marks.mkdir(parents=True, exist_ok=True)
     if (marks / ARCHIVE).exists():
         return
-    size = archive.stat().st_size
-    if size != PUBLISHED_SIZE:
-        Console(stderr=True).print(
-            f"Warning: {archive} has {size:,} bytes, expected {PUBLISHED_SIZE:,}: unless you "
-            "packed it yourself, download it again",
-            soft_wrap=True,
-        )
     with _open(archive) as tar:
-        for member in track(
-            _members(tar, archive), "extracting", None, console=Console(stderr=True)
-        ):
+        members = _members(tar, archive)
+        for member in track(members, "extracting", None, console=Console(stderr=True)):
             name = PurePosixPath(member.name)
-            inside = extracted.joinpath(*name.parts[name.parts[0] == "data_aishell" :])
             content = tar.extractfile(member)
             assert content is not None
             if name.name.endswith((".tar.gz", ".tgz")):
-                _extract_speaker(content, f"{archive}: {name}", name.name, extracted)
+                _extract_speaker(content, f"{archive}: {name}", extracted, marks / name.name)
             else:
-                _place(content, member.size, inside)
+                inside = name.parts[name.parts[0] == "data_aishell" :]
+                _place(content, member.size, extracted.joinpath(*inside))
     (marks / ARCHIVE).touch()
-
-
-def _claim(archive: Path, marks: Path) -> None:
-    """Refuse a folder that another archive was extracted to: files there are kept unread."""
-    owner, size = marks / "archive_size", str(archive.stat().st_size)
-    if owner.exists() and owner.read_text() != size:
-        raise DataError(
-            f"{marks.parent}: was extracted from another archive than {archive}: remove it or "
-            "choose another folder"
-        )
-    marks.mkdir(parents=True, exist_ok=True)
-    partial = owner.with_suffix(".partial")
-    partial.write_text(size)
-    partial.replace(owner)
 
 
 def _extract_speakers(tree: Path, extracted: Path) -> bool:
     """Extract archives S????.tar.gz of speakers without a folder; return whether any exist."""
     there = {path.name for split in SPLITS for path in (tree / "wav" / split).glob("*")}
-    archives = sorted(
-        path for path in (tree / "wav").glob("*.tar.gz") if path.name.split(".")[0] not in there
-    )
+    found = sorted((tree / "wav").glob("*.tar.gz"))
+    archives = [path for path in found if path.name.split(".")[0] not in there]
+    marks = extracted / ".extracted" / "speakers"
     bar = Console(stderr=True)
     for archive in track(archives, "extracting", console=bar, disable=not archives):
         with archive.open("rb") as content:
-            _extract_speaker(content, str(archive), archive.name, extracted)
+            _extract_speaker(content, str(archive), extracted, marks / archive.name)
     return bool(archives)
 
 
-def _extract_speaker(content: IO[bytes], shown: str, name: str, extracted: Path) -> None:
-    mark = extracted / ".extracted" / name
+def _extract_speaker(content: IO[bytes], archive: str, extracted: Path, mark: Path) -> None:
+    """Extract a speaker's archive unless its mark exists."""
     if mark.exists():
         return
-    with _open(shown, content) as tar:
-        for member in _members(tar, shown):
+    with _open(archive, content) as tar:
+        for member in _members(tar, archive):
             file = tar.extractfile(member)
             assert file is not None
             _place(file, member.size, extracted / "wav" / member.name)

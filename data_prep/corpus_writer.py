@@ -22,11 +22,11 @@ from typing import IO
 
 import soundfile as sf
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
-from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.progress import track
 
 from asr.errors import AudioError, DataError
+from asr.schema import FrozenModel
 from asr.tokenizer import normalize_text
 from data_prep.probe import FIXES, probe
 
@@ -59,10 +59,8 @@ class LeftOut:
     reason: str
 
 
-class SplitReport(BaseModel):
+class SplitReport(FrozenModel):
     """Counts of one split; `characters` are distinct ones, `left_out` is by reason."""
-
-    model_config = ConfigDict(frozen=True)
 
     utterances: int
     speakers: int
@@ -71,10 +69,8 @@ class SplitReport(BaseModel):
     left_out: dict[str, int]
 
 
-class Report(BaseModel):
+class Report(FrozenModel):
     """Counts of a corpus, as in report.json; `left_out` includes what belongs to no split."""
-
-    model_config = ConfigDict(frozen=True)
 
     corpus: str
     synthetic: bool
@@ -241,33 +237,19 @@ def _cut_or_reason(
 def _cut(
     utterance: Utterance, text: str, info: sf._SoundFileInfo, seconds: float, synthetic: bool
 ) -> MonoCut:
+    key, channel = utterance.id, utterance.channel
     is_part = utterance.start > 0 or utterance.seconds is not None
-    channels = list(range(info.channels))
     recording = Recording(
-        id=utterance.path.stem if is_part else utterance.id,
-        sources=[AudioSource("file", channels, str(utterance.path.absolute()))],
+        id=utterance.path.stem if is_part else key,
+        sources=[AudioSource("file", list(range(info.channels)), str(utterance.path.absolute()))],
         sampling_rate=info.samplerate,
         num_samples=info.frames,
         duration=info.frames / info.samplerate,
     )
-    supervision = SupervisionSegment(
-        id=utterance.id,
-        recording_id=recording.id,
-        start=0.0,
-        duration=seconds,
-        channel=utterance.channel,
-        text=text,
-        speaker=utterance.speaker,
-        custom={"synthetic": True} if synthetic else None,
-    )
-    return MonoCut(
-        id=utterance.id,
-        start=utterance.start,
-        duration=seconds,
-        channel=utterance.channel,
-        supervisions=[supervision],
-        recording=recording,
-    )
+    supervision = SupervisionSegment(key, recording.id, 0.0, seconds, channel, text)
+    supervision.speaker = utterance.speaker
+    supervision.custom = {"synthetic": True} if synthetic else None
+    return MonoCut(key, utterance.start, seconds, channel, [supervision], recording=recording)
 
 
 def _write_left_out(path: Path, dropped: Iterable[LeftOut]) -> None:
