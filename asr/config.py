@@ -105,7 +105,8 @@ class TrainingConfig(FrozenModel):
         if self.curriculum and self.curriculum.epochs >= self.epochs:
             raise ValueError(
                 f"curriculum.epochs {self.curriculum.epochs} leaves none of {self.epochs} epochs "
-                f"for long utterances: make it {self.epochs - 1} at most"
+                f"for long utterances: make it {self.epochs - 1} at most, or epochs "
+                f"{self.curriculum.epochs + 1} at least"
             )
         return self
 
@@ -122,6 +123,16 @@ class Config(FrozenModel):
     model: ModelConfig = ModelConfig()
     decoding: DecodingOptions = DecodingOptions()
     training: TrainingConfig = TrainingConfig()
+
+    @model_validator(mode="after")
+    def _check_pauses(self) -> Self:
+        pauses, epochs = self.augment and self.augment.pauses, self.training.epochs
+        if pauses and pauses.from_epoch > epochs:
+            raise ValueError(
+                f"augment.pauses.from_epoch {pauses.from_epoch} is after the last of {epochs} "
+                f"epochs: make it {epochs} at most, or training.epochs {pauses.from_epoch} at least"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
@@ -201,13 +212,18 @@ def _explain(error: ValidationError) -> str:
     """Return all that is wrong, as one sentence of `key: what` clauses."""
     clauses = []
     for item in error.errors():
-        loc, value = [str(part) for part in item["loc"]], item["input"]
-        if item["type"] == "extra_forbidden":
-            clauses += [f"{key}: {_unknown(key, loc)}" for key in _unknown_keys(loc, value)]
+        *parents, last = [str(part) for part in item["loc"]] or [""]
+        is_unknown, value = item["type"] == "extra_forbidden", item["input"]
+        # Pydantic puts the chosen kind of a union into the location: it is no key of the file.
+        parts = [part for part in parents if part in _NAMES or part.isdigit()]
+        parts += [last] if is_unknown or last in _NAMES or last.isdigit() else []
+        key, what = ".".join(parts), item["msg"].removeprefix("Value error, ")
+        if is_unknown and key in _RENAMED and isinstance(value, dict) and value:
+            clauses += [f"{key}.{below}: {_unknown(f'{key}.{below}', '')}" for below in value]
             continue
-        key = ".".join(part for part in loc if part in _NAMES or part.isdigit())
-        what = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "union_tag_not_found":
+        if is_unknown:
+            what = _unknown(key, (parents or [""])[-1])
+        elif item["type"] == "union_tag_not_found":
             what = "has no kind, and there are several: name one"
         elif item["type"] in ("model_type", "model_attributes_type", "dict_type"):
             what = f"holds keys, not a value: write {_example(key, value)}"
@@ -217,22 +233,13 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(clauses)
 
 
-def _unknown_keys(loc: list[str], value: object) -> list[str]:
-    """Return the dotted key at `loc`; of a renamed group, those of its values."""
-    # Pydantic puts the chosen kind of a union among the keys of a place: it is no key of the file.
-    key = ".".join([*(part for part in loc[:-1] if part in _NAMES), loc[-1]])
-    if key in _RENAMED and isinstance(value, dict) and value:
-        return [f"{key}.{below}" for below in value]
-    return [key]
-
-
-def _unknown(key: str, loc: list[str]) -> str:
-    """Say what to write in place of an unknown key."""
+def _unknown(key: str, kind: str) -> str:
+    """Say what to write in place of a key that is unknown, or unknown to the chosen kind."""
     renamed = ".".join(_RENAMED.get(part, part) for part in key.split("."))
-    if renamed in _KEYS and renamed != key:
-        return f"is now {renamed}"
     if key in _KEYS:
-        return f"unknown key of kind {loc[-2]}, remove it"
+        return f"unknown key of kind {kind}, remove it"
+    if renamed in _KEYS:
+        return f"is now {renamed}"
     nearest = _nearest(renamed)
     return f"unknown key (did you mean {nearest}?)" if nearest else "unknown key, remove it"
 

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 import numpy as np
 import torch
@@ -47,6 +47,14 @@ class Layer:
     error: float
     before: int
     after: int
+
+
+class Choice(TypedDict, total=False):
+    """The arguments of `factorize` that choose ranks and modules."""
+
+    rank: float | None
+    energy: float | None
+    modules: Sequence[str]
 
 
 def factorize(
@@ -126,10 +134,8 @@ def compress_bundle(
     out: Path,
     method: Method = "svd",
     *,
-    rank: float | None = None,
-    energy: float | None = None,
-    modules: Sequence[str] = ("*",),
     cuts: Path | None = None,
+    **choice: Unpack[Choice],
 ) -> Report:
     """Compress the bundle `source` to `out`; with cuts, evaluate both.
 
@@ -138,10 +144,9 @@ def compress_bundle(
     if (out / WEIGHTS).exists() or (out / CONFIG).exists():
         raise ConfigError(f"{out}: holds a bundle already: give another --out")
     bundle = Bundle.load(source)
-    smaller, layers = compress(bundle, method, rank=rank, energy=energy, modules=modules)
+    smaller, layers = compress(bundle, method, **choice)
     parameters = (count_parameters(bundle.model), count_parameters(smaller.model))
-    choice = f"rank {rank:g}" if rank is not None else f"energy {energy:g}"
-    how = f"{method}, {choice}, modules {' '.join(modules)}"
+    how = ", ".join([method, *(f"{k} {v}" for k, v in choice.items() if v is not None)])
     facts = {"compressed from": source, "by": how, "parameters before": f"{parameters[0]:,}"}
     evaluations = None
     if cuts:
@@ -164,24 +169,19 @@ def _evaluate(bundle: Bundle, cuts: CutSet) -> Evaluation:
 
 
 def compress(
-    bundle: Bundle,
-    method: Method = "svd",
-    *,
-    rank: float | None = None,
-    energy: float | None = None,
-    modules: Sequence[str] = ("*",),
+    bundle: Bundle, method: Method = "svd", **choice: Unpack[Choice]
 ) -> tuple[Bundle, list[Layer]]:
     """Return a bundle with a factorized network (see `factorize`), whose ranks its recipe holds.
 
     Raises ConfigError where no module becomes smaller.
     """
-    network, layers = factorize(bundle.model, method, rank=rank, energy=energy, modules=modules)
+    network, layers = factorize(bundle.model, method, **choice)
     if not layers:
-        what = "energy" if rank is None else "rank"
-        change = f"raise the {what}" if rank is not None and rank < 1 else f"lower the {what}"
+        rank, names = choice.get("rank"), " or ".join(choice.get("modules", ["*"]))
+        change = "lower the energy" if rank is None else "lower the rank"
+        change = "raise the rank" if rank is not None and rank < 1 else change
         raise ConfigError(
-            f"no module named like {' or '.join(modules)} becomes smaller: {change}, or choose "
-            "other modules"
+            f"no module named like {names} becomes smaller: {change}, or choose other modules"
         )
     ranks = {**bundle.config.model.ranks, **{layer.name: layer.rank for layer in layers}}
     model = bundle.config.model.model_copy(update={"ranks": ranks})
