@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from asr.config import load_config
 from asr.runtime.memory import keep_buffers
 from benchmarks import record
-from benchmarks.plain import PlainModel
+from benchmarks.torch_baseline import PlainModel
 from benchmarks.record import Result, Value
 
 RECIPE = Path(__file__).parent.parent / "recipes/aishell1/lrt_r50.yaml"

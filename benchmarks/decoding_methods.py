@@ -1,6 +1,6 @@
 """Measure what each decoding method and a language model give: CER on dev and, once, on test.
 
-    python -m benchmarks.searching BUNDLE DATA WORK [--most 300] [--lm-epochs 10] [--record]
+    python -m benchmarks.decoding_methods BUNDLE DATA WORK [--most 300] [--lm-epochs 10] [--record]
 
 In WORK: a Transformer language model (`asr train-lm`) and a character trigram (Witten-Bell, as an
 ARPA file), both of the train transcripts alone. Weights are found on at most `--most` utterances

@@ -1,6 +1,6 @@
 """Measure utterances per second of beam search, ours and other engines', in turn in one run.
 
-    python -m benchmarks.decoding [--quick] [--batches 1 8 32] [--rounds 5] [--record]
+    python -m benchmarks.decoding_speed [--quick] [--batches 1 8 32] [--rounds 5] [--record]
 
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
 8, exactly 24 tokens, on a CPU; whole recognizers, from the waveform, by one utterance. Other
@@ -133,7 +133,7 @@ class Subject:
         self.name, self.workers = name, workers
         self.setting = f"{workers} × {threads}"
         n_processes = 1 if name.startswith("ctranslate2") else workers
-        module = [sys.executable, "-m", "benchmarks.decoding"]
+        module = [sys.executable, "-m", "benchmarks.decoding_speed"]
         command = [*module, "--serve", name, str(workers), str(threads)]
         self.processes = [
             subprocess.Popen(
