@@ -11,7 +11,7 @@ from asr.cli import options
 from asr.cli.options import Beam, Bundle, Device, Format, Int8, Lm, LmWeight, Method, app
 
 if TYPE_CHECKING:
-    from asr.evaluation.evaluate import Evaluation, UtteranceErrors
+    from asr.evaluation.evaluate import UtteranceErrors
 
 
 @app.command()
@@ -52,24 +52,10 @@ def evaluate(
     if format == "json":
         print(result.model_dump_json(indent=2))
     else:
-        _show_evaluation(cuts, result)
+        print(f"{cuts}: {result}")
+        for utterance in result.worst:
+            print(f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}")
     write_evaluation(bundle, cuts, result)
-
-
-def _show_evaluation(cuts: Path, result: "Evaluation") -> None:
-    cells = {
-        "CER": f"{result.cer:.2%}",
-        "substitutions": f"{result.substitutions}",
-        "insertions": f"{result.insertions}",
-        "deletions": f"{result.deletions}",
-        "characters": f"{result.reference_length}",
-        "|X̄|": f"{result.mean_length:.2f}",
-        "RTF": f"{result.rtf:.4f}",
-    }
-    print(f"{cuts}: {result.utterances} utterances, {result.skipped} skipped\n")
-    print(tabulate([list(cells.values())], list(cells), disable_numparse=True) + "\n")
-    for utterance in result.worst:
-        print(f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}")
 
 
 @app.command()
@@ -139,7 +125,4 @@ def score(
     if format == "json":
         print(json.dumps({"cer": counts.rate, **vars(counts)}, indent=2))
     else:
-        print(
-            f"CER {counts.rate:.2%}: {counts.substitutions} substitutions, {counts.insertions} "
-            f"insertions, {counts.deletions} deletions of {counts.reference_length} characters"
-        )
+        print(counts)

@@ -3,6 +3,7 @@
 import operator
 import unicodedata
 from dataclasses import astuple, dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import jiwer
@@ -37,6 +38,13 @@ class ErrorCounts:
         if not self.reference_length:
             return float(self.errors > 0)
         return self.errors / self.reference_length
+
+    def __str__(self) -> str:
+        """Return a sentence, with the rate in percent."""
+        return (
+            f"CER {self.rate:.2%}: {self.substitutions} substitutions, {self.insertions} "
+            f"insertions, {self.deletions} deletions of {self.reference_length} characters"
+        )
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
         return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
@@ -76,9 +84,11 @@ def alignment(reference: str, hypothesis: str) -> str:
     for chunk in result.alignments[0]:
         start, end = chunk.ref_start_idx, chunk.ref_end_idx
         wanted, found = above[start:end], below[chunk.hyp_start_idx : chunk.hyp_end_idx]
-        for i in range(max(len(wanted), len(found))):
-            column = _column(wanted[i : i + 1], found[i : i + 1], _MARKS[chunk.type])
-            lines = [line + cell for line, cell in zip(lines, column, strict=True)]
+        for pair in zip_longest(wanted, found):
+            width = max(1, *(_width(c) for c in pair if c))
+            cells = [c + " " * (width - _width(c)) if c else _GAP * width for c in pair]
+            cells.append(_MARKS[chunk.type].ljust(width))
+            lines = [line + cell for line, cell in zip(lines, cells, strict=True)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -105,13 +115,6 @@ def _read_texts(path: Path) -> dict[str, str]:
 
 def _align(reference: str, hypothesis: str) -> jiwer.CharacterOutput:
     return jiwer.process_characters(normalize_text(reference), normalize_text(hypothesis))
-
-
-def _column(wanted: list[str], found: list[str], mark: str) -> tuple[str, str, str]:
-    """Return one character of each line, at most one of them missing, padded to one width."""
-    width = max(1, *(_width(character) for character in wanted + found))
-    cells = [c[0] + " " * (width - _width(c[0])) if c else _GAP * width for c in (wanted, found)]
-    return cells[0], cells[1], mark.ljust(width)
 
 
 def _width(character: str) -> int:

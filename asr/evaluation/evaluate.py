@@ -52,6 +52,14 @@ class Evaluation(FrozenModel):
     decoding: DecodingOptions
     worst: tuple[UtteranceErrors, ...]
 
+    def __str__(self) -> str:
+        """Return sentences, with the rate in percent."""
+        counts = (self.substitutions, self.insertions, self.deletions, self.reference_length)
+        return (
+            f"{ErrorCounts(*counts)}; {self.utterances} utterances of {self.mean_length:.2f} "
+            f"characters on average, {self.skipped} skipped; RTF {self.rtf:.4f}"
+        )
+
 
 def evaluate(
     recognizer: Recognizer,

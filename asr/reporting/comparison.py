@@ -78,14 +78,9 @@ def compare(runs: list[Run]) -> list[ComparedRun]:
     for run in runs:
         peers = [r for r in runs if r.corpus == run.corpus and r.is_dense]
         base = max(peers, key=lambda r: (r.recipe == BASELINE, r.parameters), default=None)
-        rows.append(
-            ComparedRun(
-                run=run,
-                baseline=base.recipe if base else None,
-                measured=_measured(run, base),
-                paper=PAPERS.get((run.corpus, run.recipe)),
-            )
-        )
+        measured, paper = _measured(run, base), PAPERS.get((run.corpus, run.recipe))
+        name = base.recipe if base else None
+        rows.append(ComparedRun(run=run, baseline=name, measured=measured, paper=paper))
     return rows
 
 

@@ -39,14 +39,12 @@ class Cost(FrozenModel):
 
     def facts(self) -> dict[str, str]:
         """Return the rows of a model card, with units."""
-        known_co2 = self.co2_kg is not None
+        co2 = f"{self.co2_kg or 0:.3g} kg (electricity of {self.grid})"
         return {
             "training time": f"{self.seconds / 60:.1f} min",
             "floating-point operations of training": f"{self.operations:.3g}",
             "energy of training": self.energy_text(),
-            "CO2 of training": f"{self.co2_kg:.3g} kg (electricity of {self.grid})"
-            if known_co2
-            else UNKNOWN,
+            "CO2 of training": UNKNOWN if self.co2_kg is None else co2,
         }
 
     def energy_text(self) -> str:

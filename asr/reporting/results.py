@@ -73,12 +73,7 @@ def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
     kept = KeptEvaluation(cuts=str(cuts), speed=speed, **dict(result))
     write_text(bundle / EVALUATION, kept.model_dump_json(indent=2) + "\n")
     card = (bundle / CARD).read_text("utf-8") if (bundle / CARD).is_file() else ""
-    section = f"""{_RESULTS}
-
-CER {result.cer:.2%} on {cuts} ({result.utterances} utterances; {result.substitutions}
-substitutions, {result.insertions} insertions, {result.deletions} deletions of
-{result.reference_length} characters), by `asr evaluate {bundle} {cuts}`.
-"""
+    section = f"{_RESULTS}\n\n{result}, by `asr evaluate {bundle} {cuts}`.\n"
     write_text(bundle / CARD, f"{card.split(_RESULTS)[0].rstrip()}\n\n{section}")
 
 
