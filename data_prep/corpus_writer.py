@@ -14,11 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
 
 import soundfile as sf
 from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
@@ -98,7 +96,9 @@ def write_corpus(
     with _staged(out) as stage:
         for split, utterances in splits.items():
             outcomes = _cuts(utterances, split, synthetic, jobs)
-            with _gzip_text(stage / f"{split}.jsonl.gz") as file:
+            path = stage / f"{split}.jsonl.gz"
+            # Without a name and a time, the bytes depend on the cuts alone.
+            with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
                 reports[split] = _write_split(file, split, outcomes, ids, characters, dropped)
         reasons = _by_reason(dropped)
         if not ids:
@@ -142,19 +142,8 @@ def _staged(out: Path) -> Iterator[Path]:
         ) from error
 
 
-@contextmanager
-def _gzip_text(path: Path) -> Iterator[IO[str]]:
-    """Open a compressed file to write whose bytes depend on its text alone, not on the time."""
-    with (
-        path.open("wb") as raw,
-        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-        TextIOWrapper(packed, encoding="utf-8", newline="\n") as file,
-    ):
-        yield file
-
-
 def _write_split(
-    file: IO[str],
+    file: gzip.GzipFile,
     split: str,
     outcomes: Iterable[tuple[Utterance, MonoCut | str]],
     ids: set[str],
@@ -169,7 +158,7 @@ def _write_split(
         if isinstance(cut, str):
             dropped.append(LeftOut(utterance.id, split, str(utterance.path), cut))
             continue
-        file.write(json.dumps(cut.to_dict(), ensure_ascii=False) + "\n")
+        file.write(json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n")
         count, seconds = count + 1, seconds + cut.duration
         ids.add(utterance.id)
         speakers.add(utterance.speaker)

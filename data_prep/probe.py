@@ -26,7 +26,9 @@ def probe(path: Path) -> sf._SoundFileInfo:
     if not path.is_file():
         raise AudioError(f"{path}: there is no such file: check the corpus", "missing")
     try:
-        sphere = _sphere_header(path)
+        with path.open("rb") as opened:
+            header = opened.read(1024)
+        sphere = header if header.startswith(b"NIST_1A") else b""
         if b"embedded-shorten" in sphere:
             fix = FIXES["shorten_compressed"]
             raise AudioError(f"{path}: is compressed by shorten: {fix}", "shorten_compressed")
@@ -44,12 +46,6 @@ def probe(path: Path) -> sf._SoundFileInfo:
             f"{path}: cannot be read as audio ({error}): copy it again", "unreadable"
         ) from error
     return info
-
-
-def _sphere_header(path: Path) -> bytes:
-    with path.open("rb") as file:
-        header = file.read(1024)
-    return header if header.startswith(b"NIST_1A") else b""
 
 
 def _check_samples(path: Path, file: sf.SoundFile) -> None:

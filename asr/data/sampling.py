@@ -83,5 +83,6 @@ def loader(
 
 def perturb_speed(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
     """Return the cuts once at each speed (Ko 2015: 0.9, 1.0, 1.1)."""
-    copies = [cuts if factor == 1.0 else cuts.perturb_speed(factor) for factor in factors]
+    bare = cuts.drop_features()  # lhotse would warn of each cut that has any
+    copies = [cuts if factor == 1.0 else bare.perturb_speed(factor) for factor in factors]
     return CutSet.from_cuts(cut for copy in copies for cut in copy)
