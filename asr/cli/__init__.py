@@ -32,7 +32,10 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def asr(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Its number.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Take the options that come before a verb."""

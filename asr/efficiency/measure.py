@@ -42,9 +42,8 @@ def measure(
     """
     context = _fresh_processes()
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_work, args=(case, device, batch, memory_gib, theirs), daemon=True
-    )
+    args = (case, device, batch, memory_gib, theirs)
+    process = context.Process(target=_work, args=args, daemon=True)
     process.start()
     theirs.close()
     try:
@@ -133,15 +132,14 @@ def _runner(case: BenchmarkCase, model: nn.Module, batch: int) -> Callable[[], N
 
 def _seconds(run: Callable[[], None], on_cpu: bool) -> float:
     """Time one run: process time on a CPU, which other programs change little, else wall time."""
-    if on_cpu:
-        start = time.process_time()
-        run()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
+    clock = time.process_time if on_cpu else time.perf_counter
+    if not on_cpu:
+        torch.cuda.synchronize()
+    start = clock()
     run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    if not on_cpu:
+        torch.cuda.synchronize()
+    return clock() - start
 
 
 def _largest_batch(case: BenchmarkCase) -> int:
