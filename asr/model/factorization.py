@@ -61,8 +61,6 @@ def low_rank_pair(module: nn.Module, rank: int) -> nn.Module:
 
 def factors_of(unit: nn.Module) -> tuple[nn.Module, nn.Module]:
     """Return the two maps of a low-rank pair in the order in which data pass them."""
-    if isinstance(unit, LowRank):
-        return unit.E, unit.D
     first, second = unit.children()
     return first, second
 

@@ -12,11 +12,7 @@ from asr.model.attention.full import (
     Kernel,
 )
 from asr.model.attention.linear import LinearAttentionConfig, PerformerConfig, follow_step
-from asr.model.attention.linformer import (
-    ConvLinformerConfig,
-    LinformerConfig,
-    share_between_layers,
-)
+from asr.model.attention.linformer import ConvLinformerConfig, LinformerConfig, share_between_layers
 from asr.model.attention.lsh import LshConfig
 from asr.model.attention.nystrom import NystromConfig
 from asr.model.attention.s4d import S4D, S4dConfig

@@ -28,7 +28,12 @@ class Kernel(nn.Module):
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
     ) -> Tensor:
-        """Attend to the keys where `mask_BS` is True; returns (B, H, T, K)."""
+        """Attend to the keys where `mask_BS` is True, all without it; returns (B, H, T, K)."""
+        if mask_BS is None:
+            mask_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
+        return self._attend(q_BHTK, k_BHSK, v_BHSK, mask_BS)
+
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         raise NotImplementedError
 
     def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
@@ -51,12 +56,7 @@ class AttentionConfig(FrozenModel):
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    p: float = 0.0,
-    causal: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, p: float = 0, causal: bool = False
 ) -> Tensor:
     """Return Softmax(Q Kᵀ / √d_k) V over keys where `mask` is True, dropping weights with p."""
     if not p or not q.is_cpu:

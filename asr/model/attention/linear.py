@@ -86,10 +86,6 @@ def step_by_features(q_BH1M: Tensor, k_BH1M: Tensor, v_BH1K: Tensor, cache: Cach
     return _normalized(q_BH1M @ state_BHMK), (state_BHMK,)
 
 
-def _fill_padding(new_BHSM: Tensor, mask_BS: Tensor | None, value: float) -> Tensor:
-    return new_BHSM if mask_BS is None else new_BHSM.masked_fill_(~mask_BS[:, None, :, None], value)
-
-
 def _elu_plus_one(x: Tensor) -> Tensor:
     return elu(x).add_(1)
 
@@ -101,11 +97,8 @@ class LinearAttention(Kernel):
         super().__init__()
         self.causal = causal
 
-    def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
-    ) -> Tensor:
-        """Attend; see `Kernel`."""
-        k_BHSM = _fill_padding(_elu_plus_one(k_BHSK), mask_BS, 0.0)
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
+        k_BHSM = _elu_plus_one(k_BHSK).masked_fill_(~mask_BS[:, None, :, None], 0.0)
         return attend_by_features(_elu_plus_one(q_BHTK), k_BHSM, v_BHSK, self.causal)
 
     def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
@@ -163,11 +156,8 @@ class PerformerAttention(Kernel):
             along: Tensor = x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
             return along
 
-    def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
-    ) -> Tensor:
-        """Attend; see `Kernel`."""
-        k_BHSM = _fill_padding(self.features(k_BHSK), mask_BS, -torch.inf)
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
+        k_BHSM = self.features(k_BHSK).masked_fill_(~mask_BS[:, None, :, None], -torch.inf)
         if not self.causal:
             # A factor that all keys share cancels; causal keys cannot know the later ones.
             k_BHSM.sub_(k_BHSM.detach().amax((2, 3), keepdim=True))

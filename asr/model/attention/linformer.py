@@ -15,8 +15,8 @@ from asr.model.attention.full import AttentionConfig, Kernel, attend
 from asr.schema import Size
 
 
-def _without_padding(x_BHSK: Tensor, mask_BS: Tensor | None) -> Tensor:
-    return x_BHSK if mask_BS is None else x_BHSK.masked_fill(~mask_BS[:, None, :, None], 0.0)
+def _without_padding(x_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
+    return x_BHSK.masked_fill(~mask_BS[:, None, :, None], 0.0)
 
 
 class LinformerAttention(Kernel):
@@ -46,9 +46,7 @@ class LinformerAttention(Kernel):
         del self.EF
         self.owner = (owner,)  # in a tuple it is no submodule
 
-    def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
-    ) -> Tensor:
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         """Attend; shorter inputs use the first columns of E and F, and padding is zero.
 
         Raises DataError for an input that is longer than E and F.
@@ -111,12 +109,8 @@ class ConvLinformerAttention(Kernel):
         shape = (2, n_heads, 1, config.stride, d_head)
         self.EF = nn.Parameter(torch.full(shape, 1 / config.stride))
 
-    def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
-    ) -> Tensor:
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         """Attend to windows with a valid step; the padding in them is zero."""
-        if mask_BS is None:
-            mask_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
         kv = [_without_padding(x, mask_BS) for x in (k_BHSK, v_BHSK)]
         if self.training and self.cycle_shift:
             source_BS = cyclic_shift(mask_BS, int(torch.randint(self.stride, ())))

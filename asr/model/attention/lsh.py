@@ -33,14 +33,9 @@ class LshAttention(Kernel):
         directions = torch.randn(*shape, config.buckets, generator=rng, device="cpu")
         self.register_buffer("directions", directions)
 
-    def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
-    ) -> Tensor:
-        """Attend; see `Kernel`."""
-        B, H, S, K = v_BHSK.shape
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
+        H, S, K = v_BHSK.shape[1:]
         x_BHSK = (q_BHTK + k_BHSK) / 2
-        if mask_BS is None:
-            mask_BS = x_BHSK.new_ones(B, S, dtype=torch.bool)
         mask_B1S1 = mask_BS[:, None, :, None]
         along = x_BHSK.detach()[:, None] @ self.directions.to(x_BHSK.dtype)
         bucket = torch.cat((along, -along), -1).argmax(-1, keepdim=True)

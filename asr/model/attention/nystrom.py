@@ -26,12 +26,7 @@ class NystromAttention(Kernel):
         super().__init__()
         self.landmarks = landmarks
 
-    def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
-    ) -> Tensor:
-        """Attend; see `Kernel`."""
-        if mask_BS is None:
-            mask_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         mean_B1MS, real_BM = self._segments(mask_BS, q_BHTK.dtype)
         q_BHMK = mean_B1MS @ q_BHTK.masked_fill(~mask_BS[:, None, :, None], 0.0)
         k_BHMK = mean_B1MS @ k_BHSK.masked_fill(~mask_BS[:, None, :, None], 0.0)

@@ -29,13 +29,8 @@ class SlidingWindowAttention(Kernel):
         self.window, self.dilation = config.window, config.dilation
         self.n_global, self.causal, self.dropout = config.global_tokens, causal, dropout
 
-    def forward(
-        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
-    ) -> Tensor:
-        """Attend; see `Kernel`."""
+    def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         B, _, S, _ = k_BHSK.shape
-        if mask_BS is None:
-            mask_BS = k_BHSK.new_ones(B, S, dtype=torch.bool)
         p, G = self.dropout if self.training else 0.0, min(self.n_global, S)
         W = min(self.window, -(-S // self.dilation))  # a wider one would only add padding
         q = self._blocks(q_BHTK, W)
