@@ -3,12 +3,16 @@
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from asr.cli.options import Bundle, Device, Overrides, app, err, out
+
+Resume = Annotated[bool, typer.Option(help="Continue the run that --out holds.")]
 
 
 @app.command()
@@ -17,7 +21,7 @@ def train(
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Default: exp/CORPUS/RECIPE.")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run that --out holds.")] = False,
+    resume: Resume = False,
     overrides: Overrides = None,
     device: Device = "auto",
 ) -> None:
@@ -28,16 +32,10 @@ def train(
     from asr.train.run import train as run
 
     out_dir = out_dir or Path("exp") / recipe.resolve().parent.name / recipe.stem
-    try:
+    changes = "".join(f" --set '{change}'" for change in overrides or [])
+    with _resumable(f"train {recipe}{changes} --out {out_dir}"):
         run(config, out_dir, resume, device)
-    except KeyboardInterrupt as error:
-        changes = "".join(f" --set '{change}'" for change in overrides or [])
-        err.print(
-            f"interrupted; go on with: asr train {recipe}{changes} --out {out_dir} --resume",
-            soft_wrap=True,
-        )
-        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
-    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one speaks
+    if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes prints
         out.print(f"{out_dir}", highlight=False)
 
 
@@ -45,26 +43,31 @@ def train(
 def train_lm(
     bundle: Bundle,
     texts: Annotated[
-        list[Path] | None, typer.Argument(help="Text, a line each; default: the train transcripts.")
+        list[Path] | None,
+        typer.Argument(help="Text files, a line each; default: the training transcripts."),
     ] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Default: BUNDLE/lm.")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
-    resume: Annotated[bool, typer.Option(help="Go on with the run that --out holds.")] = False,
+    resume: Resume = False,
     device: Device = "auto",
 ) -> None:
-    """Train a language model with a recogniser's tokens and sizes, for --lm."""
+    """Train a language model with a recognizer's tokens and sizes, for --lm."""
     from asr.bundle import Bundle as Loaded
     from asr.runtime.devices import choose_device
     from asr.train.language_model import train_lm as run
 
     out_dir = out_dir or bundle / "lm"
-
-    def tell(epoch: int, loss: float, dev_loss: float) -> None:
-        err.print(
-            f"epoch {epoch}/{epochs}  train loss {loss:.4f}  dev loss {dev_loss:.4f}",
-            highlight=False,
-        )
-
-    loaded = Loaded.load(bundle)
-    run(loaded, texts or [], out_dir, epochs, resume, choose_device(device), tell)
+    files = "".join(f" {path}" for path in texts or [])
+    with _resumable(f"train-lm {bundle}{files} --epochs {epochs} --out {out_dir}"):
+        run(Loaded.load(bundle), texts or [], out_dir, epochs, resume, choose_device(device))
     out.print(f"{out_dir}", highlight=False)
+
+
+@contextmanager
+def _resumable(command: str) -> Iterator[None]:
+    """Print how to resume where a signal stops the run; exit with 128 and its number."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        err.print(f"interrupted; continue with: asr {command} --resume", soft_wrap=True)
+        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))

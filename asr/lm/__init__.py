@@ -1,1 +1,1 @@
-"""TODO."""
+"""Language models for decoding: n-grams and Transformers."""

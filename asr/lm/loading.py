@@ -1,4 +1,4 @@
-"""Language models by path: an ARPA file, or a folder of `asr train-lm`."""
+"""Load a language model: an ARPA file, or a folder of `asr train-lm`."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from asr.tokenizer import Tokenizer
 
 
 def load_language_model(path: Path, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:
-    """Read a language model of a tokenizer's tokens.
+    """Return a language model of a tokenizer's tokens.
 
     Raises BundleError where it cannot be read or is of other tokens.
     """
     if not path.is_dir():
-        return NGram.load(path, tokenizer)
+        return NGram.load(path, tokenizer).to(device)
     model = LanguageTransformer.load(path, tokenizer).to(device)
     prepare_for_inference(model)
     return model

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from pydantic import PositiveInt, ValidationError
+from pydantic import PositiveInt
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
@@ -107,15 +107,10 @@ class LanguageTransformer(nn.Module):
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> "LanguageTransformer":
         """Read a folder of `asr train-lm`. Raises BundleError if damaged or of other tokens."""
-        for name in (CONFIG, WEIGHTS):
-            if not (folder / name).is_file():
-                raise BundleError(
-                    f"{folder}: there is no {name}: give a folder that `asr train-lm` has written"
-                )
         try:
             values = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
             model = cls(LmConfig.model_validate(values))
-        except (yaml.YAMLError, ValidationError, ValueError) as error:
+        except (OSError, yaml.YAMLError, ValueError) as error:
             raise BundleError(
                 f"{folder / CONFIG}: not a language model's: give a folder of `asr train-lm`"
             ) from error

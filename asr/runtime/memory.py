@@ -1,4 +1,4 @@
-"""How a training process holds its memory."""
+"""Memory of a training process."""
 
 import ctypes
 import platform
@@ -9,15 +9,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def keep_buffers() -> None:
-    """Let freed buffers serve the next step instead of going back to the system.
+    """Keep freed buffers for the next step instead of returning them to the system.
 
     The activations of a step are hundreds of megabytes each. glibc maps and unmaps every one, and
-    the kernel clears each page anew. Other C libraries are left as they are. Nor is fresh memory
-    filled with NaN, which torch's deterministic mode does to show reads before writes; results do
-    not depend on it.
+    the kernel clears each page again. Other C libraries are left as they are. Fresh memory is no
+    longer filled with NaN, as torch's deterministic mode does to show reads of uninitialized
+    values; results do not depend on it.
 
-    Batches of many lengths fragment what is kept: the process holds more than its steps need
-    at once.
+    Batches of many lengths fragment the kept memory: the process holds more than a step needs.
     """
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if platform.libc_ver()[0] == "glibc":

@@ -1,33 +1,37 @@
-"""What happens before the first step: a probe of the memory, and the handling of signals."""
-
-import logging
+"""Checks before the first step that the memory is sufficient."""
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from asr.train.datamodule import SpeechDataModule
-from asr.train.distributed import on_stop, rank
 from asr.train.module import SpeechModule
-
-log = logging.getLogger(__name__)
 
 
 class MemoryProbe(Callback):
-    """Before the first step: the largest batches are tried, and signals are heard."""
+    """Runs the largest batches before the first step, so that memory is exhausted then or never."""
 
     def __init__(self, corpus: SpeechDataModule) -> None:
         self.corpus = corpus
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Run out of memory now or never."""
+        """Use all the memory that the largest batches take, and change nothing.
+
+        The training batch is of the last epoch, which has the longest cuts if any get pauses.
+        """
         assert isinstance(pl_module, SpeechModule)
-
-        def ask(number: int) -> None:
-            if not rank():
-                log.warning("the run stops after this step; once more to stop at once")
-            pl_module.asked = number
-
-        on_stop(ask)
-        # The last epoch has the longest cuts, if any get pauses.
-        last = self.corpus.config.training.epochs - 1
-        pl_module.probe_memory(self.corpus.largest(last), self.corpus.largest(None))
+        device = pl_module.device
+        # Adam's two moments and the message between processes do not exist before a first step.
+        held = [torch.zeros_like(p) for p in pl_module.parameters() for _ in range(3)]
+        precision = trainer.precision_plugin
+        pl_module.train()
+        with precision.train_step_context():
+            for part in self.corpus.largest(self.corpus.config.training.epochs - 1).batches:
+                pl_module.backward_batch(part.to(device), torch.ones(2, device=device))
+        pl_module.zero_grad()
+        pl_module.eval()
+        with precision.val_step_context(), torch.no_grad():
+            for part in self.corpus.largest(None).batches:
+                pl_module.validate(part.to(device))
+        pl_module.train()
+        del held

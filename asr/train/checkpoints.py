@@ -1,8 +1,10 @@
-"""What a run leaves on the disk while it goes: its state, the best weights, its history."""
+"""Files of a run in progress: its state, the weights of its best epochs, its history."""
 
 import csv
 import io
+import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,123 +12,119 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import save
+from torch import nn
 
-from asr.bundle import Bundle, read_tensors
-from asr.config import Config
+from asr.bundle import read_tensors
 from asr.errors import ConfigError, DataError
 from asr.runtime.files import write_atomically
-from asr.train.datamodule import SpeechDataModule
-from asr.train.module import SpeechModule
+from asr.train.datamodule import TrainingData
+from asr.train.distributed import on_stop, rank
+from asr.train.step import TrainingModule
+
+log = logging.getLogger(__name__)
 
 LAST = "last.ckpt"
-HISTORY = ("epoch", "train_loss", "val_loss", "val_cer", "seconds")
+OnBest = Callable[["Checkpoints"], None]
 
 
 class Checkpoints(Callback):
-    """`last.ckpt`, from which a run goes on; the weights of the best epochs; `history.csv`.
+    """`last.ckpt`, from which a run resumes; the weights of the best epochs; `history.csv`.
 
-    Lightning's own ModelCheckpoint saves the best after all other callbacks, so that a state
-    saved at an epoch's end would not know of it. Here an epoch's weights are written first, then
-    the state that names them, then those that are no longer wanted go: a kill between any two
-    loses nothing. All processes call the hooks, rank 0 writes.
+    Lightning's own ModelCheckpoint saves the best weights after all other callbacks, so that a
+    state saved at an epoch's end would not include them. Here an epoch's weights are written
+    first, then what `on_best` makes of the best epochs, then the state, and only then old weights
+    are deleted: a kill between any two loses nothing. All processes call the hooks, rank 0 writes.
     """
 
-    def __init__(self, folder: Path, config: Config, corpus: SpeechDataModule) -> None:
-        self.folder, self.config, self.corpus = folder, config.training, corpus
+    def __init__(
+        self, folder: Path, task: TrainingModule, corpus: TrainingData, on_best: OnBest
+    ) -> None:
+        self.folder, self.corpus, self.on_best = folder, corpus, on_best
+        self.training, self.metric = task.config.training, task.dev_metrics[-1]
+        self.last = folder / LAST
         self.history: list[dict[str, float]] = []
-        self.batches_done = 0
-        self.seconds_before, self.begun = 0.0, time.monotonic()
-
-    @property
-    def last(self) -> Path:
-        """The state of the run."""
-        return self.folder / LAST
+        self.seconds_before, self.start = 0.0, time.monotonic()
 
     @property
     def ranked(self) -> list[dict[str, float]]:
-        """The epochs, best CER first; of equals the later."""
-        return sorted(self.history, key=lambda row: (row["val_cer"], -row["epoch"]))
+        """Return the epochs, the best first; of equal ones the later first."""
+        return sorted(self.history, key=lambda row: (row[self.metric], -row["epoch"]))
 
     @property
     def best(self) -> list[Path]:
-        """The weights of the best epochs, best first."""
-        return [self._weights(int(row["epoch"])) for row in self.ranked[: self.config.average]]
+        """Return the weights of the best epochs, the best first."""
+        return [self._weights(int(row["epoch"])) for row in self.ranked[: self.training.average]]
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, in all its sessions."""
-        return self.seconds_before + time.monotonic() - self.begun
+        """Return the time spent on the run in all its sessions."""
+        return self.seconds_before + time.monotonic() - self.start
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A run that had stopped early does not go on."""
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Let signals stop the run; a run that had stopped early does not continue."""
+
+        def stop(number: int) -> None:
+            if not rank():
+                log.warning("the run stops after this step; once more to stop at once")
+            pl_module.signal = number
+
+        on_stop(stop)
         trainer.should_stop = self._is_stale()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
-        batch_idx: int,
-    ) -> None:  # fmt: skip
-        """Save in mid-epoch; the epoch's end has its own save, after validation."""
-        assert isinstance(pl_module, SpeechModule)
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save within an epoch; its end is saved after validation."""
         if trainer.is_last_batch:
             return
-        if pl_module.stopping or trainer.global_step % self.config.checkpoint_steps == 0:
+        if pl_module.stopping or trainer.global_step % self.training.checkpoint_steps == 0:
             self._save(trainer, batch_idx + 1)
         if pl_module.stopping:
             raise KeyboardInterrupt
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save the epoch's weights and the state; runs after validation."""
-        assert isinstance(pl_module, SpeechModule)
-        if not trainer.global_step and not pl_module.counters.skipped:
+        task: TrainingModule = pl_module
+        if not trainer.global_step and not task.counters.skipped:
             raise DataError(f"{self.corpus.config.data.train}: not one recording could be read")
-        metrics, epoch = trainer.callback_metrics, trainer.current_epoch + 1
-        values = (epoch, pl_module.counters.mean_loss, float(metrics["val/loss"]),
-                  float(metrics["val/cer"]),
-                  self.seconds - sum(row["seconds"] for row in self.history))  # fmt: skip
-        self.history.append(dict(zip(HISTORY, values, strict=True)))
+        epoch, before = trainer.current_epoch + 1, sum(row["seconds"] for row in self.history)
+        row = {"epoch": epoch, "train_loss": task.counters.mean_loss}
+        for name in task.dev_metrics:
+            row[name] = round(float(trainer.callback_metrics[name.replace("_", "/", 1)]), 6)
+        row["seconds"] = self.seconds - before
+        self.history.append(row)
         if trainer.is_global_zero:
-            weights = save(pl_module.model.state_dict())
+            weights = save(task.model.state_dict())
             write_atomically(self._weights(epoch), lambda path: path.write_bytes(weights))
+            if self._weights(epoch) in self.best:
+                self.on_best(self)
         self._save(trainer, 0)
         if trainer.is_global_zero:
             self._write_history()
             for path in set(self.folder.glob("epoch*.safetensors")) - set(self.best):
                 path.unlink()
-        if pl_module.stopping:
+        if task.stopping:
             raise KeyboardInterrupt
         trainer.should_stop = self._is_stale()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the run is, and what it saw on its way."""
-        return {
-            "batches_done": self.batches_done,
-            "step_seconds": self.corpus.step_seconds,
-            "history": self.history,
-            "seconds": self.seconds,
-        }
+        """Return the epochs so far and the time they took."""
+        return {"history": self.history, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the corpus begin after the batches that were done."""
-        before, now = state_dict["step_seconds"], self.corpus.step_seconds
-        if abs(before - now) > 1e-6 * before:
-            raise ConfigError(
-                f"{self.last}: a step held {before:g} s of audio, it would now hold {now:g} "
-                "(data.batch_seconds x training.accumulate x processes): set training.accumulate "
-                "so that they are the same"
-            )
-        self.batches_done = self.corpus.done = state_dict["batches_done"]
+        """Continue with them."""
         self.history, self.seconds_before = state_dict["history"], state_dict["seconds"]
-        self.begun = time.monotonic()
+        self.start = time.monotonic()
 
     def _is_stale(self) -> bool:
-        """Whether `training.patience` epochs brought no better CER."""
-        if self.config.patience is None or not self.history:
+        """Return whether `training.patience` epochs brought no improvement."""
+        if self.training.patience is None or not self.history:
             return False
-        best = min(self.history, key=lambda row: (row["val_cer"], row["epoch"]))
-        return len(self.history) - best["epoch"] >= self.config.patience
+        best = min(self.history, key=lambda row: (row[self.metric], row["epoch"]))
+        return len(self.history) - best["epoch"] >= self.training.patience
 
     def _save(self, trainer: L.Trainer, done: int) -> None:
-        self.batches_done = done
+        self.corpus.done = done
         if trainer.is_global_zero:
             write_atomically(self.last, trainer.save_checkpoint)
         else:
@@ -134,7 +132,7 @@ class Checkpoints(Callback):
 
     def _write_history(self) -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(text, HISTORY, lineterminator="\n")
+        writer = csv.DictWriter(text, self.history[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.history)
         path = self.folder / "history.csv"
@@ -144,13 +142,24 @@ class Checkpoints(Callback):
         return self.folder / f"epoch{epoch}.safetensors"
 
 
-def average_into(bundle: Bundle, checkpoints: list[Path]) -> None:
-    """Give a bundle's network the mean of its weights in several files, the first being the best.
+def has_run(out: Path, resume: bool) -> bool:
+    """Return whether a folder holds a run. Raises ConfigError where it is not to be resumed."""
+    if not (out / "training" / LAST).is_file():  # a run without a state has nothing to lose
+        return False
+    if not resume:
+        raise ConfigError(
+            f"{out}: holds a run already: continue it by --resume, or give another --out"
+        )
+    return True
 
-    Weights of sparse maps that stand in other places than the best's are not to be averaged.
+
+def average_into(model: nn.Module, checkpoints: list[Path]) -> None:
+    """Load the mean of the weights in several files, of which the first is the best.
+
+    Files whose sparse weights are at other indices than the best's are left out.
     """
     weights = [read_tensors(path) for path in checkpoints]
-    places = [k for k, v in weights[0].items() if not v.is_floating_point()]
-    weights = [w for w in weights if all(torch.equal(w[k], weights[0][k]) for k in places)]
+    indices = [k for k, v in weights[0].items() if not v.is_floating_point()]
+    weights = [w for w in weights if all(torch.equal(w[k], weights[0][k]) for k in indices)]
     mean = {k: torch.stack([w[k].double() for w in weights]).mean(0) for k in weights[0]}
-    bundle.model.load_state_dict(mean)
+    model.load_state_dict(mean)

@@ -1,4 +1,4 @@
-"""The batches of a run, dealt out to its processes."""
+"""The batches of a run, divided among its processes."""
 
 import functools
 import logging
@@ -6,6 +6,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 import lightning as L
 from lhotse import CutSet
@@ -13,60 +14,82 @@ from lhotse.cut import Cut
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from asr.audio.augmentation import PausesConfig
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.data import feature_store as stored
 from asr.data.dataset import MicroBatches, SpeechDataset
 from asr.data.manifest import filter_cuts, load_cuts, read_wave
 from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
-from asr.errors import AudioError
+from asr.errors import AudioError, ConfigError
 from asr.train.distributed import rank, world_size
 
 log = logging.getLogger(__name__)
 
-# Corpus statistics of the features come from so many utterances at most.
+# Corpus statistics of the features are computed from so many utterances at most.
 _FIT_UTTERANCES = 2000
 
 
-class SpeechDataModule(L.LightningDataModule):
-    """Train and dev batches of a recipe; a run's state knows how far into an epoch it is.
+class TrainingData(L.LightningDataModule):
+    """Training and dev batches; `done` is how many steps of the epoch were made before."""
 
-    The batch of a step is planned for all processes and their `training.accumulate` turns
-    together, the same in each process, and its cuts are then dealt out: so every process makes as
-    many steps, every cut is in one place, and a step is the same however many share it.
-    """
+    dataset: SpeechDataset | None = None
+    step_seconds = 0.0  # the audio of a step of all processes, before padding
+    smaller_batches = "a batch is more than the memory holds: try another --device"
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config = config
-        data = config.data
-        train = filter_cuts(load_cuts(data.train), data, data.train)
-        self.train_cuts: CutSet = perturb_speed(train, data.speed_factors)
-        self.short_cuts = self._short_ones()
+        self.config, self.done = config, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the epoch is, and the size of its steps."""
+        return {"done": self.done, "step_seconds": self.step_seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin after the steps that were done. Raises ConfigError for steps of another size."""
+        before, now = state_dict["step_seconds"], self.step_seconds
+        if abs(before - now) > 1e-6 * before:
+            raise ConfigError(
+                f"--resume: a step held {before:g} s of audio, it would now hold {now:g} "
+                "(data.batch_seconds x training.accumulate x processes): set training.accumulate "
+                "so that they are the same"
+            )
+        self.done = state_dict["done"]
+
+
+class SpeechDataModule(TrainingData):
+    """Training and dev batches of a recipe.
+
+    The batch of a step is planned for all processes and their `training.accumulate` micro-batches
+    together, the same in each process, and its cuts are then divided. So every process makes the
+    same number of steps, every cut is in one place, and a step does not depend on how many
+    processes share it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        data, training = config.data, config.training
+        # The micro-batches of a step, of all processes.
+        self.n_parts = world_size() * training.accumulate
+        self.step_seconds = data.batch_seconds * self.n_parts
+        self.smaller_batches = (
+            f"data.batch_seconds {data.batch_seconds:g} is more than the memory holds: try --set "
+            f"data.batch_seconds={data.batch_seconds / 2:g} --set training.accumulate="
+            f"{2 * training.accumulate}, the same steps in half the memory"
+        )
+        self.utterances = filter_cuts(load_cuts(data.train), data, data.train)
+        self.train_cuts: CutSet = perturb_speed(self.utterances, data.speed_factors)
+        self.short_cuts = self._shortest()
         self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev)
-        stored.check(train, config.features, data.train)
-        stored.check(self.dev_cuts, config.features, data.dev)
-        self.dataset: SpeechDataset | None = None
-        self.done = 0
+        self.pauses = config.augment.pauses if config.augment else None
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
-    @property
-    def parts(self) -> int:
-        """Into how many batches a step is dealt: each process has `training.accumulate`."""
-        return world_size() * self.config.training.accumulate
-
-    @property
-    def step_seconds(self) -> float:
-        """The audio of a step, of all processes, before padding."""
-        return self.config.data.batch_seconds * self.parts
-
-    @property
-    def _pauses(self) -> PausesConfig | None:
-        return self.config.augment.pauses if self.config.augment else None
+    def __str__(self) -> str:
+        hours = sum(cut.duration for cut in self.utterances) / 3600
+        n_speeds = len(self.config.data.speed_factors)
+        speeds = f" x {n_speeds} speeds" if n_speeds > 1 else ""
+        return f"{len(self.utterances)} utterances ({hours:.1f} h){speeds}"
 
     def sample_waveforms(self) -> Iterator[Tensor]:
-        """A random part of the training recordings, those that can be read."""
+        """Yield training recordings (N,) at random, those that can be read."""
         cuts = list(self.train_cuts)
         random.Random(self.config.seed).shuffle(cuts)
         for cut in cuts[:_FIT_UTTERANCES]:
@@ -76,65 +99,62 @@ class SpeechDataModule(L.LightningDataModule):
                 log.warning("skipped: %s", error)
 
     def read_with(self, bundle: Bundle) -> None:
-        """Features and tokens of the batches to come."""
+        """Set the features and the tokenizer of the batches."""
         rate, workers = self.config.features.sample_rate, self.config.data.num_workers
         self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers)
 
     def largest(self, epoch: int | None) -> MicroBatches:
-        """The batch that takes most memory, of all processes, read; of a training epoch or dev.
+        """Read the micro-batch of a training epoch, or of dev, that takes most memory.
 
-        Where a curriculum is still with short utterances, of its first epoch with all.
+        Where a curriculum has short utterances only, it is of the first epoch with all.
         """
         assert self.dataset is not None
         if epoch is not None and self.config.training.curriculum:
             epoch = max(epoch, self.config.training.curriculum.epochs)
-        parts = [
-            part for batch in self.plan(epoch) for part in split_batch(batch, self.parts) if part
-        ]
-        return self.dataset[[max(parts, key=_padded_seconds)]]
+        parts = [part for batch in self.plan(epoch) for part in split_batch(batch, self.n_parts)]
+        return self.dataset[[max(filter(None, parts), key=_padded_seconds)]]
 
     def train_dataloader(self) -> DataLoader[MicroBatches]:
-        """The epoch's steps, less those that a resumed run had done."""
+        """Return a loader of the epoch's steps but those that were done."""
         assert self.trainer is not None
-        done, self.done = self.done, 0
-        return self._loader(self.trainer.current_epoch, done)
+        return self._loader(self.trainer.current_epoch, self.done)
 
     def val_dataloader(self) -> DataLoader[MicroBatches]:
-        """All dev cuts."""
+        """Return a loader of all dev cuts."""
         return self._loader(None)
 
     def _plan(self, epoch: int | None) -> list[CutSet]:
-        """What each step of a training epoch holds, or the dev cuts; the same in all processes."""
+        """Return the cuts of each step of a training epoch, or of dev, for all processes."""
         cuts = self.dev_cuts if epoch is None else self.train_cuts
         if self._kind(epoch)[0]:
             cuts = self.short_cuts
-        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self._pauses)
+        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self.pauses)
 
     def _kind(self, epoch: int | None) -> tuple[bool, bool]:
-        """Whether an epoch has short utterances only, and pauses."""
+        """Return whether an epoch has short utterances only, and whether it has pauses."""
         curriculum = self.config.training.curriculum
         if epoch is None:
             return False, False
         is_short = curriculum is not None and epoch < curriculum.epochs
-        return is_short, self._pauses is not None and epoch + 1 >= self._pauses.from_epoch
+        return is_short, self.pauses is not None and epoch + 1 >= self.pauses.from_epoch
 
     @property
     def total_steps(self) -> int:
-        """About so many steps has the run: epochs of a kind have nearly the same number."""
+        """Return the steps of the run, nearly: similar epochs have about the same number."""
         kinds = [self._kind(epoch) for epoch in range(self.config.training.epochs)]
         return sum(
             kinds.count(kind) * len(self.plan(kinds.index(kind))) for kind in dict.fromkeys(kinds)
         )
 
-    @property
+    @functools.cached_property
     def duration_p99(self) -> float:
-        """So long at most are 99 of 100 training utterances, pauses included."""
+        """Return the 99th percentile of the training utterances' seconds, pauses included."""
         plan = self.plan(self.config.training.epochs - 1)
-        durations = sorted(cut.duration for batch in plan for cut in batch)
+        durations = sorted(float(cut.duration) for batch in plan for cut in batch)
         return durations[len(durations) * 99 // 100]
 
-    def _short_ones(self) -> CutSet:
-        """What a curriculum begins with."""
+    def _shortest(self) -> CutSet:
+        """Return the cuts that a curriculum begins with."""
         curriculum = self.config.training.curriculum
         if curriculum is None:
             return self.train_cuts
@@ -145,17 +165,17 @@ class SpeechDataModule(L.LightningDataModule):
 
     def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[MicroBatches]:
         assert self.dataset is not None
-        mine = [
-            split_batch(batch, self.parts)[rank() :: world_size()] for batch in self.plan(epoch)
+        own = [
+            split_batch(batch, self.n_parts)[rank() :: world_size()] for batch in self.plan(epoch)
         ]
-        return loader(self.dataset, EpochSteps(mine, done), self.config.data.num_workers)
+        return loader(self.dataset, EpochSteps(own, done), self.config.data.num_workers)
 
 
 def split_batch(batch: CutSet, n_parts: int) -> list[list[Cut]]:
-    """The cuts of a batch in parts of like size and length; some are empty where cuts are few."""
+    """Divide a batch into parts of similar size and length, some empty where cuts are few."""
     ordered = sorted(batch, key=lambda cut: (-cut.duration, cut.id))
     return [ordered[i::n_parts] for i in range(n_parts)]
 
 
 def _padded_seconds(cuts: list[Cut]) -> float:
-    return len(cuts) * max(cut.duration for cut in cuts)
+    return len(cuts) * max(float(cut.duration) for cut in cuts)

@@ -1,4 +1,4 @@
-"""The processes of one run, as torchrun starts them: who they are, what they add up."""
+"""The processes of one run, as torchrun starts them: their ranks, sums and signals."""
 
 import os
 import signal
@@ -18,27 +18,27 @@ from asr.errors import ConfigError
 
 T = TypeVar("T")
 
-# Whoever waits longer than this for the others takes them for dead.
+# A process that waits longer than this takes the others for dead.
 _TIMEOUT = timedelta(minutes=10)
-# torchrun passes a Ctrl-C on to processes that had it from the terminal already.
-_SAME_PRESS = 3.0  # seconds
+# Seconds; torchrun forwards a Ctrl-C to processes that already got it from the terminal.
+_SAME_PRESS = 3.0
 
 
 def rank() -> int:
-    """This process's number; 0 writes the files."""
+    """Return the index of this process; 0 writes the files."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many processes share the run, on all machines."""
+    """Return how many processes share the run, on all machines."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 @contextmanager
 def init_distributed(device: torch.device) -> Iterator[torch.device]:
-    """Meet the other processes where torchrun started several; the device is this one's own.
+    """Connect the processes where torchrun started several; yield the device of this one.
 
-    Raises ConfigError where there is no GPU for this process or the others cannot be met.
+    Raises ConfigError where there is no GPU for this process or the others cannot be reached.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield device
@@ -52,44 +52,44 @@ def init_distributed(device: torch.device) -> Iterator[torch.device]:
             )
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                                timeout=_TIMEOUT)  # fmt: skip
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         where = ":".join(os.environ.get(name, "unset") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"the processes of the run cannot meet at {where} ({_first_line(error)}): start them "
-            "by `torchrun --standalone`, or give it another --master-port"
+            f"the processes of the run cannot meet at {where} ({reason}): start them by "
+            "`torchrun --standalone`, or give it another --master-port"
         ) from error
     yield device
     dist.destroy_process_group()
 
 
 def rank_zero_first(work: Callable[[], T]) -> T:
-    """Let rank 0 do the work before the others do; where it fails, they end without a word."""
-    if rank():
-        if not int(all_reduce_sum(torch.tensor(0))):
-            raise SystemExit(1)
-        return work()
+    """Do the work in rank 0 before the others; where it fails, the others exit silently."""
+    if rank() and not int(all_reduce_sum(torch.tensor(0))):
+        raise SystemExit(1)
     done = 0
     try:
         result = work()
         done = 1
     finally:
-        all_reduce_sum(torch.tensor(done))
+        if not rank():
+            all_reduce_sum(torch.tensor(done))
     return result
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:
-    """The sum of a tensor over all processes, in its place."""
+    """Sum a tensor over all processes, in place; return it."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter], values: Tensor) -> Tensor:
-    """Sum the gradients over all processes, and in the same message `values`, which it returns.
+    """Sum the gradients over all processes, and in the same message `values`; return those.
 
-    A process that had nothing to do takes part with zeros.
+    A process without a batch takes part with zeros.
     """
     if world_size() == 1:
         return values
@@ -105,7 +105,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter], values: Tensor) -> 
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Whether an error means that another process is gone or out of reach."""
+    """Return whether an error means that another process has ended or is out of reach."""
     return world_size() > 1 and (
         isinstance(error, dist.DistError)
         or any(word in str(error) for word in ("gloo", "Gloo", "NCCL", "closed by peer"))
@@ -113,14 +113,14 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def on_stop(ask: Callable[[int], None]) -> None:
-    """Let Ctrl-C or SIGTERM ask for the run's end; the next one ends it at once."""
+    """Call `ask` on Ctrl-C or SIGTERM; the next one ends the run at once."""
     if threading.current_thread() is not threading.main_thread():
         return
     owner, pressed = os.getpid(), 0.0
 
     def handle(signum: int, _: FrameType | None) -> None:
         nonlocal pressed
-        if os.getpid() != owner:  # a loader's worker, whose end its owner sees to
+        if os.getpid() != owner:  # a loader's worker, which its owner ends
             return
         if not pressed:
             pressed = time.monotonic()
@@ -131,7 +131,3 @@ def on_stop(ask: Callable[[int], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Measures what a run costs, over all its sessions."""
+"""Measure what a run costs, over all its sessions."""
 
 import logging
 import time
@@ -8,23 +8,22 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from asr.bundle import Bundle
-from asr.data.dataset import MicroBatches
 from asr.model.flops import operations_of_step
 from asr.reporting.cost import Cost
 
 _UNKNOWN = {"energy_kwh": None, "metered_kwh": None, "co2_kg": None}
-# How codecarbon names processors whose energy it reads from a counter; it guesses that of others.
+# codecarbon's name of processors whose energy it reads from a counter; it estimates others.
 _METERED = "CPU(Intel Rapl)"
 
 
 class CostMeter(Callback):
-    """Adds up a run's cost; `total` is in the run's state, so that a resumed session goes on.
+    """Adds up a run's cost; `total` is in the run's state, so that a resumed session continues it.
 
-    What a killed session spent after its last saved state is lost to the count.
+    What a killed session spent after its last saved state is not counted.
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        self.bundle = bundle
+        self.operations_of = operations_of_step(bundle.model, bundle.config.features.n_freqs)
         self.before = Cost()
         self.start: float | None = None
         self.operations = 0.0
@@ -32,61 +31,50 @@ class CostMeter(Callback):
 
     @property
     def total(self) -> Cost:
-        """All sessions so far."""
+        """Return the cost of all sessions so far."""
         if self.start is None:
             return self.before
         seconds = time.monotonic() - self.start
         energy = self.energy.read() if self.energy else _UNKNOWN
         return self.before + Cost(seconds=seconds, operations=self.operations, **energy)
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Begin a session. The first process of a run measures for all, if on one machine."""
-        n_freqs = self.bundle.config.features.n_freqs
-        self.operations_of = operations_of_step(self.bundle.model, n_freqs)
-        self.operations = 0.0
         if trainer.is_global_zero and trainer.num_nodes == 1:
             self.energy = Energy.of("process" if trainer.world_size == 1 else "machine")
         self.start = time.monotonic()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: MicroBatches,
-        batch_idx: int,
-    ) -> None:  # fmt: skip
-        """Count the step; all processes have steps alike."""
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the step; all processes have similar ones."""
         for part in batch.batches:
             utterances, frames, _ = part.feats_BTF.shape
             tokens = part.tokens_BU.shape[1] - 1
             self.operations += trainer.world_size * self.operations_of(utterances, frames, tokens)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
         """End the session."""
-        self._end()
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """End the session."""
-        self._end()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The cost up to here."""
-        return self.total.model_dump()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.before = Cost.model_validate(state_dict)
-
-    def _end(self) -> None:
         self.before, self.start = self.total, None
         if self.energy:
             self.energy.stop()
 
+    on_exception = teardown
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cost so far."""
+        return self.total.model_dump()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with it."""
+        self.before = Cost.model_validate(state_dict)
+
 
 class Energy:
-    """codecarbon's offline tracker: no network, no files, no word.
+    """codecarbon's offline tracker, which uses no network, no files and prints nothing.
 
-    A country or a known processor power can be told in codecarbon's own way, such as
-    CODECARBON_COUNTRY_ISO_CODE=CHN; without a country the world's mean electricity is taken.
+    A country or a known processor power can be set in codecarbon's own way, such as
+    CODECARBON_COUNTRY_ISO_CODE=CHN; without a country the world's mean electricity is assumed.
     """
 
     def __init__(self, mode: str) -> None:
@@ -107,8 +95,7 @@ class Energy:
             output_handlers=[self.reading],
             emissions_endpoint=None,
             electricitymaps_api_token=None,
-            # Else it takes over SIGINT and SIGTERM.
-            allow_multiple_runs=True,
+            allow_multiple_runs=True,  # else it takes over SIGINT and SIGTERM
             tracking_mode=mode,
             log_level=logging.CRITICAL,
         )
@@ -116,14 +103,14 @@ class Energy:
 
     @classmethod
     def of(cls, mode: str) -> "Energy | None":
-        """A running tracker of this `process` or of the `machine`, where one can be had."""
+        """Return a running tracker of this `process` or of the `machine`, None where it fails."""
         try:
             return cls(mode)
-        except Exception:  # not installed, or whatever a strange machine does to it: train on
+        except Exception:  # not installed, or an unknown machine: train without it
             return None
 
     def read(self) -> dict[str, Any]:
-        """The energy and CO2 since the start, as a Cost has them."""
+        """Return the energy and CO2 since the start, as fields of a Cost."""
         self.tracker.flush()
         total = self.reading.total
         if total is None:

@@ -1,5 +1,8 @@
-"""What a watcher sees of a run: a bar within an epoch, one line after it."""
+"""Progress of a run: a bar or a line every half minute within an epoch, one line after it."""
 
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from math import nan
 from typing import Any
 
@@ -11,61 +14,76 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from asr.train.checkpoints import Checkpoints
 from asr.train.distributed import rank
 
+_INTERVAL = 30.0  # seconds between lines where no terminal is
 
-class EpochLines(Callback):
-    """Losses, CER and time after each epoch's validation; a bar where a terminal watches."""
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self.checkpoints = checkpoints
+class TrainingProgress(Callback):
+    """Losses, CER and time after each epoch; within it a bar on a terminal, else lines.
+
+    `clock` returns seconds.
+    """
+
+    def __init__(
+        self, checkpoints: Checkpoints, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.checkpoints, self.clock = checkpoints, clock
         self.console = Console(stderr=True, quiet=rank() > 0)
         self.bar: Progress | None = None
+        self.start, self.first_step, self.last_line = 0.0, 0, 0.0
+        self.loss: Any = nan
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Start the clock of this session."""
+        self.start = self.last_line = self.clock()
+        self.first_step = trainer.global_step
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any,
-        batch_idx: int,
-    ) -> None:  # fmt: skip
-        """Move the bar."""
-        bar = self.bar = self.bar or self._open(trainer)
-        done: dict[str, Any] = {"completed": batch_idx + 1}
-        if outputs:  # nothing came of a step that was skipped
-            done["loss"] = float(outputs["loss"])
-        bar.update(bar.task_ids[0], **done)
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar, or print a line."""
+        self.loss = outputs["loss"] if outputs else self.loss  # a skipped step has no output
+        if self.console.is_terminal:
+            bar = self.bar = self.bar or self._open(trainer)
+            bar.update(bar.task_ids[0], completed=batch_idx + 1, loss=float(self.loss))
+        elif (now := self.clock()) - self.last_line >= _INTERVAL:
+            self.last_line = now
+            self._print_line(trainer, pl_module.total_steps)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Close the bar, write the line."""
-        self._close()
+    def _print_line(self, trainer: L.Trainer, total_steps: int) -> None:
+        step, rate = trainer.global_step, trainer.optimizers[0].param_groups[0]["lr"]
+        per_step = (self.last_line - self.start) / max(1, step - self.first_step)
+        left = timedelta(seconds=round(per_step * max(0, total_steps - step)))
+        self.console.print(
+            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {step}/{total_steps}  "
+            f"loss {float(self.loss):.4f}  learning rate {rate:.2e}  {left} left",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Close the bar, print the epoch's line."""
+        self.on_exception()
         row = self.checkpoints.history[-1]
+        cer = f"dev CER {row['val_cer_percent']:.2f} %  " if "val_cer_percent" in row else ""
         self.console.print(
             f"epoch {row['epoch']}/{trainer.max_epochs}  train loss {row['train_loss']:.4f}  "
-            f"dev loss {row['val_loss']:.4f}  dev CER {row['val_cer']:.4f}  "
-            f"step {trainer.global_step}  {row['seconds']:.0f} s",
-            highlight=False,
-        )
-
-    def on_exception(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        exception: BaseException,
-    ) -> None:
-        """Leave the terminal as it was."""
-        self._close()
+            f"dev loss {row['val_loss']:.4f}  {cer}step {trainer.global_step}  "
+            f"{row['seconds']:.0f} s",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
     def _open(self, trainer: L.Trainer) -> Progress:
         bar = Progress(
             TextColumn("epoch {task.description}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]:.3f}"), TimeRemainingColumn(),
-            console=self.console, transient=True, disable=not self.console.is_terminal,
+            console=self.console, transient=True,
         )  # fmt: skip
-        bar.add_task(
-            f"{trainer.current_epoch + 1}/{trainer.max_epochs}",
-            total=int(trainer.num_training_batches),
-            loss=nan,
-        )
+        epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
+        bar.add_task(epoch, total=int(trainer.num_training_batches), loss=nan)
         bar.start()
         return bar
 
-    def _close(self) -> None:
+    def on_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Leave the terminal as it was."""
         if self.bar:
             self.bar.stop()
             self.bar = None

@@ -1,14 +1,17 @@
-"""TODO: schedule."""
+"""Learning rate schedules."""
 
 from asr.config import LinearSchedule, NoamSchedule, TrainingConfig
 
 
 def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) -> float:
-    """The learning rate of a step, the first being 1."""
+    """Return the learning rate of a step, the first being 1.
+
+    "noam" is that of Vaswani (2017, equation 3), times a factor.
+    """
     schedule = training.schedule
     if isinstance(schedule, NoamSchedule):
         warm = schedule.warmup_steps
-        return schedule.factor * d_model**-0.5 * min(step**-0.5, step * warm**-1.5)
+        return float(schedule.factor * d_model**-0.5 * min(step**-0.5, step * warm**-1.5))
     if isinstance(schedule, LinearSchedule):
         left = (total_steps - step + 1) / max(1, total_steps - schedule.warmup_steps)
         return schedule.lr * max(0.0, min(step / schedule.warmup_steps, left))

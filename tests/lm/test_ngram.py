@@ -11,6 +11,7 @@ from asr.decoding.ctc_prefix import CtcPrefixScorer
 from asr.decoding.options import DecodingOptions
 from asr.decoding.scorers import JointScorer
 from asr.errors import BundleError
+from asr.lm.loading import load_language_model
 from asr.lm.ngram import NGram
 from asr.tokenizer import EOS, Tokenizer, TokenizerConfig
 from tests.helpers import (
@@ -86,10 +87,12 @@ def test_log_probabilities_are_the_sums_by_hand(text: str, lm: NGram, tokenizer:
     assert found == pytest.approx(BY_HAND[text] * math.log(10), abs=1e-5)
 
 
-def test_tables_go_to_a_device_once(lm: NGram) -> None:
-    here, again = (lm.start(2, 3, torch.device("meta")).model for _ in range(2))
-    assert here is again and here.keys.device.type == "meta"
-    assert lm.start(2, 3, torch.device("cpu")).model.keys.device.type == "cpu"
+def test_the_tables_are_on_the_device_that_they_are_loaded_for(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "lm.arpa").write_text(ARPA, "utf-8")
+    lm = load_language_model(tmp_path / "lm.arpa", tokenizer, torch.device("meta"))
+    assert isinstance(lm, NGram) and {t.device.type for t in lm.buffers()} == {"meta"}
 
 
 def test_a_file_without_unk_hardly_believes_in_others(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_fusion_of_all_three_equals_brute_force(seed: int, has_decoder: bool, lm
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         (ARPA.replace("\\end\\", ""), "whole"),
         (ARPA[: ARPA.index("\\3-grams")], "whole"),
@@ -165,16 +168,16 @@ def test_fusion_of_all_three_equals_brute_force(seed: int, has_decoder: bool, lm
         (ARPA.translate(str.maketrans("一二", "甲乙")), "none of its words"),
     ],
 )
-def test_a_broken_file_is_told(
-    broken: str, told: str, tokenizer: Tokenizer, tmp_path: Path
+def test_a_broken_file_is_reported(
+    broken: str, message: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     path = tmp_path / "lm.arpa"
     path.write_text(broken, "utf-8")
-    with pytest.raises(BundleError, match=told) as caught:
+    with pytest.raises(BundleError, match=message) as caught:
         NGram.load(path, tokenizer)
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_file_is_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="cannot be read"):
         NGram.load(tmp_path / "none.arpa", tokenizer)

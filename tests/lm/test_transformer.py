@@ -1,15 +1,17 @@
 """The language model: steps equal the whole, fusion equals brute force, a killed run resumes."""
 
+import csv
+import functools
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-import asr.train.language_model
 from asr.bundle import Bundle
-from asr.config import Config, load_config
+from asr.config import Config, TrainingConfig, load_config
 from asr.data.manifest import load_cuts, text_of
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import CtcPrefixScorer
@@ -20,7 +22,7 @@ from asr.evaluation.evaluate import evaluate
 from asr.evaluation.tune import tune, write_weights
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.tokenizer import EOS, SOS, Tokenizer
-from asr.train.language_model import train_lm
+from asr.train.language_model import LanguageModule, TextDataModule, train_lm
 from asr.transcription.recognizer import Recognizer
 from tests.helpers import (
     METHODS,
@@ -54,6 +56,7 @@ def tiny_lm() -> LanguageTransformer:
     return lm
 
 
+@torch.no_grad()
 def lm_logp(lm: LanguageTransformer, text: tuple[int, ...]) -> float:
     logp_UV = lm(torch.tensor([[SOS, *text]])).log_softmax(-1)[0]
     return sum(float(logp_UV[u, token]) for u, token in enumerate((*text, EOS)))
@@ -96,72 +99,88 @@ def test_a_fused_text_does_not_depend_on_its_batch_mates(method: str) -> None:
 
 @pytest.fixture(scope="module")
 def fresh(tones: Path) -> Bundle:
-    """A recogniser of tones with random weights."""
+    """A recognizer of tones with random weights."""
     config = Config.model_validate(tones_recipe(tones))
     tokenizer = Tokenizer.train(map(text_of, load_cuts(config.data.train)), config.tokenizer)
     torch.manual_seed(0)
     return Bundle.create(config, tokenizer)
 
 
-def test_a_run_that_goes_on_ends_with_the_same_weights(
+def losses(run: Path) -> list[list[str]]:
+    """Read epoch, training loss and dev loss from a history."""
+    with (run / "training" / "history.csv").open() as file:
+        return [row[:3] for row in list(csv.reader(file))[1:]]
+
+
+def test_a_resumed_run_ends_with_the_same_weights(
     fresh: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asr.train.language_model._SAVE_STEPS", 2)
-    losses: list[tuple[int, float, float]] = []
+    monkeypatch.setattr(
+        "asr.train.language_model.TrainingConfig",
+        functools.partial(TrainingConfig, checkpoint_steps=2),
+    )
     (tmp_path / "text").write_text("一二三四五\n" * 2000, "utf-8")
     text = [tmp_path / "text"]
-    train_lm(fresh, text, tmp_path / "one", 2, False, CPU, lambda *row: losses.append(row))
-    assert losses[1][1] < losses[0][1] - 0.1, "it learns"
-
-    def die(epoch: int, *_: float) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_lm(fresh, text, tmp_path / "two", 2, False, CPU, die)
+    train_lm(fresh, text, tmp_path / "one", 2, False, CPU)
+    assert float(losses(tmp_path / "one")[1][1]) < float(losses(tmp_path / "one")[0][1]) - 0.1
     with pytest.raises(ConfigError, match="--resume"):
-        train_lm(fresh, text, tmp_path / "two", 2, False, CPU)
-    train_lm(fresh, text, tmp_path / "two", 2, True, CPU)
+        train_lm(fresh, text, tmp_path / "one", 2, False, CPU)
 
-    def die_in_mid_epoch(path: Path, *state: Any) -> None:
-        keep(path, *state)
-        if state[-1]["batch"] == 4:
-            raise KeyboardInterrupt
+    n_steps = len(TextDataModule(fresh.config, [[1, 4, 5, 6, 7, 8, 2]] * 2000, [[1, 2]]).train)
+    step = LanguageModule.training_step
 
-    keep = asr.train.language_model._keep
-    monkeypatch.setattr("asr.train.language_model._keep", die_in_mid_epoch)
-    with pytest.raises(KeyboardInterrupt):
-        train_lm(fresh, text, tmp_path / "three", 2, False, CPU)
-    monkeypatch.setattr("asr.train.language_model._keep", keep)
-    # The loss told is that of the whole epoch, its part before the kill included.
-    train_lm(fresh, text, tmp_path / "three", 2, True, CPU, lambda *row: losses.append(row))
-    assert losses[2:] == [pytest.approx(row) for row in losses[:2]]
-    (tmp_path / "other").write_text("五四三二一\n" * 2000, "utf-8")
-    with pytest.raises(ConfigError, match="other texts: go on"):
-        train_lm(fresh, [tmp_path / "other"], tmp_path / "two", 3, True, CPU)
-    stranger = Bundle.create(fresh.config, Tokenizer.train(["一二三四六"], fresh.config.tokenizer))
-    with pytest.raises(ConfigError, match="other tokenizer and texts"):
-        train_lm(stranger, text, tmp_path / "two", 3, True, CPU)
-    one, two, three = (
+    def crash(self: LanguageModule, *args: Any) -> Any:
+        return step(self, *args) if self.global_step < stop else 1 / 0
+
+    for stop in (4, n_steps + 1):  # the loss of a resumed epoch includes its part before the kill
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(LanguageModule, "training_step", crash)
+            train_lm(fresh, text, tmp_path / f"{stop}", 2, False, CPU)
+        assert (tmp_path / f"{stop}" / "model.safetensors").is_file() == (stop > n_steps)
+        train_lm(fresh, text, tmp_path / f"{stop}", 2, True, CPU)
+        assert losses(tmp_path / f"{stop}") == losses(tmp_path / "one")
+    one, *resumed = (
         LanguageTransformer.load(tmp_path / name, fresh.tokenizer).state_dict()
-        for name in ("one", "two", "three")
+        for name in ("one", "4", f"{n_steps + 1}")
     )
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value)
-        torch.testing.assert_close(three[name], value)
-    with pytest.raises(BundleError, match="another recogniser's tokens"):
-        LanguageTransformer.load(
-            tmp_path / "one", Tokenizer.train(["一二三四六"], fresh.config.tokenizer)
-        )
-    (tmp_path / "one" / "model.safetensors").write_bytes(b"no")
+    assert all(torch.equal(value, state[name]) for state in resumed for name, value in one.items())
+
+
+def test_the_best_epoch_is_kept_and_other_data_are_refused(
+    fresh: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text").write_text("一二三四五\n" * 100, "utf-8")
+    (tmp_path / "other").write_text("五四三二一\n" * 100, "utf-8")
+    text, out = [tmp_path / "text"], tmp_path / "run"
+    monkeypatch.setattr(
+        LanguageModule,
+        "validate",
+        lambda self, _: torch.tensor([[3.0, 1.0, 2.0][self.current_epoch]]),
+    )
+    train_lm(fresh, text, out, 3, False, CPU)
+    assert [path.name for path in (out / "training").glob("epoch*")] == ["epoch2.safetensors"]
+    kept = load_file(out / "training" / "epoch2.safetensors")
+    found = load_file(out / "model.safetensors")
+    assert all(torch.equal(kept[name], found[name]) for name in found)
+    with pytest.raises(ConfigError, match="begun with other texts: continue"):
+        train_lm(fresh, [tmp_path / "other"], out, 4, True, CPU)
+    stranger = Bundle.create(
+        fresh.config, Tokenizer.train(["一二三四六七"], fresh.config.tokenizer)
+    )
+    with pytest.raises(ConfigError, match="other tokenizer and texts and dev texts: continue"):
+        train_lm(stranger, text, out, 4, True, CPU)
+    with pytest.raises(BundleError, match="another recognizer's tokens"):
+        LanguageTransformer.load(out, stranger.tokenizer)
+    (out / "model.safetensors").write_bytes(b"no")
     with pytest.raises(BundleError, match="safetensors"):
-        LanguageTransformer.load(tmp_path / "one", fresh.tokenizer)
+        LanguageTransformer.load(out, fresh.tokenizer)
 
 
 def test_tune_finds_what_evaluate_confirms(fresh: Bundle, tones: Path, tmp_path: Path) -> None:
     fresh.save(tmp_path / "b", "card")
     recognizer, dev = Recognizer(fresh, "cpu"), load_cuts(tones / "dev.jsonl.gz")
     start = fresh.config.decoding.model_copy(update={"beam_size": 2})
-    trials = tune(recognizer, dev, start, most=100)
+    trials = tune(recognizer, dev, start, limit=100)
     assert len(trials) > 10
     assert [t.cer for t in trials] == sorted(t.cer for t in trials)
     assert {t.decoding.lm_weight for t in trials} == {0.0}, "there is no language model to weigh"

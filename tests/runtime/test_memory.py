@@ -1,4 +1,4 @@
-"""A training process holds its buffers."""
+"""A training process keeps freed buffers."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is meant")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's allocator")
 def test_a_training_process_keeps_the_memory_of_large_buffers() -> None:
     code = """
 import resource, sys, torch

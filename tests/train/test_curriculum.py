@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import asr.train.datamodule as corpus_module
 from asr.config import Config
 from asr.errors import ConfigError
+from asr.train import datamodule
 from asr.train.datamodule import SpeechDataModule
 from asr.train.module import SpeechModule
 from asr.train.run import train
@@ -51,26 +51,26 @@ def test_the_short_ones_are_the_shortest_and_hold_their_share(tones: Path, share
 
 
 def test_two_processes_share_the_short_ones(tones: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "world_size", lambda: 2)
+    monkeypatch.setattr(datamodule, "world_size", lambda: 2)
     shares = []
     for number in range(2):
-        monkeypatch.setattr(corpus_module, "rank", lambda number=number: number)
+        monkeypatch.setattr(datamodule, "rank", lambda number=number: number)
         corpus = SpeechDataModule(config(tones))
         corpus.dataset = object()  # type: ignore[assignment]
         shares.append(list(corpus._loader(0).sampler))
     assert len(shares[0]) == len(shares[1])
-    heard = sorted(cut.id for steps in shares for parts in steps for part in parts for cut in part)
-    assert heard == planned(corpus, 0) == sorted(cut.id for cut in corpus.short_cuts)
+    used = sorted(cut.id for steps in shares for parts in steps for part in parts for cut in part)
+    assert used == planned(corpus, 0) == sorted(cut.id for cut in corpus.short_cuts)
 
 
-def test_memory_is_tried_with_the_long_ones_before_the_first_step(tones: Path) -> None:
+def test_memory_is_probed_with_long_utterances_before_the_first_step(tones: Path) -> None:
     corpus = SpeechDataModule(config(tones))
 
-    class Asked:
+    class Requested:
         def __getitem__(self, parts: list[list[Any]]) -> float:
             return max(cut.duration for cut in parts[0])
 
-    corpus.dataset = Asked()  # type: ignore[assignment]
+    corpus.dataset = Requested()  # type: ignore[assignment]
     longest = max(cut.duration for cut in corpus.train_cuts)
     of_short = max(cut.duration for cut in corpus.short_cuts)
     assert of_short < float(corpus.largest(0)) <= longest  # type: ignore[arg-type]
@@ -82,17 +82,17 @@ def whole(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stop_at", [3, 14])
-def test_a_run_goes_on_to_the_same_weights(
+def test_a_resumed_run_ends_with_the_same_weights(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, stop_at: int
 ) -> None:
-    """Stopped among the short ones, and among all."""
+    """Stop among the short utterances, and among all."""
     step = SpeechModule.training_step
     epochs: list[int] = []
 
     def die(self: SpeechModule, batch: Any, *args: Any) -> Any:
         if self.global_step == stop_at and not epochs:
             epochs.append(self.current_epoch)
-            self.asked = 2
+            self.signal = 2
         return step(self, batch, *args)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -111,3 +111,9 @@ def test_a_curriculum_that_leaves_nothing_is_refused(tones: Path) -> None:
         config(tones, curriculum={"epochs": 3, "share": 0.5})
     with pytest.raises(ValueError, match=r"share"):
         config(tones, curriculum={"epochs": 1, "share": 1.0})
+
+
+def test_pauses_after_the_last_epoch_are_refused(tones: Path) -> None:
+    values = tones_recipe(tones, augment={"pauses": {"from_epoch": 4}}, training={"epochs": 3})
+    with pytest.raises(ValueError, match=r"from_epoch 4 is after .* make it 3 at most, or"):
+        Config.model_validate(values)

@@ -1,5 +1,8 @@
-"""Training through the real command line: it learns, it survives kill -9, it keeps its promises."""
+"""Training through the command line: it learns, it survives kill -9, it reports what it skips."""
 
+import itertools
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +18,10 @@ from asr.config import Config
 from asr.data.manifest import load_cuts, text_of
 from asr.data.sampling import plan_epoch
 from asr.errors import ConfigError, DataError
+from asr.train.progress import TrainingProgress
 from asr.train.run import train
 from asr.train.schedule import rate
-from tests.helpers import learning_recipe, run_cli, speak, tones_recipe, write_recipe
+from tests.helpers import learning_recipe, read_card, run_cli, speak, tones_recipe, write_recipe
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +31,7 @@ def learned(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(Config.model_validate(learning_recipe(tones)), folder / "bundle")
 
 
-def test_it_learns_what_it_has_not_heard(learned: Path, tmp_path: Path) -> None:
+def test_it_recognizes_utterances_that_it_was_not_trained_on(learned: Path, tmp_path: Path) -> None:
     import soundfile as sf
 
     model = asr.load(learned)
@@ -49,12 +53,13 @@ def undisturbed(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(Config.model_validate(tones_recipe(tones)), tmp_path_factory.mktemp("u") / "run")
 
 
-KILLS = {
-    "in the first epoch": ("t.SpeechModule.training_step", 3),
-    "in the second epoch": ("t.SpeechModule.training_step", 20),
-    "after an epoch's end": ("t.SpeechModule.on_train_batch_start", 15),
-    "in validation": ("t.SpeechModule.on_validation_epoch_end", 15),
-    "before the bundle": ("r.average_into", None),
+KILLS = {  # a function, the step at which it kills, and the epochs of the bundle that is left
+    "in the first epoch": ("t.SpeechModule.training_step", 3, 0),
+    "in the second epoch": ("t.SpeechModule.training_step", 20, 1),
+    "after an epoch's end": ("t.SpeechModule.on_train_batch_start", 15, 1),
+    "in validation": ("t.SpeechModule.on_validation_epoch_end", 15, 0),
+    "before the state that follows a bundle": ("r.write_cost", None, 1),
+    "before the last bundle": ("t.SpeechModule.on_fit_end", None, 2),
 }
 
 
@@ -63,7 +68,7 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
     tones: Path, tmp_path: Path, undisturbed: Path, kill: str
 ) -> None:
     recipe = write_recipe(tmp_path / "recipe.yaml", tones_recipe(tones))
-    cut, (place, step) = tmp_path / "cut", KILLS[kill]
+    cut, (place, step, epochs) = tmp_path / "cut", KILLS[kill]
 
     killer = (
         "import os, signal; import asr.train.module as t; import asr.train.run as r\n"
@@ -82,9 +87,13 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
     )
     assert killed.returncode == -signal.SIGKILL
     assert (cut / "training" / "last.ckpt").is_file()
-    assert not (cut / "model.safetensors").exists()
+    assert (cut / "model.safetensors").exists() == bool(epochs)
+    if epochs:
+        assert f"| unfinished: epoch {epochs} of 2 |" in read_card(cut)
+        assert asr.load(cut, "cpu").transcribe(tones / "wav" / "dev0.wav").duration > 0
     resumed = run_cli("train", recipe, "--out", cut, "--resume")
     assert resumed.returncode == 0, resumed.stderr
+    assert "unfinished" not in read_card(cut)
     expected, found = weights(undisturbed), weights(cut)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
@@ -157,6 +166,33 @@ def test_an_epoch_holds_every_cut_once_in_another_order_each_time(tones: Path) -
         assert sum(c.duration for c in batch) <= 3.0
 
 
+def test_off_a_terminal_a_line_every_half_minute_tells_how_long_it_will_take(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    seconds = itertools.count(0, 5)  # between two looks at the clock
+    real = TrainingProgress.__init__
+    monkeypatch.setattr(
+        TrainingProgress, "__init__", lambda self, c: real(self, c, lambda: next(seconds))
+    )
+    train(Config.model_validate(tones_recipe(tones)), tmp_path / "run")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
+    pattern = r"epoch 1/2  step 6/30  loss \d+\.\d+  learning rate \d\.\d\de-0\d  0:02:00 left"
+    assert re.fullmatch(pattern, lines[0]), lines[0]
+    assert sum("left" in line for line in lines) > 2
+    assert re.search(r"dev CER \d+\.\d\d %  step 30  ", lines[-1])
+
+
+def test_the_utterances_are_counted_once_whatever_their_speeds(tones: Path, tmp_path: Path) -> None:
+    data = {"speed_factors": [0.9, 1.0, 1.1]}
+    recipe = tones_recipe(tones, data=data, training={"epochs": 1})
+    path, env = write_recipe(tmp_path / "r.yaml", recipe), {**os.environ, "COLUMNS": "500"}
+    result = run_cli("train", path, "--out", tmp_path / "run", env=env)
+    assert "120 utterances (0.0 h) x 3 speeds; 9 tokens" in result.stderr
+    assert result.stderr.count(f"tensorboard --logdir {tmp_path}/run/training/curves") == 1
+    assert list((tmp_path / "run" / "training" / "curves").glob("events.out.*"))
+    assert "| 120 utterances (0.0 h) x 3 speeds from " in read_card(tmp_path / "run")
+
+
 def test_a_bad_recording_is_skipped_and_reported(tones: Path, tmp_path: Path) -> None:
     import shutil
 
@@ -181,11 +217,9 @@ def test_batches_without_one_readable_recording_are_skipped_too(
     import shutil
 
     cuts = load_cuts(tones / "train.jsonl.gz")
-    is_cancelled = sorted(cuts, key=lambda c: c.duration)[
-        -3:
-    ]  # batches of their own, at 1 s a batch
-    for cut in is_cancelled:
-        cut.recording.sources[0].source = str(tmp_path / "gone.wav")
+    longest = sorted(cuts, key=lambda c: c.duration)[-3:]  # batches of their own, at 1 s a batch
+    for cut in longest:
+        cut.recording.sources[0].source = str(tmp_path / "missing.wav")
     cuts.to_file(tmp_path / "train.jsonl.gz")
     shutil.copy(tones / "dev.jsonl.gz", tmp_path / "dev.jsonl.gz")
     data = {"train": str(tmp_path / "train.jsonl.gz"), "batch_seconds": 1.0}
@@ -193,7 +227,7 @@ def test_batches_without_one_readable_recording_are_skipped_too(
         Config.model_validate(tones_recipe(tones, data=data, training={"epochs": 1})),
         tmp_path / "run",
     )
-    assert "skipped as unreadable | 3" in (bundle / "README.md").read_text("utf-8")
+    assert "skipped as unreadable | 3" in read_card(bundle)
 
 
 def test_a_diverging_run_stops_and_keeps_its_last_sound_state(tones: Path, tmp_path: Path) -> None:
@@ -208,7 +242,7 @@ def test_a_diverging_run_stops_and_keeps_its_last_sound_state(tones: Path, tmp_p
 def test_unusable_manifests_are_named(tmp_path: Path, tones: Path) -> None:
     values = tones_recipe(tones)
     missing = tmp_path / "none.jsonl.gz"
-    with pytest.raises(DataError, match=r"none\.jsonl\.gz: no such manifest"):
+    with pytest.raises(DataError, match=r"none\.jsonl\.gz: there is no such manifest"):
         load_cuts(missing)
     missing.write_bytes(b"not gzip at all")
     with pytest.raises(DataError, match=r"none\.jsonl\.gz: not a lhotse manifest"):

@@ -1,4 +1,4 @@
-"""Many processes, many batches a step, corpora in shards, and what can go wrong on the way."""
+"""Several processes, several batches per step, corpora in shards, and failures of a run."""
 
 import csv
 import os
@@ -20,17 +20,18 @@ from lhotse import CutSet
 from safetensors.torch import load_file
 from torch.nn.functional import ctc_loss
 
-import asr.train.datamodule as corpus_module
 from asr.config import Config
 from asr.data.dataset import SpeechDataset
 from asr.data.manifest import load_cuts, read_wave
 from asr.data.sampling import plan_epoch
 from asr.decoding.ctc_prefix import steps_needed
 from asr.errors import AsrError, ConfigError, DataError
+from asr.train import datamodule
 from asr.train.datamodule import SpeechDataModule
-from asr.train.module import MOST_SKIPPED, SpeechModule
+from asr.train.module import SpeechModule
 from asr.train.run import train
-from tests.helpers import run_cli, tones_recipe, write_recipe
+from asr.train.step import MOST_SKIPPED
+from tests.helpers import read_card, run_cli, tones_recipe, write_recipe
 
 
 def history(run: Path) -> list[dict[str, float]]:
@@ -38,7 +39,7 @@ def history(run: Path) -> list[dict[str, float]]:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
-def without_chance(tones: Path, seconds: float, **training: Any) -> dict[str, Any]:
+def without_randomness(tones: Path, seconds: float, **training: Any) -> dict[str, Any]:
     """Three epochs that depend on nothing but what the steps hold."""
     values = tones_recipe(
         tones, data={"batch_seconds": seconds}, model={"dropout": 0.0},
@@ -58,18 +59,18 @@ def assert_same_run(one: Path, other: Path) -> None:
     for a, b in pairs:
         assert a["train_loss"] == pytest.approx(b["train_loss"], abs=1e-4)
         assert a["val_loss"] == pytest.approx(b["val_loss"], abs=1e-4)
-        assert a["val_cer"] == b["val_cer"]
+        assert a["val_cer_percent"] == b["val_cer_percent"]
 
 
 @pytest.fixture(scope="module")
 def in_one(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One process, 8 s a step."""
     folder = tmp_path_factory.mktemp("one")
-    return train(Config.model_validate(without_chance(tones, 8)), folder / "run")
+    return train(Config.model_validate(without_randomness(tones, 8)), folder / "run")
 
 
 def test_accumulated_batches_are_one_batch(tones: Path, in_one: Path, tmp_path: Path) -> None:
-    values = without_chance(tones, 2, accumulate=4)
+    values = without_randomness(tones, 2, accumulate=4)
     assert_same_run(train(Config.model_validate(values), tmp_path / "run"), in_one)
 
 
@@ -84,7 +85,7 @@ def torchrun(script: list[str | Path], *args: str | Path) -> subprocess.Complete
 def test_two_processes_are_one_and_survive_the_death_of_either(
     tones: Path, in_one: Path, tmp_path: Path
 ) -> None:
-    recipe = write_recipe(tmp_path / "r.yaml", without_chance(tones, 4))
+    recipe = write_recipe(tmp_path / "r.yaml", without_randomness(tones, 4))
     killer = tmp_path / "killer.py"
     killer.write_text(
         "import os, signal; import asr.train.module as t\n"
@@ -107,13 +108,13 @@ def test_two_processes_are_one_and_survive_the_death_of_either(
     assert_same_run(tmp_path / "run", in_one)
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code = "import torch; from asr.train.distributed import connected\n" \
-               "with connected(torch.device('cpu')): pass"  # fmt: skip
+        code = "import torch; from asr.train.distributed import init_distributed\n" \
+               "with init_distributed(torch.device('cpu')): pass"  # fmt: skip
         result = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False,
             env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
@@ -126,8 +127,8 @@ def test_a_port_in_use_is_told() -> None:
 @contextmanager
 def process(number: int, of: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "rank", lambda: number)
-        patch.setattr(corpus_module, "world_size", lambda: of)
+        patch.setattr(datamodule, "rank", lambda: number)
+        patch.setattr(datamodule, "world_size", lambda: of)
         yield
 
 
@@ -140,12 +141,11 @@ def test_every_cut_is_in_one_place_and_all_processes_make_as_many_steps(
     tones: Path, world: int, turns: int, seconds: float, epoch: int | None, seed: int
 ) -> None:
     values = tones_recipe(tones, data={"batch_seconds": seconds}, training={"accumulate": turns})
-    corpus = SpeechDataModule(Config.model_validate({**values, "seed": seed}))
-    corpus.dataset = object()  # type: ignore[assignment]
-    shares = []
+    config, shares = Config.model_validate({**values, "seed": seed}), []
     for number in range(world):
         with process(number, world):
-            corpus.plan.cache_clear()
+            corpus = SpeechDataModule(config)
+            corpus.dataset = object()  # type: ignore[assignment]
             shares.append(list(corpus._loader(epoch).sampler))
             planned = [sorted(c.id for c in batch) for batch in corpus.plan(epoch)]
     assert {len(steps) for steps in shares} == {len(planned)}
@@ -162,7 +162,7 @@ def test_every_cut_is_in_one_place_and_all_processes_make_as_many_steps(
         assert sum(cut.duration for cut in part) <= seconds + longest
 
 
-def test_a_run_does_not_go_on_with_steps_of_another_size(tones: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_steps_of_another_size(tones: Path, tmp_path: Path) -> None:
     config = Config.model_validate(tones_recipe(tones, training={"epochs": 1}))
     train(config, tmp_path / "run")
     more = tones_recipe(tones, training={"epochs": 2, "accumulate": 3})
@@ -203,7 +203,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     monkeypatch.setattr(SpeechModule, "training_step", watched)
     out = train(Config.model_validate(tones_recipe(tones)), tmp_path / "run")
     assert len(skips) == 2  # the utterance's step in each of two epochs
-    assert "steps skipped as not finite | 2" in (out / "README.md").read_text("utf-8")
+    assert "steps skipped as not finite | 2" in read_card(out)
     assert "skipped, not finite: loss nan" in caplog.text and bad in caplog.text
     assert all(t.isfinite().all() for t in load_file(out / "model.safetensors").values())
 
@@ -247,11 +247,11 @@ def test_the_largest_batches_come_first_and_memory_gives_out_before_a_step(
         return losses(self, batch, feats_BTF)
 
     monkeypatch.setattr(SpeechModule, "losses", too_large)
-    mend = "data.batch_seconds=2 --set training.accumulate=2"
-    with pytest.raises(AsrError, match=f"data.batch_seconds 4 is more .* {mend}"):
+    fix = "data.batch_seconds=2 --set training.accumulate=2"
+    with pytest.raises(AsrError, match=f"data.batch_seconds 4 is more .* {fix}"):
         train(Config.model_validate(values), tmp_path / "b")
     monkeypatch.setattr(SpeechModule, "losses", losses)
-    train(Config.model_validate(values), tmp_path / "b")  # nothing stands in the way
+    train(Config.model_validate(values), tmp_path / "b")  # nothing is left of the failed run
 
 
 def test_a_run_without_progress_stops_early_and_stays_so(tones: Path, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_run_without_progress_stops_early_and_stays_so(tones: Path, tmp_path: 
     values = tones_recipe(tones, training={"epochs": 9, "patience": 2, "schedule": schedule})
     out = train(Config.model_validate(values), tmp_path / "run")
     assert len(history(out)) == 3
-    assert "| epochs | 3 |" in (out / "README.md").read_text("utf-8")
+    assert "| epochs | 3 |" in read_card(out)
     (out / "training" / "finished").unlink()  # as if it had been cut off before the bundle
     train(Config.model_validate(values), out, resume=True)
     assert len(history(out)) == 3
@@ -368,7 +368,7 @@ def test_a_full_disk_and_an_unwritable_place_are_found_before_training(
     assert full.returncode == 1
     assert "no room for the " in full.stderr and "epoch" not in full.stderr
     assert not list((tmp_path / "full" / "training").iterdir())
-    with pytest.raises(OSError) as unwritable:  # which the command line tells in a sentence
+    with pytest.raises(OSError) as unwritable:  # which the command line reports in a sentence
         train(Config.model_validate(tones_recipe(tones)), recipe / "run")
     assert str(recipe) in str(unwritable.value)
 
@@ -399,7 +399,7 @@ def test_more_text_than_ctc_can_place_is_counted_and_does_no_harm(
     data = {"train": str(tmp_path / "train.jsonl.gz")}
     values = tones_recipe(tones, data=data, training={"epochs": 1})
     out = train(Config.model_validate(values), tmp_path / "run")
-    card = (out / "README.md").read_text("utf-8")
+    card = read_card(out)
     assert "utterances with more text than CTC can place | 3" in card
     assert "steps skipped as not finite | 0" in card
 
@@ -442,7 +442,7 @@ def test_a_corpus_in_shards_trains(tones: Path, shar: Path, tmp_path: Path) -> N
         tones, data={"train": str(shar), "speed_factors": [0.9, 1.0]}, training={"epochs": 1}
     )
     out = train(Config.model_validate(values), tmp_path / "run")
-    assert "skipped as unreadable | 0" in (out / "README.md").read_text("utf-8")
+    assert "skipped as unreadable | 0" in read_card(out)
 
 
 def test_broken_shards_are_named(shar: Path, tmp_path: Path) -> None:
