@@ -51,7 +51,7 @@ def wavs(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in out.glob("wav/*/*/*.wav")}
 
 
-# --- the demo -------------------------------------------------------------------------------
+# --- the demo ---
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_demo_grows_without_changing(spoken, tmp_path):
     assert wavs(spoken).items() < wavs(tmp_path).items()
 
 
-def test_demo_sounds_like_16_khz_speech_of_its_voice(spoken):
+def test_demo_has_the_rate_and_length_of_16_khz_speech(spoken):
     for cuts in read_cuts(spoken).values():
         for cut in cuts:
             source = Path(cut["recording"]["sources"][0]["source"])
