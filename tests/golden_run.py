@@ -375,7 +375,7 @@ def answer(served: Service, file: bytes, url: str = URL, **fields: Any) -> dict[
         nbests = [segment.pop("nbest") for segment in segments]
         found["nbest"] = nbests[0] if len(nbests) == 1 else []
         for each in segments:
-            del each["token_ids"]
+            del each["token_ids"], each["words"], each["cues"]
         for each in found["nbest"]:
             del each["tokens"]
     return {"status": reply.status_code, "body": found}

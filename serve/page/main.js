@@ -62,8 +62,8 @@ function add(files, state = "waiting") {
 /** Transcribes what waits, one recording after the other. */
 async function run() {
   if (request) return;
-  request = new AbortController();
   for (let item; (item = items.find(({ state }) => state === "waiting")); ) {
+    request = new AbortController();
     set(item, { state: "running", text: "", progress: 0, error: null });
     try {
       const result = await transcribe(item.file, $("model").value, request.signal, (delta, progress) =>
@@ -71,7 +71,7 @@ async function run() {
       );
       set(item, { state: "done", result });
     } catch (error) {
-      if (error.name === "AbortError") break;
+      if (error.name === "AbortError") continue; // it is marked as cancelled
       set(item, { state: "failed", error });
       if (error.status === 401) break;
     }
@@ -212,7 +212,7 @@ function download(format) {
 
 function take(files) {
   const [first] = add(files);
-  if (!request) show(first);
+  if (!items.some(({ state }) => state === "running")) show(first);
   run();
 }
 

@@ -22,7 +22,7 @@ from tests.helpers import RATE, TONES, run_cli, speak, tones_recipe
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights: what is said does not matter here, only that it is said once."""
+    """Random weights: the texts do not matter here."""
     folder = tmp_path_factory.mktemp("random") / "model"
     config = Config.model_validate(tones_recipe(Path("data")))
     tokenizer = Tokenizer.train(["".join(TONES)], TokenizerConfig())
@@ -136,7 +136,8 @@ def test_what_the_caller_started_goes_on(bundle: Path, folder: Path, tmp_path: P
     code = f"""if __name__ == "__main__":
         import multiprocessing, time
         from pathlib import Path
-        from asr.transcription.batch import find_tasks, transcribe_all
+        from asr.transcription.batch import transcribe_all
+        from asr.transcription.jobs import find_tasks
         tasks = find_tasks([{str(folder / "0" / "00*.wav")!r}], None, "txt")
         bundle = Path({str(bundle)!r})
         results = transcribe_all(tasks, bundle, "cpu", False, {{}}, 2, lambda n: None)
@@ -154,6 +155,19 @@ def test_what_the_caller_started_goes_on(bundle: Path, folder: Path, tmp_path: P
     script.write_text(code)
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_progress_off_a_terminal_is_a_line_now_and_then(
+    bundle: Path, folder: Path, tmp_path: Path
+) -> None:
+    code = "import asr.cli.transcribe as t; t._LINE_SECONDS = 0.0; from asr.cli import main; main()"
+    arguments = ["transcribe", bundle, folder / "0", "--out", tmp_path]
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = result.stderr.splitlines()
+    assert lines[0] == "64/100 recordings done, 64 %" or lines[0].endswith(" %")
+    assert lines[-1].startswith("100 written") and not result.stdout
+    assert "recordings done" not in run_cli(*arguments, "--overwrite").stderr, "too soon"
 
 
 def test_subtitles_of_several_recordings_need_a_folder(bundle: Path, folder: Path) -> None:

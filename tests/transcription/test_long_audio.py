@@ -32,11 +32,11 @@ def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Pat
         waves += [wave, silence]
         at += (len(wave) + len(silence)) / RATE
     sf.write(tmp_path / "joined.wav", np.concatenate(waves), RATE)
-    heard = model.transcribe(tmp_path / "joined.wav")
-    assert len(heard.segments) > 3
-    tokens = [token for segment in heard.segments for token in segment.tokens or ()]
-    assert normalize_text("".join(token.text for token in tokens)) == heard.text
-    for segment in heard.segments:
+    found = model.transcribe(tmp_path / "joined.wav")
+    assert len(found.segments) > 3
+    tokens = [token for segment in found.segments for token in segment.tokens or ()]
+    assert normalize_text("".join(token.text for token in tokens)) == found.text
+    for segment in found.segments:
         times = [t for token in segment.tokens or () for t in (token.start, token.end)]
         assert times == sorted(times)
         assert all(segment.start <= t <= segment.end for t in times)
@@ -46,26 +46,26 @@ def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Pat
         if near:
             token = min(near, key=lambda t: abs(t.start - start))
             errors += [abs(token.start - start), abs(token.end - end)]
-    assert len(errors) > 1.6 * len(spoken), "most tones are recognised"
+    assert len(errors) > 1.6 * len(spoken), "most tones are recognized"
     assert mean(errors) < 0.1
 
 
-def test_a_long_file_says_what_its_pieces_say(model: Recognizer, tmp_path: Path) -> None:
+def test_a_long_file_has_the_text_of_its_chunks(model: Recognizer, tmp_path: Path) -> None:
     path = tmp_path / "long.flac"
     with sf.SoundFile(path, "w", RATE, 1) as file:
         for seed in range(260):
             file.write(say(5, seed)[0])
     found = model.transcribe(path)
     assert found.duration > 300 and found.nbest == ()
-    pieces = list(split_at_silence(Recording(path, RATE), RATE))
-    assert len(pieces) == len(found.segments) > 20
+    chunks = list(split_at_silence(Recording(path, RATE), RATE))
+    assert len(chunks) == len(found.segments) > 20
     at = 0.0
-    for i, (piece, segment) in enumerate(zip(pieces, found.segments, strict=True)):
+    for i, (chunk, segment) in enumerate(zip(chunks, found.segments, strict=True)):
         assert segment.start == pytest.approx(at)
         at = segment.end
         if i % 8 == 0:
-            sf.write(tmp_path / "piece.wav", piece, RATE, subtype="FLOAT")
-            alone = model.transcribe(tmp_path / "piece.wav")
+            sf.write(tmp_path / "chunk.wav", chunk, RATE, subtype="FLOAT")
+            alone = model.transcribe(tmp_path / "chunk.wav")
             assert alone.text == segment.text
             assert alone.score == pytest.approx(segment.score, abs=1e-4)
             assert alone.nbest[0].score == alone.score
@@ -81,10 +81,10 @@ def test_recordings_share_batches_and_keep_their_order(model: Recognizer, tmp_pa
         sf.write(paths[-1], np.tile(say(4, i)[0], 12 if i == 40 else 1), RATE)
     paths[3].write_bytes(b"no audio")
     paths[69].unlink()
-    told: list[float] = []
-    found = list(model.transcribe_all(paths, on_progress=told.append))
+    done: list[float] = []
+    found = list(model.transcribe_all(paths, on_progress=done.append))
     assert [i for i, result in enumerate(found) if isinstance(result, AudioError)] == [3, 69]
-    assert told == sorted(told) and 0 < told[0] < 70
+    assert done == sorted(done) and 0 < done[0] < 70
     for i in (0, 2, 4, 40, 68):
         assert found[i].text == model.transcribe(paths[i]).text  # type: ignore[union-attr]
 
@@ -108,24 +108,22 @@ def test_segments_follow_each_other_without_a_gap(model: Recognizer, tmp_path: P
     segments = model.transcribe(tmp_path / "a.wav").segments
     assert segments[0].start == 0
     assert all(a.end == b.start for a, b in pairwise(segments))
-    search = model.config.decoding.changed({"chunk_seconds": 3.0})
-    shorter = model.transcribe(tmp_path / "a.wav", search).segments
+    options = model.config.decoding.changed({"chunk_seconds": 3.0})
+    shorter = model.transcribe(tmp_path / "a.wav", options).segments
     assert len(shorter) > len(segments) and all(s.end - s.start <= 3 for s in shorter)
 
 
-def test_a_recording_in_which_nothing_is_heard_has_no_text(
-    model: Recognizer, tmp_path: Path
-) -> None:
+def test_a_recording_without_speech_has_no_text(model: Recognizer, tmp_path: Path) -> None:
     sf.write(tmp_path / "a.wav", np.concatenate([say(6, i)[0] for i in range(3)]), RATE)
-    search = model.config.decoding.changed({"speech_threshold": 0.9999999})
-    (segment,) = model.transcribe(tmp_path / "a.wav", search).segments
+    options = model.config.decoding.changed({"speech_threshold": 0.9999999})
+    (segment,) = model.transcribe(tmp_path / "a.wav", options).segments
     assert (segment.text, segment.ended, segment.tokens) == ("", "no_speech", ())
 
 
 @pytest.mark.parametrize("method", ["joint", "ctc_greedy", "ctc_beam", "rescore"])
-def test_every_method_hears_the_tones(model: Recognizer, tmp_path: Path, method: str) -> None:
+def test_every_method_recognizes_the_tones(model: Recognizer, tmp_path: Path, method: str) -> None:
     wave, spoken = say(5, 7)
     sf.write(tmp_path / "a.wav", wave, RATE)
-    search = model.config.decoding.changed({"method": method})
-    found = model.transcribe(tmp_path / "a.wav", search)
+    options = model.config.decoding.changed({"method": method})
+    found = model.transcribe(tmp_path / "a.wav", options)
     assert found.text == "".join(text for text, _, _ in spoken)

@@ -1,4 +1,4 @@
-"""`asr transcribe --server`: the texts of the command line, by a service; services that balk."""
+"""`asr transcribe --server`: the texts of the command line, by a service; services that fail."""
 
 import json
 import os
@@ -20,7 +20,7 @@ import soundfile as sf
 import asr
 from asr.errors import ConfigError
 from asr.transcription.jobs import find_tasks
-from asr.transcription.remote import Server, ask_all
+from asr.transcription.remote import ask_all
 from asr.transcription.writers import FORMATS
 from tests.helpers import RATE, run_cli, running, say
 
@@ -47,9 +47,9 @@ def test_files_are_those_that_the_library_writes(trained_bundle, folder, url, tm
     transcripts = {path: model.transcribe(path) for path in folder.rglob("*.wav")}
     for format in ("txt", "srt", "vtt", "tsv"):
         tasks = find_tasks([str(folder)], tmp_path, format)
-        told: list[float] = []
-        found = list(ask_all(tasks, Server(url), format, 4, told.append))
-        assert [task for task, _ in found] == tasks and told == list(range(1, 13))
+        done: list[float] = []
+        found = list(ask_all(tasks, url, None, format, 4, done.append))
+        assert [task for task, _ in found] == tasks and done == list(range(1, 13))
         for task, text in found:
             assert text == FORMATS[format](transcripts[task.recording])
             assert task.out and task.out.read_text("utf-8") == text
@@ -126,13 +126,13 @@ def test_keys_and_names(trained_bundle, folder, tmp_path):
         (["a.wav"], "--server"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(arguments, says):
+def test_mistakes_are_reported_in_a_sentence(arguments, says):
     result = run_cli("transcribe", *arguments)
     assert result.returncode == 2 and says in result.stderr, result.stderr
     assert len(result.stderr.splitlines()) == 1 and not result.stdout
 
 
-class Balking(ThreadingHTTPServer):
+class FailingServer(ThreadingHTTPServer):
     """A service that answers each recording as a script says: (status, headers) or a text."""
 
     def __init__(self, script: list, models: object = {"data": [{"id": "m"}]}) -> None:
@@ -146,7 +146,7 @@ class Balking(ThreadingHTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    server: Balking
+    server: FailingServer
 
     def do_GET(self) -> None:
         self.answer(200, {}, json.dumps(self.server.models))
@@ -154,14 +154,14 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.times.append(time.monotonic())
-        told = next(self.server.script)
-        if told is None:
+        script = next(self.server.script)
+        if script is None:
             self.connection.close()
-        elif isinstance(told, str):
+        elif isinstance(script, str):
             assert b"RIFF" in body, "the recording is sent whole each time"
-            self.answer(200, {}, told)
+            self.answer(200, {}, script)
         else:
-            self.answer(*told, json.dumps({"error": ERROR}))
+            self.answer(*script, json.dumps({"error": ERROR}))
 
     def answer(self, status: int, headers: dict[str, str], body: str) -> None:
         self.send_response(status)
@@ -175,11 +175,11 @@ class Answer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def balking() -> Iterator[type[Balking]]:
+def failing() -> Iterator[type[FailingServer]]:
     servers = []
 
-    def make(*arguments: object) -> Balking:
-        servers.append(Balking(*arguments))
+    def make(*arguments: object) -> FailingServer:
+        servers.append(FailingServer(*arguments))
         threading.Thread(target=servers[-1].serve_forever).start()
         return servers[-1]
 
@@ -189,48 +189,48 @@ def balking() -> Iterator[type[Balking]]:
         server.server_close()
 
 
-def test_a_full_service_is_asked_again_when_it_says(balking, folder):
+def test_a_full_service_is_asked_again_when_it_says(failing, folder):
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=6), usegmt=True)
-    script = [(429, {"retry-after": "2"}), (503, {"retry-after": soon}), None, (503, {}), "heard"]
-    server = balking(script)
+    script = [(429, {"retry-after": "2"}), (503, {"retry-after": soon}), None, (503, {}), "a text"]
+    server = failing(script)
     begun = time.time()
     result = run_cli("transcribe", folder / "0" / "00.wav", "--server", server.url)
-    assert (result.stdout, result.stderr) == ("heard\n", "")
+    assert (result.stdout, result.stderr) == ("a text\n", "")
     first, second, third, fourth, fifth = server.times[1:]
     assert second - first > 1.9 and time.time() - begun > 5
     assert fourth - third > 0.9 and fifth - fourth > 0.9
 
 
-def test_a_service_that_stays_full_ends_the_job(balking, folder):
-    server = balking([(503, {"retry-after": "600"})])
+def test_a_service_that_stays_full_ends_the_job(failing, folder):
+    server = failing([(503, {"retry-after": "600"})])
     result = run_cli("transcribe", folder / "0" / "00.wav", "--server", server.url)
     assert result.returncode == 1 and "the sentence" in result.stderr
     assert "Traceback" not in result.stderr and not result.stdout
 
 
-def test_what_fails_at_one_recording_is_told_and_the_others_go_on(balking, folder):
-    server = balking([(500, {}), (413, {}), "heard", (504, {})])
+def test_the_error_of_one_recording_is_reported_and_the_others_continue(failing, folder):
+    server = failing([(500, {}), (413, {}), "a text", (504, {})])
     paths = [folder / "0" / f"{name}.wav" for name in ("00", "03", "06", "09")]
     result = run_cli("transcribe", *paths, "--server", server.url)
-    assert result.returncode == 1 and result.stdout == f"{paths[2]}\theard\n"
-    told = [f"asr: {paths[i]}: the sentence" for i in (0, 1, 3)]
-    assert result.stderr.splitlines() == told
+    assert result.returncode == 1 and result.stdout == f"{paths[2]}\ta text\n"
+    errors = [f"asr: {paths[i]}: the sentence" for i in (0, 1, 3)]
+    assert result.stderr.splitlines() == errors
 
 
-def test_a_server_of_another_kind_is_told(balking, folder):
-    server = balking(["<html>"])
+def test_a_server_of_another_kind_is_reported(failing, folder):
+    server = failing(["<html>"])
     one = folder / "0" / "00.wav"
     result = run_cli("transcribe", one, "--server", server.url, "--format", "json")
-    assert result.returncode == 2 and "not JSON" in result.stderr
+    assert result.returncode == 2 and "OpenAI's shape" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("models", [{"models": []}, [], None, {"data": None}, {"data": [{}]}])
-def test_a_server_whose_models_are_other_json_is_told(balking, folder, models):
-    server = balking([], models)
+def test_a_server_whose_models_are_other_json_is_reported(failing, folder, models):
+    server = failing([], models)
     tasks = find_tasks([str(folder)], None, "txt")
     with pytest.raises(ConfigError, match="OpenAI's shape") as caught:
-        next(ask_all(tasks, Server(server.url), "txt", 1, float))
+        next(ask_all(tasks, server.url, None, "txt", 1, float))
     assert f"{server.url}/v1/models" in str(caught.value)
     with pytest.raises(ConfigError, match="has no model"):
-        next(ask_all(tasks, Server(balking([], {"data": []}).url), "txt", 1, float))
+        next(ask_all(tasks, failing([], {"data": []}).url, None, "txt", 1, float))

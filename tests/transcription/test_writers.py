@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,22 +10,34 @@ from hypothesis import strategies as st
 
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
-from asr.transcription.writers import FORMATS, as_json, as_srt, as_tsv, as_txt, as_vtt, cues
+from asr.transcription.writers import (
+    FORMATS,
+    Word,
+    as_json,
+    as_srt,
+    as_tsv,
+    as_txt,
+    as_vtt,
+    cues,
+    words,
+)
 
 
 def segment(tokens: list[tuple[str, float, float]], start: float, end: float) -> Segment:
     text = normalize_text("".join(text for text, _, _ in tokens))
-    return Segment(start, end, text, -1.0, "eos", tuple(Token(*token) for token in tokens))
+    n = len(tokens)
+    times = tuple(Token(*token) for token in tokens)
+    return Segment(start, end, text, -1.0, "eos", (9,) * n, (0.5,) * n, times)
 
 
 def transcript(*segments: Segment) -> Transcript:
     text = normalize_text(" ".join(s.text for s in segments))
-    return Transcript(text, -2.0, segments[-1].end, (), (), segments)
+    return Transcript(text, -2.0, segments[-1].end, (), segments)
 
 
 TALK = transcript(
     segment([("你", 0.5, 0.75), ("好", 0.75, 1.0), ("吗", 2.0, 2.25)], 0.0, 19.0),
-    Segment(19.0, 30.0, "", 0.0, "no_speech", None),
+    Segment(19.0, 30.0, "", 0.0, "no_speech", (), (), None),
     segment([(" A", 3723.0, 3723.2), ("<B", 3723.2, 3723.4), (" &", 3723.5, 3723.6004)], 30, 3724),
 )
 
@@ -57,18 +70,26 @@ def test_json_holds_everything_on_one_line() -> None:
 
 
 def test_without_times_of_tokens_a_segment_is_shared_evenly() -> None:
-    whole = Transcript("一" * 60, 0, 6, (), (), (Segment(0, 6, "一" * 60, 0, "eos", None),))
-    shown = list(cues(whole))
+    whole = Transcript("一" * 60, 0, 6, (), (Segment(0, 6, "一" * 60, 0, "eos", (), (), None),))
+    shown = list(cues(whole.segments))
     assert [(round(c.start, 6), round(c.end, 6)) for c in shown] == [(0, 4), (4, 6)]
-    assert [c.lines for c in shown] == [("一" * 20, "一" * 20), ("一" * 20,)]
+    assert [c.text for c in shown] == ["一" * 20 + "\n" + "一" * 20, "一" * 20]
 
 
 def test_words_are_not_torn_apart() -> None:
     tokens = [(text, i / 10, i / 10 + 0.1) for i, text in enumerate([" TRANS", "FORMER"] * 9)]
-    shown = list(cues(transcript(segment(tokens, 0, 20))))
-    assert [c.lines for c in shown] == [
-        ("TRANSFORMER TRANSFORMER TRANSFORMER",) * 2, ("TRANSFORMER TRANSFORMER TRANSFORMER",),
+    shown = list(cues([segment(tokens, 0, 20)]))
+    line = "TRANSFORMER TRANSFORMER TRANSFORMER"
+    assert [c.text for c in shown] == [f"{line}\n{line}", line]
+
+
+def test_the_confidence_of_a_word_is_the_lowest_of_its_tokens() -> None:
+    tokens = tuple(Token(text, i, i + 1) for i, text in enumerate(["你", " GO", "ING", " ", "好"]))
+    said = Segment(0, 5, "你GOING好", 0, "eos", (), (0.9, 0.8, 0.2, 0.1, 0.7), tokens)
+    assert words(said) == [
+        Word("你", 0, 1, 0.9), Word(" GOING", 1, 3, 0.2), Word("好", 4, 5, 0.7),
     ]  # fmt: skip
+    assert [w.confidence for w in words(replace(said, tokens=None))] == [0.1] * 3
 
 
 @st.composite
@@ -112,7 +133,7 @@ def test_subtitles_hold_the_whole_text_in_order_without_overlap(talk: Transcript
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nothing_said_is_no_error(name: str) -> None:
-    nothing = Transcript("", 0.0, 1.0, (), (), (Segment(0, 1, "", 0.0, "no_speech", None),))
+    nothing = Transcript("", 0.0, 1.0, (), (Segment(0, 1, "", 0.0, "no_speech", (), (), None),))
     text = FORMATS[name](nothing)
     assert text == {"txt": "\n", "srt": "", "vtt": "WEBVTT\n\n", "tsv": "start\tend\ttext\n"}.get(
         name, as_json(nothing)
