@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from asr.config import load_config
 from asr.runtime.memory import keep_buffers
 from benchmarks import record
-from benchmarks.torch_baseline import PlainModel
 from benchmarks.record import Result, Value
+from benchmarks.torch_baseline import PlainModel
 
 RECIPE = Path(__file__).parent.parent / "recipes/aishell1/lrt_r50.yaml"
 FRAMES, STEPS, TOKENS, FREQS, VOCAB = 450, 112, 15, 161, 4364
