@@ -245,10 +245,10 @@ def test_unusable_manifests_are_named(tmp_path: Path, tones: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl\.gz: there is no such manifest"):
         load_cuts(missing)
     missing.write_bytes(b"not gzip at all")
-    with pytest.raises(DataError, match=r"none\.jsonl\.gz: not a lhotse manifest"):
+    with pytest.raises(DataError, match=r"none\.jsonl\.gz: is not a lhotse manifest"):
         load_cuts(missing)
     values["data"] = {**values["data"], "min_seconds": 9.0}
-    with pytest.raises(DataError, match="no utterance is left"):
+    with pytest.raises(DataError, match="no utterance has a text"):
         train(Config.model_validate(values), tmp_path / "run")
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
