@@ -223,19 +223,12 @@ class LogMelConfig(_MelConfig):
         return FeatureExtractor(self, self._filters())
 
     def _filters(self) -> Tensor:
-        import torchaudio
+        import librosa
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about empty filters, which the validator refuses
-            return torchaudio.functional.melscale_fbanks(
-                self.n_fft // 2 + 1,
-                f_min=0.0,
-                f_max=self.sample_rate / 2,
-                n_mels=self.n_mels,
-                sample_rate=self.sample_rate,
-                norm="slaney",
-                mel_scale="slaney",
-            )
+            mel_MF = librosa.filters.mel(sr=self.sample_rate, n_fft=self.n_fft, n_mels=self.n_mels)
+        return torch.from_numpy(mel_MF.T.copy())
 
 
 class FbankConfig(_MelConfig):
