@@ -38,8 +38,8 @@ Event = messages.Partial | messages.Done
 class Job:
     """A recording that the engine has, as a context that cancels it where it has not ended."""
 
-    def __init__(self, engine: "EngineClient", id: int) -> None:
-        self._engine, self._id = engine, id
+    def __init__(self, engine: "EngineClient", id: int, model: str) -> None:
+        self._engine, self._id, self.model = engine, id, model
         self.events: asyncio.Queue[Event | ApiError] = asyncio.Queue()
 
     def __enter__(self) -> "Job":
@@ -85,7 +85,7 @@ class EngineClient:
         """
         if not self.ready:
             raise unavailable("the model is being loaded: try again soon", retry_after=5)
-        job = Job(self, next(self._ids))
+        job = Job(self, next(self._ids), model)
         self._jobs[job._id] = job
         self._send(messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick))
         return job

@@ -62,7 +62,7 @@ async def transcribe(
     form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
 ) -> BaseModel | Response:
     """Return the text: as JSON, by itself, as subtitles, or as events while it is recognized."""
-    events = _events(request, await _submit(request, form, _model(request, form), form.stream))
+    events = _events(request, await _submit(request, form, form.stream))
     if form.stream:
         return await _stream(request, events, lambda done: responses.brief(done.transcript, form))
     transcript = (await _outcome(events)).transcript
@@ -85,24 +85,21 @@ async def transcribe_natively(
     request: Request, form: Annotated[NativeForm, Form(media_type="multipart/form-data")]
 ) -> BaseModel | Response:
     """Return the text with n best hypotheses, confidences, words, subtitles and timings."""
-    model = _model(request, form)
-    events = _events(request, await _submit(request, form, model, form.stream))
+    job = await _submit(request, form, form.stream)
+    events = _events(request, job)
     if form.stream:
-        return await _stream(request, events, lambda done: responses.native(done, model))
-    return responses.native(await _outcome(events), model)
+        return await _stream(request, events, lambda done: responses.native(done, job.model))
+    return responses.native(await _outcome(events), job.model)
 
 
-def _model(request: Request, form: RecordingForm) -> str:
+async def _submit(request: Request, form: RecordingForm, partials: bool) -> Job:
     settings: Settings = request.app.state.settings
-    if model := settings.find_model(form.model):
-        return model
-    raise unknown_model(form.model, settings.models)
-
-
-async def _submit(request: Request, form: RecordingForm, model: str, partials: bool) -> Job:
+    engine: EngineClient = request.app.state.engine
     if len((await request.form()).getlist("file")) > 1:
         raise ApiError(400, "file is given twice: send one recording per request", "file")
-    engine: EngineClient = request.app.state.engine
+    model = settings.find_model(form.model)
+    if model is None:
+        raise unknown_model(form.model, settings.models)
     return engine.submit(model, await form.file.read(), partials=partials)
 
 

@@ -160,7 +160,7 @@ def test_no_task_waits_for_a_recording_whose_request_is_cancelled():
         state = SimpleNamespace(settings=settings)
         scope = {"asr.record": RequestRecord()}
         request = SimpleNamespace(app=SimpleNamespace(state=state), receive=silent, scope=scope)
-        job = Job(SimpleNamespace(cancel=cancelled.append), 7)
+        job = Job(SimpleNamespace(cancel=cancelled.append), 7, "m")
         waiting = asyncio.create_task(anext(_events(request, job)))
         await asyncio.sleep(0.05)
         waiting.cancel()
@@ -297,13 +297,13 @@ def test_a_broken_bundle_is_refused_at_the_start(
     monkeypatch.setattr(sys, "argv", ["asr", "serve", str(tiny_bundle), str(folder)])
     with pytest.raises(SystemExit) as exit_:
         main()
-    told = capsys.readouterr().err
+    shown = capsys.readouterr().err
     assert exit_.value.code == BundleError.exit_code
-    assert told.count("\n") == 1 and named in told and "Traceback" not in told
+    assert shown.count("\n") == 1 and named in shown and "Traceback" not in shown
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "shown"),
     [
         ({}, "ASR_BUNDLES"),
         ({"bundles": "/a/x,/b/x"}, "two bundles are called x: write one as NAME=/b/x"),
@@ -311,8 +311,8 @@ def test_a_broken_bundle_is_refused_at_the_start(
         ({"bundles": "/a", "max_byte": "1"}, "ASR_MAX_BYTE:"),
     ],
 )
-def test_settings_that_cannot_be_obeyed_are_named(given, told):
-    with pytest.raises(ConfigError, match=told):
+def test_settings_that_cannot_be_obeyed_are_named(given, shown):
+    with pytest.raises(ConfigError, match=shown):
         create_app(Settings.read(**given))
 
 

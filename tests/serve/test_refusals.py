@@ -326,8 +326,8 @@ def test_logs_have_sizes_times_and_an_id_and_nothing_that_a_client_said(guarded)
     finally:
         logging.getLogger("serve").removeHandler(handler)
     lines = map(json.loads, written.getvalue().splitlines())
-    (told,) = [line for line in lines if line["request"] == ids[0]]
-    assert told["audio_seconds"] == 0.2
-    assert told["bytes"] > 6000 and told["status"] == 200 and told["seconds"] > 0
+    (line,) = [line for line in lines if line["request"] == ids[0]]
+    assert line["audio_seconds"] == 0.2
+    assert line["bytes"] > 6000 and line["status"] == 200 and line["seconds"] > 0
     said = reply.json()["text"]
     assert not re.search(f"secret|SECRET|private|first-key|{said}", written.getvalue())
