@@ -10,7 +10,7 @@ WORKDIR /app
 COPY constraints.txt ./
 RUN pip install --no-cache-dir -c constraints.txt --index-url ${TORCH_INDEX} torch torchaudio
 
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY asr asr
 COPY data_prep data_prep
 COPY serve serve
