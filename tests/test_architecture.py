@@ -3,22 +3,25 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_namespace_packages
 
 ROOT = Path(__file__).parents[1]
-FILES = [p for folder in ("asr", "data_prep", "serve") for p in (ROOT / folder).rglob("*.py")]
+FOLDERS = ("asr", "data_prep", "serve", "experiments", "benchmarks")
+FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
-ORDER = """
-    errors schema tokenizer
-    runtime audio model decoding
-    config bundle
-    data lm export
-    transcription evaluation reporting compression
-    train efficiency
-    cli
-""".split()
+ORDER = [
+    "errors", "schema", "tokenizer",
+    "runtime", "audio", "model", "decoding",
+    "config", "bundle",
+    "data", "lm", "export",
+    "transcription", "evaluation", "reporting", "compression",
+    "train", "efficiency",
+    "cli",
+]  # fmt: skip
 WITHOUT_TORCH = ("transcript", "jobs", "writers", "remote")
 
 
@@ -98,3 +101,17 @@ def test_the_signatures_of_the_service_are_typed(path: Path) -> None:
                 n.id for hint in hints if hint for n in ast.walk(hint) if isinstance(n, ast.Name)
             }
             assert "Any" not in used, f"{module_name(path)}.{node.name}"
+
+
+def test_the_wheel_holds_the_product_and_its_types_and_no_experiments() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    found = find_namespace_packages(str(ROOT), **settings["packages"]["find"])
+    assert {name.split(".")[0] for name in found} == {"asr", "data_prep", "serve"}
+    assert settings["package-data"]["asr"] == ["py.typed"] and (ROOT / "asr/py.typed").is_file()
+
+
+def test_no_test_imports_another_test() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        found = {name for name in imports(path) if name.startswith("tests.")}
+        allowed = ("tests.helpers", "tests.golden_run")
+        assert all(name.startswith(allowed) for name in found), path

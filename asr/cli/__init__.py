@@ -47,7 +47,10 @@ def main() -> None:
     sys.argv = [a for a in sys.argv if a != "--debug"]
     if isinstance(sys.stdout, TextIOWrapper):  # print file names that are not UTF-8 unchanged
         sys.stdout.reconfigure(errors="surrogateescape")
-    handler = RichHandler(console=err, show_time=debug, show_level=debug, show_path=debug)
+    # Off a terminal lines stay whole: rich would wrap them at 80 columns.
+    handler: logging.Handler = logging.StreamHandler()
+    if err.is_terminal:
+        handler = RichHandler(console=err, show_time=debug, show_level=debug, show_path=debug)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     for package in ("asr", "data_prep"):
         logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The machine: files, devices, processes, memory; no model code."""
