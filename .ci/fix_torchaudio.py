@@ -17,7 +17,7 @@ def main() -> None:
     if first.returncode == 0:
         return
     if "Could not load this library" not in first.stderr and "libcud" not in first.stderr:
-        sys.exit(f"torchaudio does not import, for a reason that this script cannot fix:\n{first.stderr}")
+        sys.exit(f"torchaudio does not import, and this script cannot fix it:\n{first.stderr}")
     spec = importlib.util.find_spec("torchaudio")
     assert spec is not None
     assert spec.origin is not None

@@ -16,35 +16,16 @@ if TYPE_CHECKING:
     from asr.transcription.recognizer import Recognizer
     from asr.transcription.transcript import Segment, Token, Transcript
 
-# Where each public name is defined; it is imported when it is first used, since torch takes seconds.
-_HOMES = {
-    "AsrError": "asr.errors",
-    "AudioError": "asr.errors",
-    "BundleError": "asr.errors",
-    "ConfigError": "asr.errors",
-    "DataError": "asr.errors",
-    "DecodingOptions": "asr.decoding.options",
-    "Hypothesis": "asr.decoding.hypothesis",
-    "Recognizer": "asr.transcription.recognizer",
-    "Segment": "asr.transcription.transcript",
-    "Token": "asr.transcription.transcript",
-    "Transcript": "asr.transcription.transcript",
-}
-
 __all__ = [
-    "AsrError",
-    "AudioError",
-    "BundleError",
-    "ConfigError",
-    "DataError",
-    "DecodingOptions",
-    "Hypothesis",
-    "Recognizer",
-    "Segment",
-    "Token",
-    "Transcript",
-    "load",
-]
+    "AsrError", "AudioError", "BundleError", "ConfigError", "DataError", "DecodingOptions",
+    "Hypothesis", "Recognizer", "Segment", "Token", "Transcript", "load",
+]  # fmt: skip
+
+# Modules of public names, which are imported at their first use: torch alone takes seconds.
+_MODULES = (
+    "errors", "decoding.hypothesis", "decoding.options", "transcription.transcript",
+    "transcription.recognizer",
+)  # fmt: skip
 
 
 def load(bundle: str | Path, device: str = "auto", int8: bool = False) -> "Recognizer":
@@ -62,6 +43,8 @@ def load(bundle: str | Path, device: str = "auto", int8: bool = False) -> "Recog
 
 def __getattr__(name: str) -> Any:
     """Import a public name where it is defined."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'asr' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        for module in map(import_module, (f"asr.{path}" for path in _MODULES)):
+            if name in vars(module):
+                return vars(module)[name]
+    raise AttributeError(f"module 'asr' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from asr.bundle import CONFIG, WEIGHTS, load_weights, tokenizer_of
 from asr.errors import BundleError
-from asr.model.attention import Cache
+from asr.model.attention.full import Cache, reorder_caches, select_caches
 from asr.model.dropout import Dropout
 from asr.model.layers import FeedForward, self_attention
 from asr.model.transformer import ModelConfig, sinusoids
@@ -138,18 +138,12 @@ class LmState:
 
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Replace hypothesis w by hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
-        B, W = parents_BW.shape
-        rows = (torch.arange(B, device=parents_BW.device)[:, None] * W + parents_BW).flatten()
-        self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
+        self.caches = reorder_caches(self.caches, parents_BW)
         logp = self.model.step(tokens_BW.flatten(), self.caches, self.position)
-        self.logp_BWV = logp.unflatten(0, (B, W))
+        self.logp_BWV = logp.unflatten(0, parents_BW.shape)
         self.position += 1
 
     def select(self, indices: Tensor) -> None:
         """Continue with these utterances only."""
-        shape = self.logp_BWV.shape[:2]
-        self.caches = [
-            tuple(t.unflatten(0, shape)[indices].flatten(0, 1) for t in cache)
-            for cache in self.caches
-        ]
+        self.caches = select_caches(self.caches, len(self.logp_BWV), indices)
         self.logp_BWV = self.logp_BWV[indices]

@@ -20,6 +20,7 @@ from asr.model.attention import (
     FullAttentionConfig,
     share_between_layers,
 )
+from asr.model.attention.full import reorder_caches, select_caches
 from asr.model.dropout import Dropout
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import FrontendConfig, VggConfig, padding_mask
@@ -125,18 +126,11 @@ class DecoderState:
 
     def reorder(self, parents_BW: Tensor) -> None:
         """Let hypothesis w of utterance b continue hypothesis `parents_BW[b, w]` of it."""
-        B, W = parents_BW.shape
-        first_B1 = torch.arange(B, device=parents_BW.device)[:, None] * W
-        rows = (first_B1 + parents_BW).flatten()
-        self.caches = [tuple(t[rows] for t in cache) for cache in self.caches]
+        self.caches = reorder_caches(self.caches, parents_BW)
 
     def select(self, indices: Tensor) -> None:
         """Keep these utterances only."""
-        B = len(self.mask_BS)
-        self.caches = [
-            tuple(t.unflatten(0, (B, -1))[indices].flatten(0, 1) for t in cache)
-            for cache in self.caches
-        ]
+        self.caches = select_caches(self.caches, len(self.mask_BS), indices)
         self.memories = [tuple(t[indices] for t in memory) for memory in self.memories]
         self.mask_BS = self.mask_BS[indices]
 

@@ -1,7 +1,7 @@
 """A recording cut into chunks that a model can take, and its segments put together again."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from asr.audio.recording import Recording
 from asr.audio.segmentation import split_at_silence
 from asr.decoding.request import Request
 from asr.errors import AudioError
-from asr.tokenizer import normalize_text
-from asr.transcription.transcript import Segment, Transcript
+from asr.transcription.transcript import Segment
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +56,3 @@ class ChunkedRecording:
         except AudioError as error:
             self.error = error
         self.is_read = True
-
-    def result(self) -> Transcript | AudioError:
-        """Return the transcript of the segments so far, or why the recording cannot be read."""
-        segments = tuple(self.segments)
-        if len(segments) > 1:
-            segments = tuple(replace(segment, nbest=()) for segment in segments)
-        return self.error or Transcript(
-            text=normalize_text(" ".join(segment.text for segment in segments)),
-            score=sum(segment.score for segment in segments),
-            duration=self.recording.seconds,
-            warnings=self.recording.warnings,
-            segments=segments,
-        )

@@ -99,9 +99,9 @@ class Recognizer:
                     self._recognize_group(group, options)
                     on_progress(index + recording.recording.fraction)
                     while pending[0].is_read:
-                        yield pending.popleft().result()
+                        yield result_of(pending.popleft())
         self._recognize_group(group, options)
-        yield from (recording.result() for recording in pending)
+        yield from map(result_of, pending)
 
     def _recognize_group(
         self, group: list[tuple[ChunkedRecording, Chunk]], options: DecodingOptions | None
@@ -227,3 +227,9 @@ class Recognizer:
         """Return the seconds of an encoder step."""
         features = self.config.features
         return _FRAMES_PER_STEP * features.hop_length / features.sample_rate
+
+
+def result_of(recording: ChunkedRecording) -> Transcript | AudioError:
+    """Return the transcript of a recording's segments so far, or why it cannot be read."""
+    source = recording.recording
+    return recording.error or Transcript.join(recording.segments, source.seconds, source.warnings)

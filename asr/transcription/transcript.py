@@ -1,9 +1,11 @@
 """Transcripts: texts with their scores and times. Nothing of torch, so that clients share them."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from asr.decoding.hypothesis import Ended, Hypothesis
+from asr.tokenizer import normalize_text
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,22 @@ class Transcript:
     duration: float
     warnings: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
+
+    @classmethod
+    def join(
+        cls, segments: Sequence[Segment], duration: float, warnings: tuple[str, ...]
+    ) -> "Transcript":
+        """Return the transcript of a recording's segments; several go without their n best."""
+        segments = tuple(segments)
+        if len(segments) > 1:
+            segments = tuple(replace(segment, nbest=()) for segment in segments)
+        return cls(
+            text=normalize_text(" ".join(segment.text for segment in segments)),
+            score=sum(segment.score for segment in segments),
+            duration=duration,
+            warnings=warnings,
+            segments=segments,
+        )
 
     @property
     def nbest(self) -> tuple[Hypothesis, ...]:

@@ -17,21 +17,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import asr
+from asr.audio.recording import Samples
 from asr.decoding.request import Request
 from asr.errors import AsrError, AudioError, is_out_of_memory
+from asr.transcription.chunks import Chunk, ChunkedRecording
+from asr.transcription.recognizer import Recognizer, result_of
 from serve.engine import messages
 from serve.engine.queue import FairQueue
 from serve.logs import configure_logging
 from serve.settings import Settings
-
-if TYPE_CHECKING:
-    from asr.transcription.chunks import Chunk, ChunkedRecording
-    from asr.transcription.recognizer import Recognizer
 
 logger = logging.getLogger("serve.engine.process")
 
@@ -45,8 +43,8 @@ class Job:
     """A request to transcribe, and its progress."""
 
     asked: messages.Transcribe
-    recording: "ChunkedRecording"
-    chunks: Iterator["Chunk"]
+    recording: ChunkedRecording
+    chunks: Iterator[Chunk]
     request: Request
     arrived: float = field(default_factory=time.monotonic)
     started: float | None = None
@@ -61,7 +59,7 @@ class Engine:
     """Recognizers by name behind a pipe."""
 
     def __init__(
-        self, pipe: Connection, recognizers: dict[str, "Recognizer"], settings: Settings
+        self, pipe: Connection, recognizers: dict[str, Recognizer], settings: Settings
     ) -> None:
         self._pipe, self._recognizers, self._settings = pipe, recognizers, settings
         self._jobs: dict[int, Job] = {}
@@ -110,8 +108,6 @@ class Engine:
         _end()
 
     def _accept(self, asked: messages.Transcribe) -> None:
-        from asr.audio.recording import Samples
-
         source: Samples | io.BytesIO = io.BytesIO(asked.audio)
         if asked.pcm_rate:
             source = Samples(np.frombuffer(asked.audio, "<i2"), asked.pcm_rate)
@@ -155,7 +151,7 @@ class Engine:
                 self._changed.notify()
         self._finish(job)
 
-    def _next_batch(self) -> list[tuple[Job, "Chunk"]]:
+    def _next_batch(self) -> list[tuple[Job, Chunk]]:
         """Return the chunks to recognize now; none if there are none for a while."""
         limit, wait = self._settings.batch_seconds, self._settings.batch_wait
         with self._changed:
@@ -169,7 +165,7 @@ class Engine:
                 self._readers.submit(self._read, job)
         return batch
 
-    def _recognize(self, batch: list[tuple[Job, "Chunk"]]) -> None:
+    def _recognize(self, batch: list[tuple[Job, Chunk]]) -> None:
         started = time.monotonic()
         for job, _ in batch:
             job.started = job.started or started
@@ -197,7 +193,7 @@ class Engine:
                 self._send_partial(job)
             self._finish(job)
 
-    def _isolate(self, batch: list[tuple[Job, "Chunk"]], error: Exception) -> None:
+    def _isolate(self, batch: list[tuple[Job, Chunk]], error: Exception) -> None:
         """Recognize each chunk of a failed batch alone, so that only the culprit's job fails."""
         is_broken = _breaks_the_gpu(error)
         if is_broken or len(batch) == 1:
@@ -212,7 +208,7 @@ class Engine:
                 self._recognize([each])
 
     def _send_partial(self, job: Job) -> None:
-        result = job.recording.result()  # once: the thread that reads may find an error meanwhile
+        result = result_of(job.recording)  # once: the thread that reads may find an error meanwhile
         if isinstance(result, AudioError):
             return
         delta = result.text.removeprefix(job.sent) if result.text.startswith(job.sent) else ""
@@ -227,7 +223,7 @@ class Engine:
             is_done = job.recording.error or (job.is_read and not job.n_open)
             if not is_done or not self._remove(job):
                 return
-        result = job.recording.result()
+        result = result_of(job.recording)
         if isinstance(result, AudioError):
             self._send(messages.Failed(job.asked.id, result.code, str(result)))
         else:

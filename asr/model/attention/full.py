@@ -17,6 +17,20 @@ Cache = tuple[Tensor, ...]
 Stepped = tuple[Tensor, Cache]  # the result of a step, and the next cache
 
 
+def reorder_caches(caches: list[Cache], parents_BW: Tensor) -> list[Cache]:
+    """Let hypothesis w of utterance b continue its hypothesis `parents_BW[b, w]`; B · W rows."""
+    B, W = parents_BW.shape
+    first_B1 = torch.arange(B, device=parents_BW.device)[:, None] * W
+    rows = (first_B1 + parents_BW).flatten()
+    return [tuple(t[rows] for t in cache) for cache in caches]
+
+
+def select_caches(caches: list[Cache], n_utterances: int, indices: Tensor) -> list[Cache]:
+    """Keep the rows of these utterances only, each of which has the same number of rows."""
+    shape = (n_utterances, -1)
+    return [tuple(t.unflatten(0, shape)[indices].flatten(0, 1) for t in cache) for cache in caches]
+
+
 class Kernel(nn.Module):
     """Attention without its projections, so that each kernel works with all of them.
 
@@ -106,5 +120,4 @@ class FullAttentionConfig(AttentionConfig):
     kind: Literal["full"] = "full"
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for any heads."""
         return FullAttention(causal, dropout)

@@ -113,7 +113,6 @@ class LinearAttentionConfig(AttentionConfig):
     kind: Literal["linear"]
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for any heads."""
         return LinearAttention(causal)
 
 
@@ -202,5 +201,4 @@ class PerformerConfig(AttentionConfig):
     redraw: Size | None = 500
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for heads of size `d_head`."""
         return PerformerAttention(self, d_head, causal)

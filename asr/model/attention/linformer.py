@@ -91,7 +91,6 @@ class LinformerConfig(AttentionConfig):
         return self.length
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for `n_heads` heads."""
         return LinformerAttention(self, n_heads, dropout)
 
 
@@ -144,5 +143,4 @@ class ConvLinformerConfig(AttentionConfig):
     cycle_shift: bool = True
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for `n_heads` heads of size `d_head`."""
         return ConvLinformerAttention(self, n_heads, d_head, dropout)

@@ -73,5 +73,4 @@ class LshConfig(AttentionConfig):
     rounds: Size = 2
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for heads of size `d_head`."""
         return LshAttention(self, d_head)

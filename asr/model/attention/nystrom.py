@@ -71,5 +71,4 @@ class NystromConfig(AttentionConfig):
     landmarks: Annotated[Size, Field(le=256)] = 16
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for any heads."""
         return NystromAttention(self.landmarks)

@@ -108,5 +108,4 @@ class SlidingWindowConfig(AttentionConfig):
     global_tokens: NonNegativeInt = 0
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
-        """Return a kernel for any heads."""
         return SlidingWindowAttention(self, causal, dropout)
