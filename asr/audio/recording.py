@@ -1,7 +1,7 @@
 """Recordings to waveforms: any file that libsndfile reads, mono, at the model's sample rate.
 
 soxr resamples: torchaudio takes eight times as long, and gigabytes for two rates without a common
-divisor.
+divisor. Training reads its cuts by lhotse instead (`asr.data.manifest.read_wave`).
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The model card: README.md of a bundle."""
+"""The model card, README.md of a bundle; its facts come from `train.run` and `compression.compress`."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""The engine: a process that has the models, and the service's end of its pipe."""
+"""The engine: `process` has the models and decodes; `client` starts, watches and restarts it."""

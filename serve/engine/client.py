@@ -1,4 +1,4 @@
-"""The engine process as the event loop sees it: jobs go out, events come back."""
+"""Starts, watches and restarts the engine process; jobs go to it, events come back."""
 
 import asyncio
 import itertools

@@ -1,5 +1,6 @@
 """The engine process: requests come through a pipe, transcripts go back.
 
+`serve.engine.client` starts and restarts it.
 It is a process and not a thread, so that the event loop shares no interpreter lock with torch, a
 crash or a hang breaks no connection, and its memory is its own. One thread reads the pipe, two
 read recordings into chunks, one reports progress, and the main one recognizes batches of chunks.
