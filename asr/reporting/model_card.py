@@ -1,4 +1,4 @@
-"""The model card, README.md of a bundle; its facts come from `train.run` and `compression.compress`."""
+"""The model card, README.md of a bundle; `train.run` and `compression.compress` give its facts."""
 
 from typing import Any
 
