@@ -245,7 +245,7 @@ def _unknown(key: str, kind: str) -> str:
 
 
 def _nearest(key: str) -> str | None:
-    """Return the known key whose name is most like that of `key`, beside it or else anywhere."""
+    """Return the known key whose name is most like that of `key`, under the same parent first, then anywhere."""
     parent, _, name = key.rpartition(".")
     for keys in ([k for k in _KEYS if k.rpartition(".")[0] == parent], _KEYS):
         close = difflib.get_close_matches(name, [k.rpartition(".")[2] for k in keys], n=1)
@@ -258,6 +258,8 @@ def _nearest(key: str) -> str | None:
 def _example(key: str, value: object) -> str:
     """Return how the keys below `key` are written, for someone who wrote a value there."""
     below = [k.rpartition(".")[2] for k in _KEYS if k.rpartition(".")[0] == key]
+    if not below:
+        return "{name: value}"
     return f"{{kind: {value}}}" if "kind" in below else f"{{{below[0]}: …}}, of {', '.join(below)}"
 
 

@@ -16,7 +16,7 @@ def operations_of_step(model: SpeechTransformer, n_freqs: int) -> Callable[[int,
     Matrix products and convolutions are counted, forward and backward, padding included; the
     operations between them (activations, normalization, losses) are not. PyTorch counts a copy of
     the network on the first batch of each octave of lengths (64 to 127 frames, 128 to 255, …);
-    the other batches of the octave have that many operations per padded frame. Such a batch's
+    the other batches of the octave are assumed to cost the same per padded frame. Such a batch's
     number is within 15 % of PyTorch's count for it, and a run's total within 5 %.
     """
     per_frame: dict[int, float] = {}

@@ -133,7 +133,7 @@ class VggConfig(_Channels):
 
 
 class VggLowRankConfig(_Channels):
-    """The same with a low-rank pair of this rank in place of every convolution but the first."""
+    """VGG with every convolution but the first factorized."""
 
     kind: Literal["vgg_low_rank"]
     rank: Size
@@ -143,8 +143,8 @@ class VggLowRankConfig(_Channels):
         full = 3 * min(self.channels)
         if self.rank > full:
             raise ValueError(
-                f"rank {self.rank} is above {full}, 3 times the smaller of channels: a full rank "
-                "is that at most"
+                f"rank {self.rank} is above 3 times the smaller of channels: the full rank "
+                f"is {full}"
             )
         return self
 

@@ -1,8 +1,8 @@
 """The units of a Transformer layer, each with its own residual connection and layer normalization.
 
 With low-rank projections they are the LRMHA and LRFF units of the Low-Rank Transformer (Winata
-2020; Cahyawijaya 2021, fig. 3.2), with dense ones those of the Transformer (Vaswani 2017, fig. 1).
-Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
+2020; Cahyawijaya 2021, fig. 3.2), with dense projections they are the Transformer's units
+(Vaswani 2017, fig. 1). Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
 """
 
 from typing import Annotated, Literal, Self
@@ -151,7 +151,7 @@ SelfAttention = MultiHeadAttention | StateSpace
 def self_attention(
     config: LayerConfig, attention: EncoderAttentionConfig, causal: bool = False
 ) -> SelfAttention:
-    """Return multi-head attention with the kernel of a kind, or what that kind has in its place."""
+    """Return multi-head attention with the kernel of a kind, or a StateSpace unit for s4d."""
     d_head = config.d_model // config.n_heads
     kernel = attention.build(config.n_heads, d_head, causal, config.dropout)
     if isinstance(kernel, Kernel):

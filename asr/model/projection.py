@@ -4,6 +4,7 @@ They make every map of the front end's projection, the attention and the feed-fo
 embedding and the output projection (Cahyawijaya 2021, sec. 4.1).
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -76,8 +77,8 @@ class LowRankConfig(_Projection):
         if self.rank <= largest_rank:
             return None
         return (
-            f"projection.rank {self.rank} is above the smaller of d_model and d_inner, "
-            f"{largest_rank}: a full rank is that at most"
+            f"projection.rank {self.rank} is above the smaller of d_model and d_inner: the "
+            f"full rank is {largest_rank}"
         )
 
     def build(self, d_in: int, d_out: int) -> nn.Module:
@@ -130,7 +131,7 @@ class SetSparse(nn.Module):
     def rewire(self, generator: torch.Generator) -> Tensor:
         """Move the share ζ of the weights closest to zero to random free places, with value 0.
 
-        Returns the indices of the moved `values`, whose optimizer state is void. A place that
+        Returns the indices of the moved `values`. Reset their optimizer state. A place that
         becomes free may be drawn again. `generator` must be a CPU generator.
         """
         n_moved = round(self.zeta * len(self.values))
@@ -143,6 +144,13 @@ class SetSparse(nn.Module):
         self.places[moved] = drawn.to(self.places)
         self.values[moved] = 0
         return moved
+
+
+def sparse_maps(network: nn.Module) -> Iterator[tuple[str, SetSparse]]:
+    """Yield the sparse maps of a network, with their names."""
+    for name, module in network.named_modules():
+        if isinstance(module, SetSparse):
+            yield name, module
 
 
 class SetSparseConfig(_Projection):

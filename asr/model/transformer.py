@@ -5,7 +5,7 @@ utterance, D d_model, V vocabulary.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -135,34 +135,46 @@ class DecoderState:
         self.mask_BS = self.mask_BS[indices]
 
 
-class Decoder(nn.Module):
-    """Layers over the text so far and the encoder's output, which score the next token."""
+class TokenDecoder(nn.Module):
+    """Layers over the embedded text so far, which score the next token."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, new_layer: Callable[[], nn.Module]
+    ) -> None:
         super().__init__()
         self.d_model = config.d_model
         self.embed = nn.Embedding(vocab_size, config.d_model)
         nn.init.normal_(self.embed.weight, std=config.d_model**-0.5)
         self.dropout = Dropout(config.dropout)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, config.decoder.attention) for _ in range(config.decoder.n_layers)
-        )
+        self.layers = nn.ModuleList(new_layer() for _ in range(config.decoder.n_layers))
         self.norm = config.last_norm()
         self.output = nn.Linear(config.d_model, vocab_size)
 
-    def _embed(self, tokens: Tensor, start: int) -> Tensor:
-        """Embed (B, U) tokens at positions from `start`: (B, U, D)."""
-        positions = sinusoids(start, tokens.shape[1], self.d_model, tokens.device)
-        x_BUD: Tensor = self.dropout(self.embed(tokens) * self.d_model**0.5 + positions)
+    def embed_at(self, tokens_BU: Tensor, start: int) -> Tensor:
+        """Embed tokens (B, U) at positions from `start`: (B, U, D)."""
+        positions = sinusoids(start, tokens_BU.shape[1], self.d_model, tokens_BU.device)
+        x_BUD: Tensor = self.dropout(self.embed(tokens_BU) * self.d_model**0.5 + positions)
         return x_BUD
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits (..., V) of the layers' output (..., D)."""
+        y: Tensor = self.output(self.norm(x))
+        return y
+
+
+class Decoder(TokenDecoder):
+    """Layers over the text so far and the encoder's output, which score the next token."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        attention = config.decoder.attention
+        super().__init__(config, vocab_size, lambda: DecoderLayer(config, attention))
 
     def forward(self, tokens_BU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the logits (B, U, V) of the token after each, all positions at once."""
-        x_BUD = self._embed(tokens_BU, 0)
+        x_BUD = self.embed_at(tokens_BU, 0)
         for layer in self.layers:
             x_BUD = layer(x_BUD, memory_BSD, mask_BS)
-        logits_BUV: Tensor = self.output(self.norm(x_BUD))
-        return logits_BUV
+        return self.logits(x_BUD)
 
     def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> DecoderState:
         """Return the state before the first token."""
@@ -172,14 +184,14 @@ class Decoder(nn.Module):
 
     def step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
         """Return log-probabilities (B, W, V) of the next token; `state` advances by one."""
-        x_BWD = self._embed(tokens_BW.flatten()[:, None], state.position).view(*tokens_BW.shape, -1)
+        x_B1D = self.embed_at(tokens_BW.flatten()[:, None], state.position)
+        x_BWD = x_B1D.view(*tokens_BW.shape, -1)
         for i, layer in enumerate(self.each_layer()):
             x_BWD, state.caches[i] = layer.step(
                 x_BWD, state.caches[i], state.memories[i], state.mask_BS
             )
         state.position += 1
-        logits_BWV: Tensor = self.output(self.norm(x_BWD))
-        return logits_BWV.log_softmax(-1)
+        return self.logits(x_BWD).log_softmax(-1)
 
     def each_layer(self) -> Iterator[DecoderLayer]:
         """Yield the layers."""

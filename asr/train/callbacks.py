@@ -11,14 +11,18 @@ from asr.train.module import SpeechModule
 class MemoryProbe(Callback):
     """Runs the largest batches before the first step, so that memory is exhausted then or never."""
 
-    def __init__(self, corpus: SpeechDataModule) -> None:
-        self.corpus = corpus
+    def __init__(self, datamodule: SpeechDataModule) -> None:
+        self.datamodule = datamodule
+        self.is_done = False
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Use all the memory that the largest batches take, and change nothing.
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Use all the memory that the largest batches take, and change nothing; once in a run.
 
         The training batch is of the last epoch, which has the longest cuts if any get pauses.
         """
+        if self.is_done:
+            return
+        self.is_done = True  # here, and not at the start, so that signals are handled already
         assert isinstance(pl_module, SpeechModule)
         device = pl_module.device
         # Adam's two moments and the message between processes do not exist before a first step.
@@ -26,12 +30,12 @@ class MemoryProbe(Callback):
         precision = trainer.precision_plugin
         pl_module.train()
         with precision.train_step_context():
-            for part in self.corpus.largest(self.corpus.config.training.epochs - 1).batches:
+            for part in self.datamodule.largest(self.datamodule.config.training.epochs - 1).batches:
                 pl_module.backward_batch(part.to(device), torch.ones(2, device=device))
         pl_module.zero_grad()
         pl_module.eval()
         with precision.val_step_context(), torch.no_grad():
-            for part in self.corpus.largest(None).batches:
+            for part in self.datamodule.largest(None).batches:
                 pl_module.validate(part.to(device))
         pl_module.train()
         del held

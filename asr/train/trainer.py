@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import warnings
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 
-from asr.errors import AsrError, is_out_of_memory
+from asr.errors import AsrError, ConfigError, is_out_of_memory
 from asr.train.checkpoints import Checkpoints
 from asr.train.datamodule import TrainingData
 from asr.train.distributed import is_lost_peer, world_size
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 class SummedGradients(DDPStrategy):
     """Lightning's processes without torch's wrapper: `TrainingModule` sums the gradients itself.
 
-    The wrapper would take the mean over processes, which is another step where they have different
+    The wrapper would take the mean over processes, which differs where they have different
     numbers of tokens, and it waits forever where a process has no batch.
     """
 
@@ -35,7 +36,7 @@ class SummedGradients(DDPStrategy):
 
 
 def fit(
-    task: TrainingModule, checkpoints: Checkpoints, device: torch.device, *callbacks: Callback
+    module: TrainingModule, checkpoints: Checkpoints, device: torch.device, *callbacks: Callback
 ) -> None:
     """Train for all epochs, from the last state if there is one.
 
@@ -48,14 +49,16 @@ def fit(
         checkpoints.folder.mkdir(parents=True, exist_ok=True)
         trainer = _trainer(checkpoints, device, *callbacks)
         resumed = checkpoints.last if checkpoints.last.is_file() else None
+        if resumed:
+            _check_state(resumed)
         log.info("learning curves: tensorboard --logdir %s", trainer.log_dir)
         try:
-            trainer.fit(task, checkpoints.corpus, ckpt_path=resumed, weights_only=True)
-        except SystemExit:  # what Lightning makes of Ctrl-C
-            number = task.signal or (signal.SIGTERM if task.stopping else signal.SIGINT)
+            trainer.fit(module, checkpoints.datamodule, ckpt_path=resumed, weights_only=True)
+        except SystemExit:  # Lightning's response to Ctrl-C
+            number = module.signal or (signal.SIGTERM if module.stopping else signal.SIGINT)
             raise KeyboardInterrupt(number) from None
         except (RuntimeError, MemoryError, ConnectionError, EOFError) as error:
-            if explained := _explain(error, checkpoints.corpus):
+            if explained := _explain(error, checkpoints.datamodule):
                 raise explained from error
             raise
 
@@ -85,7 +88,17 @@ def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callbac
     )
 
 
-def _explain(error: Exception, corpus: TrainingData) -> AsrError | None:
+def _check_state(path: Path) -> None:
+    """Raise ConfigError for a file that is not the whole state of a training."""
+    try:
+        is_state = "state_dict" in torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch raises many types on a damaged file
+        raise ConfigError(f"{path}: damaged, it cannot be continued: give another --out") from error
+    if not is_state:
+        raise ConfigError(f"{path}: not the state of a training: give another --out")
+
+
+def _explain(error: Exception, datamodule: TrainingData) -> AsrError | None:
     """Return an error that says what the user can do; None for a bug."""
     text = " ".join(str(error).split())
     if is_lost_peer(error):
@@ -94,11 +107,13 @@ def _explain(error: Exception, corpus: TrainingData) -> AsrError | None:
             "message, then continue with --resume"
         )
     if is_out_of_memory(error):
-        return AsrError(f"{corpus.smaller_batches} ({text:.200})")
+        return AsrError(f"{datamodule.smaller_batches} ({text:.200})")
     # The pipe may break before torch notices that its worker has died.
-    broken_pipe = isinstance(error, (ConnectionError, EOFError)) and corpus.config.data.num_workers
-    if ("DataLoader worker" in text or broken_pipe) and corpus.dataset:
-        reading = [note.value.decode(errors="ignore") for note in corpus.dataset.reading]
+    broken_pipe = (
+        isinstance(error, (ConnectionError, EOFError)) and datamodule.config.data.num_workers
+    )
+    if ("DataLoader worker" in text or broken_pipe) and datamodule.dataset:
+        reading = [note.value.decode(errors="ignore") for note in datamodule.dataset.reading]
         items = ", ".join(item for item in reading if item) or "nothing"
         return AsrError(
             f"a process that reads recordings died ({text:.200}) while {items} was read: try "

@@ -130,10 +130,12 @@ class Recognizer:
     ) -> list[Segment]:
         """Recognize chunks of any recordings; a segment each, in their order.
 
-        Chunks of like length share batches; a segment does not depend on the others. That of a
-        chunk whose request is cancelled means nothing.
+        Chunks of similar length share batches; a segment does not depend on the others. Ignore
+        the segment of a cancelled chunk.
         """
-        requests = [chunk.request or Request() for chunk in chunks]
+        # A request costs a look at a flag in each step, so there are none where nothing can cancel.
+        requests = [chunk.request for chunk in chunks if chunk.request]
+        assert len(requests) in (0, len(chunks)), "either all chunks have a request, or none"
         found: dict[int, Segment] = {}
         for indices, encoded in self.encode([chunk.wave_N for chunk in chunks], requests):
             nbests = self.decode(encoded, options)
@@ -176,9 +178,9 @@ class Recognizer:
     def encode(
         self, waves: Sequence[Tensor], requests: Sequence[Request] | None = None
     ) -> Iterator[tuple[list[int], Encoded]]:
-        """Yield indices of waveforms, and what the encoder made of them, the longest first.
+        """Yield indices of waveforms and their encoder outputs, the longest first.
 
-        Those that are silent or too short for an encoder step are left out.
+        Silent waveforms and those too short for an encoder step are left out.
         """
         feats = {i: self.features(w) for i, w in enumerate(waves) if not is_constant(w)}
         steps = self.config.model.frontend.steps

@@ -352,6 +352,8 @@ def test_performer_redraws_by_the_steps_number_in_training_alone() -> None:
     assert torch.equal(resumed(q, k, v), by_step[2])
     assert torch.equal(ours.eval()(q, k, v), at_rest)
     assert set(ours.state_dict()) == {"omega"}
+    moved = ours.train().double()
+    assert moved.latest is not None and moved.latest.dtype == torch.float64, "it follows the module"
 
 
 def test_exponents_and_filters_are_computed_in_full_where_training_is_in_half() -> None:

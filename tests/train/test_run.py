@@ -125,6 +125,18 @@ def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
         train(Config.model_validate(values), learned, resume=True)
 
 
+def test_a_damaged_or_foreign_state_is_refused_in_a_sentence(tones: Path, tmp_path: Path) -> None:
+    train(Config.model_validate(tones_recipe(tones, training={"epochs": 1})), tmp_path / "run")
+    longer = Config.model_validate(tones_recipe(tones, training={"epochs": 2}))
+    last = tmp_path / "run" / "training" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:2000])
+    with pytest.raises(ConfigError, match="damaged"):
+        train(longer, tmp_path / "run", resume=True)
+    torch.save({"something": 1}, last)
+    with pytest.raises(ConfigError, match="not the state of a training"):
+        train(longer, tmp_path / "run", resume=True)
+
+
 def test_ctrl_c_says_how_to_go_on(tones: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", tones_recipe(tones, training={"epochs": 2000}))
     # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.

@@ -144,10 +144,10 @@ def test_every_cut_is_in_one_place_and_all_processes_make_as_many_steps(
     config, shares = Config.model_validate({**values, "seed": seed}), []
     for number in range(world):
         with process(number, world):
-            corpus = SpeechDataModule(config)
-            corpus.dataset = object()  # type: ignore[assignment]
-            shares.append(list(corpus._loader(epoch).sampler))
-            planned = [sorted(c.id for c in batch) for batch in corpus.plan(epoch)]
+            datamodule = SpeechDataModule(config)
+            datamodule.dataset = object()  # type: ignore[assignment]
+            shares.append(list(datamodule._loader(epoch).sampler))
+            planned = [sorted(c.id for c in batch) for batch in datamodule.plan(epoch)]
     assert {len(steps) for steps in shares} == {len(planned)}
     assert all(len(parts) == turns for steps in shares for parts in steps)
     together = [
@@ -155,7 +155,7 @@ def test_every_cut_is_in_one_place_and_all_processes_make_as_many_steps(
         for i in range(len(planned))
     ]
     assert together == planned
-    wanted = corpus.dev_cuts if epoch is None else corpus.train_cuts
+    wanted = datamodule.dev_cuts if epoch is None else datamodule.train_cuts
     assert sorted(i for step in together for i in step) == sorted(c.id for c in wanted)
     longest = max(cut.duration for cut in wanted)
     for part in (part for steps in shares for parts in steps for part in parts):
@@ -184,10 +184,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
         feats = read(self, cut)
         return feats * torch.nan if cut.id == bad and feats is not None else feats
 
-    def state(task: SpeechModule) -> list[torch.Tensor]:
-        adam = task.trainer.optimizers[0]
+    def state(module: SpeechModule) -> list[torch.Tensor]:
+        adam = module.trainer.optimizers[0]
         moments = [v for s in adam.state.values() for v in s.values()]
-        return [t.detach().clone() for t in (*task.parameters(), *moments)]
+        return [t.detach().clone() for t in (*module.parameters(), *moments)]
 
     def watched(self: SpeechModule, batch: Any, batch_idx: int) -> Any:
         before, skipped, done = state(self), self.counters.skipped, self.global_step

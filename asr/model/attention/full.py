@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from asr.model.dropout import dropout
 from asr.schema import FrozenModel
 
-# The state of a kernel in decoding, from the positions so far; every tensor has the rows first.
+# The state of a kernel in decoding, from the positions so far; rows are axis 0 of every tensor.
 Cache = tuple[Tensor, ...]
 Stepped = tuple[Tensor, Cache]  # the result of a step, and the next cache
 

@@ -131,7 +131,7 @@ class PerformerAttention(Kernel):
         super().__init__()
         self.causal, self.redraw, self.drawn = causal, config.redraw, 0
         self.register_buffer("omega", orthogonal_directions(config.features, d_head, 0))
-        self.latest = None
+        self.register_buffer("latest", None, persistent=False)  # so that it follows the module
 
     def follow(self, step: int) -> None:
         """Use the directions of a training step; the step's index alone determines them."""

@@ -76,7 +76,7 @@ class LinformerConfig(AttentionConfig):
 
     `sharing`, each including the one before: none; E and F by all heads; E = F; the same in all
     layers (Wang 2020, sec. 4; Merali 2020). `projection: random` keeps E and F as drawn from
-    N(0, 1 / rank) (Wang 2020, theorem 1); `learned` starts there.
+    N(0, 1 / rank) (Wang 2020); `learned` starts there.
     """
 
     kind: Literal["linformer"]

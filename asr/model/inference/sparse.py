@@ -4,7 +4,7 @@ import warnings
 
 from torch import Tensor, nn
 
-from asr.model.projection import SetSparse
+from asr.model.projection import SetSparse, sparse_maps
 
 # benchmarks/sparse.py on a CPU: the sparse product is faster for 2^18 entries or more of which at
 # most 5 % are not zero.
@@ -30,9 +30,8 @@ class SparseLinear(nn.Module):
 
 def prepare_for_inference(network: nn.Module, may_be_sparse: bool = True) -> None:
     """Replace the sparse maps of a trained network by their fastest form, in place."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, SetSparse):
-            network.set_submodule(name, fastest_form(module, may_be_sparse))
+    for name, module in list(sparse_maps(network)):
+        network.set_submodule(name, fastest_form(module, may_be_sparse))
 
 
 def fastest_form(module: SetSparse, may_be_sparse: bool = True) -> nn.Module:
