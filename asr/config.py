@@ -245,7 +245,7 @@ def _unknown(key: str, kind: str) -> str:
 
 
 def _nearest(key: str) -> str | None:
-    """Return the known key whose name is most like that of `key`, under the same parent first, then anywhere."""
+    """Return the most similar known key, under the same parent first, then anywhere."""
     parent, _, name = key.rpartition(".")
     for keys in ([k for k in _KEYS if k.rpartition(".")[0] == parent], _KEYS):
         close = difflib.get_close_matches(name, [k.rpartition(".")[2] for k in keys], n=1)

@@ -56,7 +56,7 @@ class Matrix(Kernel):
 
 
 def attention(kind: str, numbers: dict[str, Any], T: int) -> EncoderConfig:
-    """Configure the kind with k = 128 landmarks, features or neighbours, whatever the length."""
+    """Configure the kind with k = 128 landmarks, features or neighbors, at any length."""
     numbers = {key: value(T) if callable(value) else value for key, value in numbers.items()}
     return EncoderConfig.model_validate({"attention": {"kind": kind, **numbers}})
 

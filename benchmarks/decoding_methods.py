@@ -41,18 +41,18 @@ def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
         for i in range(1, len(tokens)):
             for n in range(min(_ORDER, i + 1)):
                 counts[tuple(tokens[i - n : i])][tokens[i]] += 1
-    pieces = tokenizer.tokens()
+    vocabulary = tokenizer.tokens()
     names = {SOS: "<s>", EOS: "</s>", UNK: "<unk>"}
     p: dict[tuple[int, ...], float] = {}
     for h in sorted(counts, key=len):
         total, kinds = sum(counts[h].values()), len(counts[h])
         for w in {*counts[h], UNK} if not h else counts[h]:
-            shorter = p[(*h[1:], w)] if h else 1 / len(pieces)
+            shorter = p[(*h[1:], w)] if h else 1 / len(vocabulary)
             p[(*h, w)] = (counts[h][w] + kinds * shorter) / (total + kinds)
     p[(SOS,)] = 1e-99
     lines: dict[int, list[str]] = defaultdict(list)
     for gram, probability in p.items():
-        words = " ".join(names.get(t, pieces[t]) for t in gram)
+        words = " ".join(names.get(t, vocabulary[t]) for t in gram)
         after = counts.get(gram)
         backoff = log10(len(after) / (sum(after.values()) + len(after))) if after else 0.0
         lines[len(gram)].append(f"{log10(probability):.6f}\t{words}\t{backoff:.6f}")

@@ -21,7 +21,7 @@ def linear(d_in: int, d_out: int, rank: int | None) -> nn.Module:
 
 
 class LowRankAttention(nn.Module):
-    """What stands in `nn.MultiheadAttention`'s place where its maps are pairs."""
+    """A replacement of `nn.MultiheadAttention` with low-rank pairs for projections."""
 
     batch_first = True
 
@@ -33,7 +33,7 @@ class LowRankAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
         key_padding_mask: Tensor | None = None, **_: object,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        """Attend (B, T, D) to (B, T, D); the second item stands for weights."""
+        """Attend (B, T, D) to (B, T, D); the second item replaces the attention weights."""
         q, k, v = (
             project(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for project, x in zip(self.maps, (query, key, value), strict=False)
@@ -45,7 +45,7 @@ class LowRankAttention(nn.Module):
 
 
 class PlainModel(nn.Module):
-    """Spectrogram (B, T, F) and tokens (B, U) to logits (B, U, V)."""
+    """A recognizer from spectrogram (B, T, F) and tokens (B, U) to logits (B, U, V)."""
 
     def __init__(self, n_freqs: int, vocab_size: int, rank: int | None) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class PlainModel(nn.Module):
         self.output = nn.Linear(D_MODEL, vocab_size)
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor) -> Tensor:
-        """Logits of the token after each."""
+        """Return the logits of the token after each."""
         x_BSD = self.norm(self.project(self.vgg(feats_BTF[:, None]).transpose(1, 2).flatten(2)))
         steps_S = torch.arange(x_BSD.shape[1])
         padding_BS = steps_S >= (lengths_B // 4)[:, None]
@@ -92,7 +92,7 @@ class PlainModel(nn.Module):
 
 
 def _factorize(layer: nn.Module, rank: int) -> None:
-    """Put pairs of thin maps in place of a Transformer layer's dense ones."""
+    """Replace a Transformer layer's dense projections by low-rank pairs."""
     for name, module in list(layer.named_children()):
         if isinstance(module, nn.MultiheadAttention):
             setattr(layer, name, LowRankAttention(rank))

@@ -158,7 +158,7 @@ def _extract_corpus(archive: Path, extracted: Path) -> None:
                 _extract_speaker(content, f"{archive}: {name}", extracted, marks / name.name)
             else:
                 inside = name.parts[name.parts[0] == "data_aishell" :]
-                _place(content, member.size, extracted.joinpath(*inside))
+                _write_file(content, member.size, extracted.joinpath(*inside))
     (marks / ARCHIVE).touch()
 
 
@@ -183,7 +183,7 @@ def _extract_speaker(content: IO[bytes], archive: str, extracted: Path, mark: Pa
         for member in _members(tar, archive):
             file = tar.extractfile(member)
             assert file is not None
-            _place(file, member.size, extracted / "wav" / member.name)
+            _write_file(file, member.size, extracted / "wav" / member.name)
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
 
@@ -229,7 +229,7 @@ def _members(tar: tarfile.TarFile, archive: Path | str) -> Iterator[tarfile.TarI
             yield tarfile.data_filter(member, ".")
 
 
-def _place(content: IO[bytes], size: int, path: Path) -> None:
+def _write_file(content: IO[bytes], size: int, path: Path) -> None:
     """Write a file completely or not at all; keep one that has the right size."""
     if path.is_file() and path.stat().st_size == size:
         return

@@ -69,12 +69,12 @@ class _Segment(NamedTuple):
 
     @property
     def centiseconds(self) -> tuple[int, int]:
-        """Start and end, rounded as awk does in other toolkits' recipes."""
+        """Return start and end, rounded as awk does in other toolkits' recipes."""
         return round(100 * self.start + 0.5), round(100 * self.end + 0.5)
 
     @property
     def id(self) -> str:
-        """The id that it has in other toolkits' recipes."""
+        """Return the id that other toolkits' recipes use."""
         return "{}-{}-{:06}-{:06}".format(self.call, self.side, *self.centiseconds)
 
 

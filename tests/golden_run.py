@@ -277,7 +277,7 @@ def weights_set_sparse(folder: Path) -> Arrays:
 
 
 def weights_resumed(folder: Path) -> Arrays:
-    """Train the Low-Rank Transformer, crash in the second epoch, and go on."""
+    """Train the Low-Rank Transformer, crash in the second epoch, and resume."""
     config = recipe(corpus_in(folder), {"kind": "low_rank", "rank": 6})
     train_until(config, folder / "run", 15)
     return last_weights(train_on_cpu(config, folder / "run", resume=True))
@@ -313,7 +313,7 @@ def texts(folder: Path) -> dict[str, Any]:
 
 
 def transcripts(folder: Path) -> dict[str, Any]:
-    """Transcribe files with tokens' times: the utterances, and two that are cut to pieces."""
+    """Transcribe files with tokens' times: the utterances, and two that are cut into chunks."""
     recognizer = Recognizer(golden_bundle(), "cpu")
     files = [as_file(wave) for wave in [*utterances(), long_wave(400), long_wave(420)]]
     found = list(recognizer.transcribe_all([io.BytesIO(file) for file in files]))
@@ -375,9 +375,10 @@ def answer(served: Service, file: bytes, url: str = URL, **fields: Any) -> dict[
         nbests = [segment.pop("nbest") for segment in segments]
         found["nbest"] = nbests[0] if len(nbests) == 1 else []
         for each in segments:
-            del each["token_ids"], each["words"], each["cues"]
+            del each["token_ids"], each["words"]
         for each in found["nbest"]:
             del each["tokens"]
+        del found["srt"], found["vtt"]
     return {"status": reply.status_code, "body": found}
 
 

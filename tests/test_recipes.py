@@ -57,7 +57,9 @@ def test_from_a_corpus_on_disk_to_text(checkout: Path) -> None:
     assert result.stdout.split("transcript of ")[1].splitlines()[0].endswith(f"{test_wav}:")
 
 
-def test_a_prepared_corpus_is_not_asked_for_and_a_run_goes_on(checkout: Path, tones: Path) -> None:
+def test_a_prepared_corpus_is_not_asked_for_and_a_run_continues(
+    checkout: Path, tones: Path
+) -> None:
     shutil.copytree(tones, checkout / "data" / "hkust")
     assert run(checkout, "hkust", "tiny", "", "--set", "training.epochs=1").returncode == 0
     result = run(checkout, "hkust", "tiny")

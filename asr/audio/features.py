@@ -37,16 +37,16 @@ class _Framing(FrozenModel):
     @property
     @abstractmethod
     def n_freqs(self) -> int:
-        """Bins of a frame."""
+        """Return the number of bins of a frame."""
 
     @property
     def n_fft(self) -> int:
-        """Samples in a window, an even number, so that frames are centered on multiples of hops."""
+        """Return the even number of samples in a window; frames are centered on hop multiples."""
         return 2 * round(self.window_ms * self.sample_rate / 2000)
 
     @property
     def hop_length(self) -> int:
-        """Samples from one frame to the next."""
+        """Return the number of samples from one frame to the next."""
         return round(self.hop_ms * self.sample_rate / 1000)
 
     @model_validator(mode="after")
@@ -182,7 +182,7 @@ class SpectrogramConfig(_Framing):
 
     @property
     def n_freqs(self) -> int:
-        """Bins of a frame: 161 at 16 kHz, 81 at 8 kHz."""
+        """Return the number of bins of a frame: 161 at 16 kHz, 81 at 8 kHz."""
         return self.n_fft // 2 + 1
 
     def build(self) -> FeatureExtractor:
@@ -196,7 +196,7 @@ class _MelConfig(_Framing):
 
     @property
     def n_freqs(self) -> int:
-        """Bins of a frame."""
+        """Return the number of bins of a frame."""
         return self.n_mels
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """`asr bench efficiency`."""
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,13 @@ import typer
 from asr.cli.options import Device, app, err, progress
 from asr.errors import ConfigError
 
-bench_app = typer.Typer(help="Studies of what models cost.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure what models cost.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 
 @bench_app.callback()
 def bench() -> None:
-    """Studies of what models cost."""
+    """Measure what models cost."""
 
 
 @bench_app.command()
@@ -52,9 +53,10 @@ def efficiency(
     all_ranks = _numbers("--ranks", ranks, D_MODEL) or ([32, 128] if quick else RANKS)
     runs = runs or (2 if quick else 30)
     cases = list(grid(_kinds(kinds), all_lengths, all_ranks, runs, device_name(chosen)))
-    with progress("measuring", len(cases)) as advance:
+    n_done = itertools.count(1)
+    with progress("measuring", len(cases)) as show:
         try:
-            rows = study(cases, chosen, out_dir, memory, lambda row: advance(1, row.name))
+            rows = study(cases, chosen, out_dir, memory, lambda _: show(next(n_done)))
         except KeyboardInterrupt:
             err.print("interrupted; the same command continues where it stopped")
             sys.exit(130)

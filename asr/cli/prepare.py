@@ -1,12 +1,12 @@
-"""`asr prepare CORPUS`: a corpus on disk to lhotse cuts."""
+"""`asr prepare CORPUS`: convert a corpus on disk to lhotse cuts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from tabulate import tabulate
 
-from asr.cli.options import Jobs, app, out
+from asr.cli.options import Jobs, app
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
@@ -25,7 +25,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the sentences.")] = 1,
     jobs: Jobs = None,
 ) -> None:
-    """Synthetic Mandarin, spoken by espeak-ng, for trying everything out."""
+    """Prepare synthetic Mandarin, spoken by espeak-ng, for a first trial."""
     from data_prep.demo import prepare
 
     _show_report(prepare(out_dir, seed=seed, train=train, jobs=jobs), out_dir)
@@ -33,7 +33,7 @@ def demo(
 
 @prepare_app.command()
 def aishell1(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
-    """AiShell-1: the extracted tree, or data_aishell.tgz."""
+    """Prepare AiShell-1 from the extracted tree or from data_aishell.tgz."""
     from data_prep.aishell1 import prepare
 
     _show_report(prepare(corpus, out_dir, jobs=jobs), out_dir)
@@ -41,21 +41,21 @@ def aishell1(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
 
 @prepare_app.command()
 def hkust(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
-    """HKUST: a folder that holds LDC2005S15 and LDC2005T32."""
+    """Prepare HKUST from a folder that holds LDC2005S15 and LDC2005T32."""
     from data_prep.hkust import prepare
 
     _show_report(prepare(corpus, out_dir, jobs=jobs), out_dir)
 
 
 def _show_report(report: "Report", folder: Path) -> None:
-    table = Table("split", "utterances", "speakers", "hours", "characters", "left out")
-    for name, split in report.splits.items():
-        counts = (f"{split.utterances:,}", f"{split.speakers:,}", f"{split.hours:.2f}")
-        table.add_row(name, *counts, f"{split.characters:,}", _reasons(split.left_out) or "-")
-    out.print(table)
+    head = ("split", "utterances", "speakers", "hours", "characters", "left out")
+    rows = [
+        (name, s.utterances, s.speakers, s.hours, s.characters, _reasons(s.left_out) or "-")
+        for name, s in report.splits.items()
+    ]
+    print(tabulate(rows, head, intfmt=",", floatfmt=".2f"))
     if reasons := _reasons(report.left_out):
-        listed = folder / "left_out.tsv"
-        out.print(f"left out: {reasons}; listed in {listed}", highlight=False, soft_wrap=True)
+        print(f"left out: {reasons}; listed in {folder / 'left_out.tsv'}")
 
 
 def _reasons(left_out: dict[str, int]) -> str:

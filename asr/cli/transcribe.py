@@ -1,15 +1,24 @@
 """`asr transcribe`."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from asr.cli.options import Beam, Device, Int8, Lm, LmWeight, Method, app, err
+from asr.cli.options import (
+    Beam,
+    Device,
+    Int8,
+    Lm,
+    LmWeight,
+    Method,
+    app,
+    decoding_changes,
+    note,
+    progress,
+)
 from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
@@ -17,8 +26,6 @@ if TYPE_CHECKING:
     from asr.transcription.transcript import Transcript
 
     Results = Iterator[tuple[Task, Transcript | str | AudioError]]
-
-_LINE_SECONDS = 30.0  # between lines of progress where there is no terminal
 
 Arguments = Annotated[
     list[str],
@@ -66,14 +73,14 @@ def transcribe(
     """
     from asr.transcription.jobs import find_tasks
 
-    changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
-    _check_place(arguments, server, model, {**changes, "device": device, "int8": int8})
+    changes = decoding_changes(beam, method, lm, lm_weight)
+    _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
     todo = [task for task in tasks if overwrite or not (task.out and task.out.is_file())]
     skipped = len(tasks) - len(todo)
-    with _progress(len(tasks), skipped) as on_progress:
+    with progress("transcribing", len(tasks), skipped) as on_progress:
         if server:
             from asr.transcription.remote import ask_all
 
@@ -85,32 +92,9 @@ def transcribe(
             results = transcribe_all(todo, bundle, device, int8, changes, jobs, on_progress)
         failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:
-        _note(f"{len(todo) - failed} written to {out_dir}, {skipped} were there already")
+        note(f"{len(todo) - failed} written to {out_dir}, {skipped} were there already")
     if failed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _progress(total: int, skipped: int) -> Iterator[Callable[[float], None]]:
-    """Yield a function that shows how many of `total` are done, besides those skipped.
-
-    It moves a bar, or, where there is no terminal, prints a line every half minute.
-    """
-    from rich.progress import Progress
-
-    printed = time.monotonic()
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("transcribing", total=total, completed=skipped)
-
-        def show(n_done: float) -> None:
-            nonlocal printed
-            done = skipped + n_done
-            progress.update(bar, completed=done)
-            if not err.is_terminal and time.monotonic() - printed >= _LINE_SECONDS:
-                printed = time.monotonic()
-                _note(f"{int(done)}/{total} recordings done, {100 * done / total:.0f} %")
-
-        yield show
 
 
 def _report(results: "Results", shown: str | None, alone: bool) -> int:
@@ -121,18 +105,18 @@ def _report(results: "Results", shown: str | None, alone: bool) -> int:
     for task, result in results:
         if isinstance(result, AudioError):
             failed += 1
-            _note(f"asr: {result}")
+            note(f"asr: {result}")
             continue
         if not isinstance(result, str):
             for warning in result.warnings:
-                _note(warning)
+                note(warning)
         if shown:
             text = result if isinstance(result, str) else FORMATS[shown](result)
             _show_transcript(str(task.recording), text, shown, alone)
     return failed
 
 
-def _check_place(
+def _check_options(
     arguments: list[str], server: str | None, model: str | None, local: dict[str, object]
 ) -> None:
     """Raise ConfigError for options that apply only here, or only to a server."""
@@ -144,10 +128,6 @@ def _check_place(
         raise ConfigError("--model needs --server URL; for a bundle give its folder")
     if not server and len(arguments) < 2:
         raise ConfigError(f"{arguments[0]}: give a bundle and recordings, or --server URL")
-
-
-def _note(text: str) -> None:
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_transcript(name: str, text: str, format: str, alone: bool) -> None:

@@ -67,11 +67,12 @@ def factorize(
 ) -> tuple[nn.Module, list[Layer]]:
     """Return a copy of a module with linear maps and convolutions of low rank, and a list of these.
 
-    `rank` is that of every module (per group of a convolution), or below 1 the share of the rank at
-    which nothing would be saved; `energy` instead chooses each module's rank to keep this share of
-    its squared singular values. `modules` are patterns of names (`encoder.*`). Modules that would
-    not become smaller stay, and so do those with tied weights. `random` ignores the weights: a
-    start for training. Raises ConfigError if an argument is invalid or a weight is not finite.
+    `rank` is the rank of every module (per group of a convolution), or below 1 the share of the
+    rank at which nothing would be saved; `energy` instead chooses each module's rank to keep this
+    share of its squared singular values. `modules` are patterns of names (`encoder.*`). Modules
+    that would not become smaller stay, and so do those with tied weights. `random` ignores the
+    weights: a start for training. Raises ConfigError if an argument is invalid or a weight is not
+    finite.
     """
     _check(method, rank, energy, modules)
     holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced
@@ -171,7 +172,7 @@ def _evaluate(bundle: Bundle, cuts: CutSet) -> Evaluation:
 def compress(
     bundle: Bundle, method: Method = "svd", **choice: Unpack[Choice]
 ) -> tuple[Bundle, list[Layer]]:
-    """Return a bundle with a factorized network (see `factorize`), whose ranks its recipe holds.
+    """Factorize a bundle's network (see `factorize`) and store its ranks in the recipe.
 
     Raises ConfigError where no module becomes smaller.
     """

@@ -57,8 +57,8 @@ def non_negative(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Te
 def semi_nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
     """Return (R, I) of either sign and (O, R) non-negative (semi-NMF, Ding et al. 2010, sec. 3).
 
-    The first factor is the least-squares solution for the second one, whose update never increases
-    the error.
+    The first factor is the least-squares solution for the second one. The second factor's update
+    never increases the error.
     """
     u_OK, s_K, _ = torch.linalg.svd(weight, full_matrices=False)
     second = (u_OK[:, :rank] * s_K[:rank].sqrt()).abs() + 1e-3 * s_K[0].sqrt()

@@ -68,7 +68,7 @@ def _check_plain(cut: Cut) -> None:
     """Raise TypeError if reading a cut could run a command or fetch a file.
 
     lhotse starts a shell for sources of type `command` and for URLs of `pipe:`, and a transform
-    with its own recording (an impulse response) would read the sources of that.
+    with its own recording (an impulse response) would read that recording's sources.
     """
     parts = [track.cut for track in cut.tracks] if isinstance(cut, MixedCut) else [cut]
     recordings = [p.recording for p in parts if isinstance(p, DataCut) and p.has_recording]

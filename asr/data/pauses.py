@@ -15,7 +15,7 @@ from torch import Tensor
 from asr.audio.augmentation import PausesConfig
 from asr.data.noise import noise
 
-# The key in a cut's `custom` of the seed of its noise.
+# The key of the noise's seed in a cut's `custom`.
 _SEED = "noise_seed"
 
 
@@ -67,7 +67,7 @@ def _silence(seconds: float, like: Cut, rng: Random) -> PaddingCut:
 
 
 def with_noise(wave_N: Tensor, sample_rate: int, cut: Cut) -> Tensor:
-    """Return the waveform with noise if `augment_with_pauses` changed its cut, else as it is.
+    """Return the waveform with noise if `augment_with_pauses` changed its cut, else unchanged.
 
     The noise's RMS is 30 to 80 dB below the waveform's peak; one in five gets none.
     """

@@ -25,7 +25,7 @@ def load_shar(folder: Path) -> CutSet:
 
 
 def by_shard(cuts: CutSet) -> dict[str, list[Cut]]:
-    """Return the cuts of each tar file; those of plain manifests are one shard, named ""."""
+    """Return the cuts by tar file; cuts of plain manifests form one shard, named ""."""
     shards: dict[str, list[Cut]] = {}
     for cut in cuts:
         member = _member(cut)
@@ -38,7 +38,7 @@ def fetch(cut: Cut) -> Cut:
     if isinstance(cut, MixedCut):
         return replace(cut, tracks=[replace(t, cut=fetch(t.cut)) for t in cut.tracks])
     if isinstance(cut, PaddingCut):
-        return replace(cut)  # without what lhotse's sampler adds and its resampling refuses
+        return replace(cut)  # drop what lhotse's sampler adds, which its resampling rejects
     member = _member(cut)
     if member is None:
         return cut

@@ -21,7 +21,7 @@ from asr.decoding.scorers import JointScorer
 from asr.decoding.topk import top_k
 from asr.tokenizer import EOS, SOS, SPECIAL
 
-# A search does not wait for an n-th best that is this much, times n - 1, worse than the best.
+# A search stops when a further n-th best would score (n - 1) · _MARGIN or more below the best.
 _MARGIN = 1.5
 
 

@@ -153,10 +153,12 @@ def n_best(
         ended.length_BW[row], ended.slot_BW[row],
     )  # fmt: skip
     found: list[Hypothesis] = []
-    for score, parts, length_score, n, slot in zip(*(c.tolist() for c in columns), strict=True):
+    for score, components, length_score, n, slot in zip(
+        *(c.tolist() for c in columns), strict=True
+    ):
         if score == -math.inf or len(found) == options.n_best:
             break
-        rest = iter(parts)
+        rest = iter(components)
         att, ctc, lm = (next(rest) if is_used else None for is_used in used)
         path = _trace(parents_WL, slot, n)
         tokens = tuple(tokens_WL[w][t] for t, w in enumerate(path))

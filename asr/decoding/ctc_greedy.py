@@ -19,7 +19,7 @@ def greedy_texts(
 ) -> list[Hypothesis]:
     """Return the text of each utterance's most likely path.
 
-    Its log-probability is that of all paths to the text. A token's confidence is its highest
+    Its log-probability is summed over all paths to the text. A token's confidence is its highest
     probability in the steps that emit it.
     """
     never = torch.tensor((SOS, EOS, UNK), device=logp_BSV.device)

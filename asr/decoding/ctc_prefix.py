@@ -50,7 +50,7 @@ class CtcPrefixScorer:
     def preselection_scores(self) -> Tensor:
         """Return approximate prefix scores (B, W, V) of all tokens, by one product in float32.
 
-        What is tiny beside the best becomes -inf, and a repetition of the last token scores too
+        Scores far below the best underflow to -inf, and a repetition of the last token scores too
         high.
         """
         both_BWS = torch.logaddexp(self.token_BWS, self.blank_BWS)

@@ -5,7 +5,7 @@ V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from asr.tokenizer import Tokenizer
 
 
 class LanguageModel(Protocol):
-    """A language model, which scores texts alone."""
+    """Scores texts without audio."""
 
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> LmScorer:
         """Return a scorer of W empty hypotheses of each of B utterances."""
@@ -46,15 +46,18 @@ class Encoded:
 
     def to(self, device: torch.device) -> "Encoded":
         """Return the batch on a device."""
-        logp_BSV = None if self.logp_BSV is None else self.logp_BSV.to(device)
-        memory_BSD, mask_BS = self.memory_BSD.to(device), self.mask_BS.to(device)
-        return Encoded(memory_BSD, mask_BS, logp_BSV, self.requests)
+        return self._map(lambda tensor: tensor.to(device), self.requests)
 
     def select(self, indices: Tensor) -> "Encoded":
         """Return the batch of these utterances only."""
-        logp_BSV = None if self.logp_BSV is None else self.logp_BSV[indices]
         requests = self.requests and tuple(self.requests[i] for i in indices.tolist())
-        return Encoded(self.memory_BSD[indices], self.mask_BS[indices], logp_BSV, requests)
+        return self._map(lambda tensor: tensor[indices], requests)
+
+    def _map(
+        self, change: Callable[[Tensor], Tensor], requests: tuple[Request, ...] | None
+    ) -> "Encoded":
+        logp_BSV = None if self.logp_BSV is None else change(self.logp_BSV)
+        return Encoded(change(self.memory_BSD), change(self.mask_BS), logp_BSV, requests)
 
 
 class SpeechDecoder:
@@ -68,7 +71,7 @@ class SpeechDecoder:
     def encode(
         self, feats_BTF: Tensor, frames_B: Tensor, requests: tuple[Request, ...] | None = None
     ) -> Encoded:
-        """Encode a padded batch of features; whatever stands in the padding is ignored."""
+        """Encode a padded batch of features; padding is ignored."""
         memory_BSD, mask_BS = self.model.encode(feats_BTF, frames_B)
         ctc_head = self.model.ctc_head
         logp_BSV = ctc_head(memory_BSD).log_softmax(-1) if ctc_head is not None else None
@@ -82,7 +85,7 @@ class SpeechDecoder:
 
         A text has at most one token an encoder step. An utterance that is cancelled before any
         hypothesis ended has `NO_SPEECH` too. Raises ConfigError where the options need a CTC head
-        that the model has not.
+        and the model has none.
         """
         if options.needs_ctc and encoded.logp_BSV is None:
             raise ConfigError(

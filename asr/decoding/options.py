@@ -13,7 +13,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DecodingOptions(FrozenModel):
-    """Options of decoding; the weights are those of Cahyawijaya 2021, eq. 4.1 (α 1, γ 0.1, beam 8).
+    """Options of decoding; the weights follow Cahyawijaya 2021, eq. 4.1 (α 1, γ 0.1, beam 8).
 
     `method`: `joint` is the beam search over the decoder, with `ctc_weight` λ as the CTC head's
     share; `ctc_greedy` and `ctc_beam` use the CTC head alone; with `rescore` the decoder rescores
@@ -53,7 +53,7 @@ class DecodingOptions(FrozenModel):
         values = self.model_dump() | {k: v for k, v in changes.items() if v is not None}
         if changes.get("lm") and not values["lm_weight"]:
             raise ConfigError(
-                "--lm without a weight says nothing: give --lm-weight, see `asr tune`"
+                "--lm has no effect without a weight: give --lm-weight, see `asr tune`"
             )
         if values["lm_weight"] and not values["lm"]:
             raise ConfigError("--lm-weight without a language model: give --lm")

@@ -1,4 +1,4 @@
-"""Keep texts from repeating a phrase without end, whatever the model's scores.
+"""Keep texts from repeating a phrase endlessly, regardless of the scores.
 
 Legend: B utterances, W hypotheses of each, K candidates, P periods.
 """
@@ -40,7 +40,7 @@ class Repetition:
         return Repetition(self.recent_BWP[utterances], self.runs_BWP[utterances], self.longest_P)
 
     def blocked(self, tokens_BWK: Tensor) -> Tensor | Literal[False]:
-        """Tell which candidates would begin a phrase once too often; False if none would."""
+        """Tell which candidates would exceed the limit on repetitions; False if none would."""
         too_often_BWP = self.runs_BWP >= self.longest_P
         if not too_often_BWP.any():
             return False

@@ -84,16 +84,16 @@ class JointScorer:
 
         `before_BWC` are their component scores without it, -inf where there is no hypothesis.
         """
-        parts = []
+        components = []
         if logp_BWV is not None:
-            parts.append(logp_BWV.gather(2, tokens_BWK) + before_BWC[..., 0, None])
+            components.append(logp_BWV.gather(2, tokens_BWK) + before_BWC[..., 0, None])
         if self.ctc:
             ctc_BWK = self.ctc.score(tokens_BWK).to(before_BWC.dtype)
-            is_dead_BW1 = before_BWC[..., len(parts), None] == -math.inf
-            parts.append(ctc_BWK.masked_fill((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
+            is_dead_BW1 = before_BWC[..., len(components), None] == -math.inf
+            components.append(ctc_BWK.masked_fill((ctc_BWK < _CTC_NEVER) | is_dead_BW1, -math.inf))
         if self.lm:
-            parts.append(self.lm.score(tokens_BWK) + before_BWC[..., -1, None])
-        return torch.stack(parts, -1)
+            components.append(self.lm.score(tokens_BWK) + before_BWC[..., -1, None])
+        return torch.stack(components, -1)
 
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""

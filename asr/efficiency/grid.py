@@ -76,8 +76,8 @@ class Measurement(BenchmarkCase):
     """A measured case: means of its `runs` with `batch` sequences.
 
     `seconds` is the time of a forward pass, in training with the backward pass, `deviation` its
-    standard deviation; `memory_mib` is the peak of weights, activations and gradients. They are
-    None where they do not fit in memory.
+    standard deviation; `memory_mib` is the peak of weights, activations and gradients. Values
+    are None if the case does not fit in memory.
     """
 
     batch: PositiveInt

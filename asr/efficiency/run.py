@@ -1,7 +1,5 @@
 """The study's measurements: each one is stored at once, so that a killed study can continue."""
 
-import csv
-import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import torch
 from asr.efficiency.grid import BASELINE, BenchmarkCase, Measurement
 from asr.efficiency.measure import measure
 from asr.errors import ConfigError, DataError
-from asr.runtime.files import read_csv, write_text
+from asr.runtime.files import read_csv, write_csv
 
 ROWS = "efficiency.csv"
 _MAX_GIB = 1 << 20
@@ -47,23 +45,15 @@ def study(
         if case not in known:
             known[case] = measure(case, device, _batch(case, known), memory_gib)
             rows.append(known[case])
-            _write(out / ROWS, rows)
+            write_csv(out / ROWS, [row.model_dump() for row in rows])
         on_row(known[case])
     return [known[case] for case in cases]
 
 
 def _batch(case: BenchmarkCase, known: dict[BenchmarkCase, Measurement]) -> int | None:
-    """Return 1 on a CPU; on a GPU what the Transformer's training, measured first, has used."""
+    """Return 1 on a CPU; on a GPU return the batch size of the Transformer's training case."""
     if case.device == "cpu":
         return 1
     first = {"model": BASELINE, "rank": None, "mode": "training"}
     baseline = known.get(case.model_copy(update=first))
     return baseline.batch if baseline else None
-
-
-def _write(path: Path, rows: list[Measurement]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(Measurement.model_fields), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row.model_dump() for row in rows)
-    write_text(path, text.getvalue())

@@ -1,8 +1,8 @@
 """Export a recognizer as two graphs that need no code of ours, for ONNX or torch (`.pt2`).
 
 The encoder's graph also computes the keys and values that the decoder attends to; the decoder's is
-one step, whose cache is an input and an output. Features before them, search and text after them
-are left to the caller. Legend: B utterances, T frames, F frequency bins, S encoder steps,
+one step, whose cache is an input and an output. The caller computes features and runs the search.
+Legend: B utterances, T frames, F frequency bins, S encoder steps,
 W hypotheses of an utterance, V vocabulary.
 """
 

@@ -2,7 +2,8 @@
 
 With low-rank projections they are the LRMHA and LRFF units of the Low-Rank Transformer (Winata
 2020; Cahyawijaya 2021, fig. 3.2), with dense projections they are the Transformer's units
-(Vaswani 2017, fig. 1). Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
+(Vaswani 2017, fig. 1).
+Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
 """
 
 from typing import Annotated, Literal, Self

@@ -131,7 +131,7 @@ class SetSparse(nn.Module):
     def rewire(self, generator: torch.Generator) -> Tensor:
         """Move the share ζ of the weights closest to zero to random free places, with value 0.
 
-        Returns the indices of the moved `values`. Reset their optimizer state. A place that
+        Returns the indices of the moved `values`: reset their optimizer state. A place that
         becomes free may be drawn again. `generator` must be a CPU generator.
         """
         n_moved = round(self.zeta * len(self.values))

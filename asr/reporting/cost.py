@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeFloat, ValidationError
+from pydantic import NonNegativeFloat
 
-from asr.errors import BundleError
-from asr.runtime.files import write_text
+from asr.runtime.files import read_json, write_text
 from asr.schema import FrozenModel
 
 COST = "cost.json"
@@ -16,10 +15,10 @@ UNKNOWN = "unknown"
 class Cost(FrozenModel):
     """The cost of all sessions of a run; None is not measured.
 
-    `seconds` is wall time from the first batch to the last epoch's validation; `operations` those
-    of forward and backward passes in training (see `operations_of_step`); `energy_kwh` that of
-    processor, memory and GPUs, of which `metered_kwh` came from a meter and the rest is
-    codecarbon's estimate; `co2_kg` that of the electricity of `grid`.
+    `seconds` is wall time from the first batch to the last epoch's validation; `operations`
+    counts those of forward and backward passes in training (see `operations_of_step`);
+    `energy_kwh` is the energy of processor, memory and GPUs: `metered_kwh` of it came from a meter,
+    and codecarbon estimated the rest; `co2_kg` is the CO2 of the electricity of `grid`.
     """
 
     seconds: NonNegativeFloat = 0.0
@@ -63,10 +62,4 @@ def write_cost(bundle: Path, cost: Cost) -> None:
 
 def read_cost(bundle: Path) -> Cost | None:
     """Read the cost in a bundle, if there is one. Raises BundleError where it is damaged."""
-    path = bundle / COST
-    if not path.is_file():
-        return None
-    try:
-        return Cost.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise BundleError(f"{path}: not a run's cost: remove it, or train again") from error
+    return read_json(bundle / COST, Cost, "a run's cost: remove it, or train again")

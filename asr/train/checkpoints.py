@@ -1,7 +1,5 @@
 """Files of a run in progress: its state, the weights of its best epochs, its history."""
 
-import csv
-import io
 import logging
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from torch import nn
 
 from asr.bundle import read_tensors
 from asr.errors import ConfigError, DataError
-from asr.runtime.files import write_atomically
+from asr.runtime.files import write_atomically, write_csv
 from asr.train.datamodule import TrainingData
 from asr.train.distributed import on_stop, rank
 from asr.train.step import TrainingModule
@@ -32,22 +30,22 @@ class Checkpoints(Callback):
 
     Lightning's own ModelCheckpoint saves the best weights after all other callbacks, so that a
     state saved at an epoch's end would not include them. Here an epoch's weights are written
-    first, then what `on_best` makes of the best epochs, then the state, and only then old weights
-    are deleted: a kill between any two loses nothing. All processes call the hooks, rank 0 writes.
+    first, then the output of `on_best`, then the state, and only then old weights are deleted: a
+    kill between any two loses nothing. All processes call the hooks, rank 0 writes.
     """
 
     def __init__(
-        self, folder: Path, task: TrainingModule, corpus: TrainingData, on_best: OnBest
+        self, folder: Path, module: TrainingModule, datamodule: TrainingData, on_best: OnBest
     ) -> None:
-        self.folder, self.corpus, self.on_best = folder, corpus, on_best
-        self.training, self.metric = task.config.training, task.dev_metrics[-1]
+        self.folder, self.datamodule, self.on_best = folder, datamodule, on_best
+        self.training, self.metric = module.config.training, module.dev_metrics[-1]
         self.last = folder / LAST
         self.history: list[dict[str, float]] = []
         self.seconds_before, self.start = 0.0, time.monotonic()
 
     @property
     def ranked(self) -> list[dict[str, float]]:
-        """Return the epochs, the best first; of equal ones the later first."""
+        """Return the epochs, the best first; later ones first among equals."""
         return sorted(self.history, key=lambda row: (row[self.metric], -row["epoch"]))
 
     @property
@@ -84,26 +82,26 @@ class Checkpoints(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Save the epoch's weights and the state; runs after validation."""
-        task: TrainingModule = pl_module
-        if not trainer.global_step and not task.counters.skipped:
-            raise DataError(f"{self.corpus.config.data.train}: not one recording could be read")
+        module: TrainingModule = pl_module
+        if not trainer.global_step and not module.counters.skipped:
+            raise DataError(f"{self.datamodule.config.data.train}: not one recording could be read")
         epoch, before = trainer.current_epoch + 1, sum(row["seconds"] for row in self.history)
-        row = {"epoch": epoch, "train_loss": task.counters.mean_loss}
-        for name in task.dev_metrics:
+        row = {"epoch": epoch, "train_loss": module.counters.mean_loss}
+        for name in module.dev_metrics:
             row[name] = round(float(trainer.callback_metrics[name.replace("_", "/", 1)]), 6)
         row["seconds"] = self.seconds - before
         self.history.append(row)
         if trainer.is_global_zero:
-            weights = save(task.model.state_dict())
+            weights = save(module.model.state_dict())
             write_atomically(self._weights(epoch), lambda path: path.write_bytes(weights))
             if self._weights(epoch) in self.best:
                 self.on_best(self)
         self._save(trainer, 0)
         if trainer.is_global_zero:
-            self._write_history()
+            write_csv(self.folder / "history.csv", self.history)
             for path in set(self.folder.glob("epoch*.safetensors")) - set(self.best):
                 path.unlink()
-        if task.stopping:
+        if module.stopping:
             raise KeyboardInterrupt
         trainer.should_stop = self._is_stale()
 
@@ -112,7 +110,7 @@ class Checkpoints(Callback):
         return {"history": self.history, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with them."""
+        """Restore the epochs and the time."""
         self.history, self.seconds_before = state_dict["history"], state_dict["seconds"]
         self.start = time.monotonic()
 
@@ -124,26 +122,18 @@ class Checkpoints(Callback):
         return len(self.history) - best["epoch"] >= self.training.patience
 
     def _save(self, trainer: L.Trainer, done: int) -> None:
-        self.corpus.done = done
+        self.datamodule.done = done
         if trainer.is_global_zero:
             write_atomically(self.last, trainer.save_checkpoint)
         else:
             trainer.save_checkpoint(self.last)  # writes nothing, and waits for rank 0
-
-    def _write_history(self) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.history[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.history)
-        path = self.folder / "history.csv"
-        write_atomically(path, lambda path: path.write_text(text.getvalue(), "utf-8"))
 
     def _weights(self, epoch: int) -> Path:
         return self.folder / f"epoch{epoch}.safetensors"
 
 
 def has_run(out: Path, resume: bool) -> bool:
-    """Return whether a folder holds a run. Raises ConfigError where it is not to be resumed."""
+    """Return whether a folder holds a run. Raises ConfigError if it does and `resume` is False."""
     if not (out / "training" / LAST).is_file():  # a run without a state has nothing to lose
         return False
     if not resume:
@@ -156,7 +146,7 @@ def has_run(out: Path, resume: bool) -> bool:
 def average_into(model: nn.Module, checkpoints: list[Path]) -> None:
     """Load the mean of the weights in several files, of which the first is the best.
 
-    Files whose sparse weights are at other indices than the best's are left out.
+    Files with other indices of sparse weights than the best's are left out.
     """
     weights = [read_tensors(path) for path in checkpoints]
     indices = [k for k, v in weights[0].items() if not v.is_floating_point()]

@@ -24,12 +24,12 @@ from asr.train.distributed import rank, world_size
 
 log = logging.getLogger(__name__)
 
-# Corpus statistics of the features are computed from so many utterances at most.
+# Corpus statistics of the features are computed from at most this many utterances.
 _FIT_UTTERANCES = 2000
 
 
 class TrainingData(L.LightningDataModule):
-    """Training and dev batches; `done` is how many steps of the epoch were made before."""
+    """Training and dev batches; `done` counts the epoch's completed steps."""
 
     dataset: SpeechDataset | None = None
     step_seconds = 0.0  # the audio of a step of all processes, before padding
@@ -40,11 +40,11 @@ class TrainingData(L.LightningDataModule):
         self.config, self.done = config, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the epoch is, and the size of its steps."""
+        """Return the epoch's completed steps, and the size of a step."""
         return {"done": self.done, "step_seconds": self.step_seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin after the steps that were done. Raises ConfigError for steps of another size."""
+        """Continue after the completed steps. Raises ConfigError for steps of another size."""
         before, now = state_dict["step_seconds"], self.step_seconds
         if abs(before - now) > 1e-6 * before:
             raise ConfigError(
@@ -60,7 +60,7 @@ class SpeechDataModule(TrainingData):
 
     The batch of a step is planned for all processes and their `training.accumulate` micro-batches
     together, the same in each process, and its cuts are then divided. So every process makes the
-    same number of steps, every cut is in one place, and a step does not depend on how many
+    same number of steps, every cut is in one process, and a step does not depend on how many
     processes share it.
     """
 
@@ -106,7 +106,7 @@ class SpeechDataModule(TrainingData):
     def largest(self, epoch: int | None) -> MicroBatches:
         """Read the micro-batch of a training epoch, or of dev, that takes most memory.
 
-        Where a curriculum has short utterances only, it is of the first epoch with all.
+        For a curriculum's short epochs it is taken from the first epoch with all utterances.
         """
         assert self.dataset is not None
         if epoch is not None and self.config.training.curriculum:
@@ -115,7 +115,7 @@ class SpeechDataModule(TrainingData):
         return self.dataset[[max(filter(None, parts), key=_padded_seconds)]]
 
     def train_dataloader(self) -> DataLoader[MicroBatches]:
-        """Return a loader of the epoch's steps but those that were done."""
+        """Return a loader of the epoch's remaining steps."""
         assert self.trainer is not None
         return self._loader(self.trainer.current_epoch, self.done)
 

@@ -18,7 +18,7 @@ from asr.errors import ConfigError
 
 T = TypeVar("T")
 
-# A process that waits longer than this takes the others for dead.
+# A process that waits longer than this assumes that the others died.
 _TIMEOUT = timedelta(minutes=10)
 # Seconds; torchrun forwards a Ctrl-C to processes that already got it from the terminal.
 _SAME_PRESS = 3.0
@@ -87,7 +87,7 @@ def all_reduce_sum(values: Tensor) -> Tensor:
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter], values: Tensor) -> Tensor:
-    """Sum the gradients over all processes, and in the same message `values`; return those.
+    """Sum the gradients and `values` over all processes in one message; return `values`.
 
     A process without a batch takes part with zeros.
     """

@@ -47,7 +47,7 @@ class CostMeter(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the step; all processes have similar ones."""
+        """Count the step's operations, assumed to be similar in all processes."""
         for part in batch.batches:
             utterances, frames, _ = part.feats_BTF.shape
             tokens = part.tokens_BU.shape[1] - 1
@@ -66,7 +66,7 @@ class CostMeter(Callback):
         return self.total.model_dump()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with it."""
+        """Restore the cost of earlier sessions."""
         self.before = Cost.model_validate(state_dict)
 
 

@@ -1,7 +1,7 @@
 """Training of a small language model on a recognizer's transcripts, or on any text.
 
-Trainer, checkpoints and the way a run resumes are the recognizer's own. Legend: B texts, U tokens,
-V vocabulary.
+Trainer, checkpoints and resumption are shared with the recognizer's training. Legend: B texts,
+U tokens, V vocabulary.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class TextDataModule(TrainingData):
         self.train, self.dev = _batches(train), _batches(dev)
 
     def train_dataloader(self) -> DataLoader[MicroBatches]:
-        """Return a loader of the epoch's steps but those that were done."""
+        """Return a loader of the epoch's remaining steps."""
         assert self.trainer is not None
         order = list(range(len(self.train)))
         random.Random(self.trainer.current_epoch).shuffle(order)
@@ -72,7 +72,7 @@ class LanguageModule(TrainingModule):
 def train_lm(
     bundle: Bundle, texts: list[Path], out: Path, epochs: int, resume: bool, device: torch.device
 ) -> None:
-    """Train on the transcripts of the bundle's training cuts, or on `texts`, a line each.
+    """Train on the transcripts of the bundle's training cuts, or on `texts`, one per line.
 
     The model has the recognizer's own sizes; `out` holds the epoch of the lowest loss on the dev
     cuts' texts. Raises ConfigError where `out` holds a run already, or one of other tokens or texts
@@ -93,14 +93,16 @@ def train_lm(
     config = bundle.config.model_copy(update={"training": training})
     torch.manual_seed(config.seed)
     model = LanguageTransformer(LmConfig(vocab_size=tokenizer.vocab_size, model=config.model))
-    task = LanguageModule(model, config, n_steps)
-    task.identity = {"tokenizer": tokenizer.digest, "sizes": config.model.model_dump_json()}
+    module = LanguageModule(model, config, n_steps)
+    module.identity = {"tokenizer": tokenizer.digest, "sizes": config.model.model_dump_json()}
     for name, found in (("texts", train), ("dev texts", dev)):
-        task.identity[name] = hashlib.sha256(str(found).encode()).hexdigest()
-    corpus = TextDataModule(config, train, dev)
+        module.identity[name] = hashlib.sha256(str(found).encode()).hexdigest()
+    datamodule = TextDataModule(config, train, dev)
     # An epoch that is the best so far has the model's own weights, `average` being 1.
-    checkpoints = Checkpoints(out / "training", task, corpus, lambda _: model.save(out, tokenizer))
-    fit(task, checkpoints, device)
+    checkpoints = Checkpoints(
+        out / "training", module, datamodule, lambda _: model.save(out, tokenizer)
+    )
+    fit(module, checkpoints, device)
 
 
 def _lines(files: list[Path]) -> Iterable[str]:

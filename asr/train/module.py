@@ -16,7 +16,7 @@ from asr.data.dataset import Batch
 from asr.decoding.ctc_prefix import BLANK, steps_needed
 from asr.decoding.decode import SpeechDecoder
 from asr.evaluation.cer import ErrorCounts, character_errors
-from asr.model.projection import SetSparse
+from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import PAD
 from asr.train.distributed import all_reduce_sum
@@ -26,7 +26,7 @@ from asr.train.step import TrainingModule
 class SpeechModule(TrainingModule):
     """A bundle in training, with the decoder's cross-entropy and the CTC loss.
 
-    Their sum is weighted as by Watanabe (2017, equation 15).
+    They are weighted and added (Watanabe et al. 2017, multiobjective learning).
     """
 
     model: SpeechTransformer
@@ -53,13 +53,12 @@ class SpeechModule(TrainingModule):
         generator = torch.Generator().manual_seed(seed)
         adam = self.optimizers()
         assert isinstance(adam, LightningOptimizer)
-        for module in self.model.modules():
-            if isinstance(module, SetSparse):
-                moved = module.rewire(generator)
-                state = adam.state[module.values]
-                for moment in ("exp_avg", "exp_avg_sq"):
-                    if moment in state:  # absent where all steps so far were skipped
-                        state[moment][moved] = 0
+        for _, module in sparse_maps(self.model):
+            moved = module.rewire(generator)
+            state = adam.state[module.values]
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment in state:  # absent where all steps so far were skipped
+                    state[moment][moved] = 0
 
     def augment(self, batch: Batch) -> Tensor:
         """Return the features with random masks (SpecAugment)."""

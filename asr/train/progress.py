@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from asr.train.checkpoints import Checkpoints
 from asr.train.distributed import rank
 
-_INTERVAL = 30.0  # seconds between lines where no terminal is
+_INTERVAL = 30.0  # seconds between lines without a terminal
 
 
 class TrainingProgress(Callback):
@@ -40,7 +40,7 @@ class TrainingProgress(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the bar, or print a line."""
+        """Advance the bar, or print a line."""
         self.loss = outputs["loss"] if outputs else self.loss  # a skipped step has no output
         if self.console.is_terminal:
             bar = self.bar = self.bar or self._open(trainer)
@@ -83,7 +83,7 @@ class TrainingProgress(Callback):
         return bar
 
     def on_exception(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self.bar:
             self.bar.stop()
             self.bar = None

@@ -25,7 +25,7 @@ from asr.model.size import count_parameters
 from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
 from asr.runtime.devices import choose_device
-from asr.runtime.files import write_atomically
+from asr.runtime.files import write_atomically, write_text
 from asr.runtime.memory import keep_buffers
 from asr.tokenizer import Tokenizer
 from asr.train.callbacks import MemoryProbe
@@ -39,7 +39,7 @@ from asr.train.trainer import fit
 log = logging.getLogger(__name__)
 
 _FINISHED = "finished"
-# What must be the same when a run resumes; of the data all but how they are read.
+# Sections that must not change when a run resumes; of `data`, the keys of `_FREE` may.
 _FIXED = ("seed", "data", "features", "tokenizer", "model")
 _FREE = {"batch_seconds": 1.0, "num_workers": 0}
 
@@ -62,11 +62,11 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
             return out
         keep_buffers()
         L.seed_everything(config.seed, verbose=False)
-        corpus, bundle = rank_zero_first(lambda: _begin(config, state))
-        task = SpeechModule(bundle, corpus.total_steps)
-        writer = _BundleWriter(bundle, corpus, task, CostMeter(bundle), out, chosen)
-        checkpoints = Checkpoints(state, task, corpus, writer.write)
-        fit(task, checkpoints, chosen, writer.cost, MemoryProbe(corpus))
+        datamodule, bundle = rank_zero_first(lambda: _prepare(config, state))
+        module = SpeechModule(bundle, datamodule.total_steps)
+        writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, chosen)
+        checkpoints = Checkpoints(state, module, datamodule, writer.write)
+        fit(module, checkpoints, chosen, writer.cost, MemoryProbe(datamodule))
         if not rank():
             writer.write(checkpoints, is_finished=True)
             (state / _FINISHED).touch()
@@ -78,8 +78,8 @@ class _BundleWriter:
     """Writes the bundle of a run's best epochs so far, with a model card of the run."""
 
     bundle: Bundle
-    corpus: SpeechDataModule
-    task: SpeechModule
+    datamodule: SpeechDataModule
+    module: SpeechModule
     cost: CostMeter
     out: Path
     device: torch.device
@@ -89,7 +89,7 @@ class _BundleWriter:
         config, model = self.bundle.config, copy.deepcopy(self.bundle.model)
         average_into(model, checkpoints.best)
         if config.decoding.chunk_seconds is None:
-            seconds = min(max(1.0, round(self.corpus.duration_p99, 1)), 30.0)
+            seconds = min(max(1.0, round(self.datamodule.duration_p99, 1)), 30.0)
             decoding = config.decoding.model_copy(update={"chunk_seconds": seconds})
             config = config.model_copy(update={"decoding": decoding})
         facts = self._facts(checkpoints)
@@ -101,11 +101,11 @@ class _BundleWriter:
         write_cost(self.out, self.cost.total)
 
     def _facts(self, checkpoints: Checkpoints) -> dict[str, Any]:
-        counters = self.task.counters
+        counters = self.module.counters
         return {
-            "training cuts": f"{self.corpus} from {self.bundle.config.data.train}",
+            "training cuts": f"{self.datamodule} from {self.bundle.config.data.train}",
             "epochs": len(checkpoints.history),
-            "steps": self.task.global_step,
+            "steps": self.module.global_step,
             "steps skipped as not finite": counters.skipped,
             "trained on": f"{world_size()} x {self.device.type}",
             **self.cost.total.facts(),
@@ -137,39 +137,39 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     return before == config and (state / _FINISHED).is_file() and (out / WEIGHTS).is_file()
 
 
-def _begin(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
-    """Return the corpus and fresh weights, with tokens and statistics of its training cuts alone.
+def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
+    """Return the data and fresh weights, with tokens and statistics of its training cuts alone.
 
-    With `training.init` weights, tokens and statistics are that bundle's. A run that resumes, and
-    all processes but rank 0, use the tokens that the run began with. Raises AsrError where the disk
-    has no room for what the run will write, or the bundle is of another model.
+    `training.init` names a bundle that supplies weights, tokens and statistics instead. A run that
+    resumes, and all processes but rank 0, use the tokens that the run began with. Raises AsrError
+    where the disk has no room for what the run will write, or the bundle is of another model.
     """
-    corpus, init = SpeechDataModule(config), config.training.init
+    datamodule, init = SpeechDataModule(config), config.training.init
     if rank() or (state / LAST).is_file():
         tokenizer = Tokenizer((state / TOKENIZER).read_bytes())
     elif init:
         tokenizer = Bundle.load(init).tokenizer
     else:
-        tokenizer = Tokenizer.train(map(text_of, corpus.train_cuts), config.tokenizer)
+        tokenizer = Tokenizer.train(map(text_of, datamodule.train_cuts), config.tokenizer)
     bundle = Bundle.create(config, tokenizer)
     if init:
         load_weights(bundle.parts, init / WEIGHTS)
     elif config.features.normalize == "corpus":
-        bundle.features.fit(corpus.sample_waveforms())
-    corpus.read_with(bundle)
+        bundle.features.fit(datamodule.sample_waveforms())
+    datamodule.read_with(bundle)
     if not rank():
-        _write_beginning(config, bundle, state)
+        _write_run_files(config, bundle, state)
     expected, n_tokens = config.tokenizer.vocab_size, tokenizer.vocab_size
     if config.tokenizer.kind == "char" and expected not in (None, n_tokens):
         log.warning(
             "the recipe expects %d tokens; the %d of the corpus are used", expected, n_tokens
         )
     size = count_parameters(bundle.model) / 1e6
-    log.info("%s; %d tokens; %.2f M parameters", corpus, n_tokens, size)
-    return corpus, bundle
+    log.info("%s; %d tokens; %.2f M parameters", datamodule, n_tokens, size)
+    return datamodule, bundle
 
 
-def _write_beginning(config: Config, bundle: Bundle, state: Path) -> None:
+def _write_run_files(config: Config, bundle: Bundle, state: Path) -> None:
     """Write tokens and recipe. Raises AsrError where the disk is too small for the whole run."""
     state.mkdir(parents=True, exist_ok=True)
     for left in [*state.glob(".*.tmp"), state / _FINISHED]:
@@ -188,4 +188,4 @@ def _write_beginning(config: Config, bundle: Bundle, state: Path) -> None:
             f"({error.strerror}): free some, or give another --out"
         ) from error
     write_atomically(state / TOKENIZER, lambda path: path.write_bytes(bundle.tokenizer.model))
-    write_atomically(state / CONFIG, lambda path: path.write_text(dump_config(config), "utf-8"))
+    write_text(state / CONFIG, dump_config(config))

@@ -6,7 +6,7 @@ from asr.config import LinearSchedule, NoamSchedule, TrainingConfig
 def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) -> float:
     """Return the learning rate of a step, the first being 1.
 
-    "noam" is that of Vaswani (2017, equation 3), times a factor.
+    "noam" is Vaswani et al. 2017, eq. 3, times a factor.
     """
     schedule = training.schedule
     if isinstance(schedule, NoamSchedule):

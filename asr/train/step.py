@@ -25,7 +25,7 @@ from asr.train.schedule import rate
 
 log = logging.getLogger(__name__)
 
-# A run ends when so many steps in a row had to be skipped.
+# A run ends after this many skipped steps in a row.
 MOST_SKIPPED = 10
 
 
@@ -33,9 +33,9 @@ MOST_SKIPPED = 10
 class TrainingCounters:
     """Numbers that a run keeps beside its weights, summed over all processes.
 
-    Those up to `too_short` are of the current epoch. `too_short` counts utterances whose text needs
-    more CTC steps than they have encoder steps: they train the decoder alone. `rewired` is the last
-    epoch, from 0, before which sparse projections were rewired.
+    The fields up to `too_short` cover the current epoch. `too_short` counts utterances whose text
+    needs more CTC steps than they have encoder steps: they train the decoder alone. `rewired` is
+    the last epoch, from 0, before which sparse projections were rewired.
     """
 
     loss: float = 0.0
@@ -60,7 +60,7 @@ class TrainingModule(L.LightningModule):
     """A model in training; subclasses define its losses and the number of labels of each.
 
     The micro-batches of all processes make one step: the losses of each are sums, divided by the
-    number of labels of all, so that the gradients add up to those of one large batch. `identity`
+    number of labels of all, so that the summed gradients equal those of one large batch. `identity`
     must be the same when a run resumes.
     """
 
@@ -95,13 +95,13 @@ class TrainingModule(L.LightningModule):
         return self.losses(batch, batch.feats_BTF)
 
     def on_train_epoch_start(self) -> None:
-        """Reset the counters of an epoch; Lightning leaves this out where a run resumes in one."""
+        """Reset an epoch's counters; Lightning skips this where a run resumes within an epoch."""
         self.counters.next_epoch()
 
     def on_train_batch_start(self, batch: MicroBatches, batch_idx: int) -> None:
         """Seed the random generator from the seed, the step and the process.
 
-        So a resumed run draws the same numbers; another number of processes draws others.
+        A resumed run draws the same numbers; another number of processes draws others.
         """
         step = self.global_step + self.counters.skipped
         torch.manual_seed((self.config.seed * 1_000_003 + step) * world_size() + rank())
@@ -161,7 +161,7 @@ class TrainingModule(L.LightningModule):
         return (torch.tensor(self.loss_weights) / counts.clamp(min=1)).to(self.device)
 
     def _skip(self, step: MicroBatches, sums: list[Tensor], loss: float, norm: float) -> None:
-        """Leave weights and optimizer as they are. Raises AsrError after MOST_SKIPPED in a row."""
+        """Leave weights and optimizer unchanged. Raises AsrError after MOST_SKIPPED in a row."""
         self.counters.skipped += 1
         self.counters.skipped_in_a_row += 1
         parts = zip(step.batches, sums, strict=True)
@@ -210,7 +210,10 @@ class TrainingModule(L.LightningModule):
         self.counters = TrainingCounters(**checkpoint["counters"])
 
     def configure_optimizers(self) -> Any:
-        """Return Adam (Cahyawijaya 2021, section 4.2.4) with a learning rate for every step."""
+        """Return Adam with a learning rate for every step (Cahyawijaya 2021, section 4.2.4).
+
+        Its betas and epsilon are those of Vaswani et al. 2017, section 5.3.
+        """
         training, d_model = self.config.training, self.config.model.d_model
         adam = Adam(self.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
         schedule = LambdaLR(adam, lambda step: rate(step + 1, training, d_model, self.total_steps))

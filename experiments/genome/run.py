@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
 
 @dataclass
 class Data:
-    """Of each subject the label, the baseline's dosages and the tokens; the panel's tokens."""
+    """Labels, dosages and tokens of each subject; tokens of the panel."""
 
     labels: np.ndarray
     dosages: np.ndarray

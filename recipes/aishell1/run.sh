@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The four commands on AiShell-1, for one of the recipes here. Run again, it goes on where it was.
+# The four commands on AiShell-1, for one of the recipes here. Run again, it continues where it was.
 #   recipes/aishell1/run.sh MODEL [CORPUS_DIR [TRAIN_OPTION...]]      MODEL such as lrt_r50
 # CORPUS_DIR: data_aishell/ or data_aishell.tgz; "" once data/aishell1 is prepared.
 # ASR: the `asr` command, default: the one on the PATH.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job on the synthetic corpus, from nothing to text. Run again, it goes on where it was.
+# The main job on the synthetic corpus, from nothing to text. Run again, it continues where it was.
 #   recipes/demo/run.sh [ASR]        ASR: the `asr` command, default: the one on the PATH
 set -euo pipefail
 cd "$(dirname "$0")/../.."

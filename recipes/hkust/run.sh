@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The four commands on HKUST, for one of the recipes here. Run again, it goes on where it was.
+# The four commands on HKUST, for one of the recipes here. Run again, it continues where it was.
 #   recipes/hkust/run.sh MODEL [CORPUS_DIR [TRAIN_OPTION...]]      MODEL such as lrt_r50
 # CORPUS_DIR: the folder that holds LDC2005S15 and LDC2005T32; "" once data/hkust is prepared.
 # ASR: the `asr` command, default: the one on the PATH.

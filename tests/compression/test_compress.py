@@ -204,7 +204,7 @@ def test_a_tied_weight_stays_one() -> None:
     assert smaller["output"].weight is smaller["embed"].weight
 
 
-def test_torchs_own_transformer_goes_on_in_training_and_evaluation() -> None:
+def test_torchs_own_transformer_continues_in_training_and_evaluation() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
     smaller, layers = factorize(layer, rank=8)
@@ -385,7 +385,7 @@ def test_a_bundle_is_not_overwritten(dense: Path) -> None:
     assert (dense / "model.safetensors").read_bytes() == before
 
 
-def test_training_goes_on_from_a_compressed_bundles_weights_and_tokens(
+def test_training_continues_from_a_compressed_bundles_weights_and_tokens(
     compressed: tuple[Path, dict], tones: Path, tmp_path: Path
 ) -> None:
     out = compressed[0]

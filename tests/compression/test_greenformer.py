@@ -38,7 +38,7 @@ def network(*, positive: bool = False) -> nn.Module:
 
 
 def products(module: nn.Module) -> list[np.ndarray]:
-    """Of each pair of thin maps the map that they are together, (outputs, inputs)."""
+    """Multiply each low-rank pair into one matrix (outputs, inputs)."""
     weights = [p.detach().flatten(1).double().numpy() for p in module.parameters() if p.ndim > 1]
     return [second @ first for first, second in zip(weights[::2], weights[1::2], strict=True)]
 

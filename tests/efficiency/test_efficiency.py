@@ -101,8 +101,6 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     assert (out / ROWS).read_text() == before
     resumed = run_cli("bench", "efficiency", "--quick", "--out", out)
     assert resumed.returncode == 0, resumed.stderr
-    lines = [line for line in resumed.stderr.splitlines() if re.match(r"\d+/20 ", line)]
-    assert len(lines) == 20 and lines[0].startswith("1/20 transformer, n = 128, training")
     return out, resumed.stdout, before
 
 
@@ -117,7 +115,7 @@ def _session_lives(session: int) -> bool:
     return False
 
 
-def test_a_killed_study_goes_on_and_measures_nothing_twice(quick: tuple[Path, str, str]) -> None:
+def test_a_killed_study_continues_and_measures_nothing_twice(quick: tuple[Path, str, str]) -> None:
     out, _, before = quick
     assert (out / ROWS).read_text().startswith(before)
     rows = read_rows(out / ROWS)
@@ -161,7 +159,7 @@ def test_a_quick_study_reports_times_memory_and_the_price_of_bert(
     assert "LRT, r = 32 (here / thesis)" in table and re.search(r"\| transformer +\|", table)
 
 
-def test_what_does_not_fit_is_recorded_and_the_study_goes_on(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_recorded_and_the_study_continues(tmp_path: Path) -> None:
     cases = [
         case("transformer", length=2048, mode="training"),
         case("transformer", length=128, mode="training"),

@@ -24,28 +24,28 @@ def config(tones: Path, **training: Any) -> Config:
     return Config.model_validate(tones_recipe(tones, training={**values, "schedule": schedule}))
 
 
-def planned(datamodule: SpeechDataModule, epoch: int | None) -> list[str]:
-    return sorted(cut.id for batch in datamodule.plan(epoch) for cut in batch)
+def planned(data: SpeechDataModule, epoch: int | None) -> list[str]:
+    return sorted(cut.id for batch in data.plan(epoch) for cut in batch)
 
 
 def test_the_first_epochs_hold_the_short_ones_the_others_all(tones: Path) -> None:
-    datamodule = SpeechDataModule(config(tones))
-    every = sorted(cut.id for cut in datamodule.train_cuts)
-    short = planned(datamodule, 0)
-    assert short == planned(datamodule, 1)
-    assert planned(datamodule, 2) == every
-    assert planned(datamodule, None) == sorted(cut.id for cut in datamodule.dev_cuts)
-    assert datamodule.total_steps == sum(len(datamodule.plan(epoch)) for epoch in range(3))
+    data = SpeechDataModule(config(tones))
+    every = sorted(cut.id for cut in data.train_cuts)
+    short = planned(data, 0)
+    assert short == planned(data, 1)
+    assert planned(data, 2) == every
+    assert planned(data, None) == sorted(cut.id for cut in data.dev_cuts)
+    assert data.total_steps == sum(len(data.plan(epoch)) for epoch in range(3))
     without = SpeechDataModule(config(tones, curriculum=None))
-    assert without.total_steps == 3 * len(without.plan(0)) > datamodule.total_steps
+    assert without.total_steps == 3 * len(without.plan(0)) > data.total_steps
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.999])
 def test_the_short_ones_are_the_shortest_and_hold_their_share(tones: Path, share: float) -> None:
-    datamodule = SpeechDataModule(config(tones, curriculum={"epochs": 1, "share": share}))
-    total = sum(cut.duration for cut in datamodule.train_cuts)
-    short = sorted(cut.duration for cut in datamodule.short_cuts)
-    others = [c.duration for c in datamodule.train_cuts if c.id not in set(datamodule.short_cuts.ids)]
+    data = SpeechDataModule(config(tones, curriculum={"epochs": 1, "share": share}))
+    total = sum(cut.duration for cut in data.train_cuts)
+    short = sorted(cut.duration for cut in data.short_cuts)
+    others = [c.duration for c in data.train_cuts if c.id not in set(data.short_cuts.ids)]
     assert all(duration > short[-1] for duration in others)
     assert sum(short) >= share * total > sum(d for d in short if d < short[-1])
 
@@ -55,25 +55,25 @@ def test_two_processes_share_the_short_ones(tones: Path, monkeypatch: pytest.Mon
     shares = []
     for number in range(2):
         monkeypatch.setattr(datamodule, "rank", lambda number=number: number)
-        datamodule = SpeechDataModule(config(tones))
-        datamodule.dataset = object()  # type: ignore[assignment]
-        shares.append(list(datamodule._loader(0).sampler))
+        data = SpeechDataModule(config(tones))
+        data.dataset = object()  # type: ignore[assignment]
+        shares.append(list(data._loader(0).sampler))
     assert len(shares[0]) == len(shares[1])
     used = sorted(cut.id for steps in shares for parts in steps for part in parts for cut in part)
-    assert used == planned(datamodule, 0) == sorted(cut.id for cut in datamodule.short_cuts)
+    assert used == planned(data, 0) == sorted(cut.id for cut in data.short_cuts)
 
 
 def test_memory_is_probed_with_long_utterances_before_the_first_step(tones: Path) -> None:
-    datamodule = SpeechDataModule(config(tones))
+    data = SpeechDataModule(config(tones))
 
     class Requested:
         def __getitem__(self, parts: list[list[Any]]) -> float:
             return max(cut.duration for cut in parts[0])
 
-    datamodule.dataset = Requested()  # type: ignore[assignment]
-    longest = max(cut.duration for cut in datamodule.train_cuts)
-    of_short = max(cut.duration for cut in datamodule.short_cuts)
-    assert of_short < float(datamodule.largest(0)) <= longest  # type: ignore[arg-type]
+    data.dataset = Requested()  # type: ignore[assignment]
+    longest = max(cut.duration for cut in data.train_cuts)
+    of_short = max(cut.duration for cut in data.short_cuts)
+    assert of_short < float(data.largest(0)) <= longest  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

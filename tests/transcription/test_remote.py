@@ -55,7 +55,7 @@ def test_files_are_those_that_the_library_writes(trained_bundle, folder, url, tm
             assert task.out and task.out.read_text("utf-8") == text
 
 
-def test_it_prints_in_order_and_goes_on_after_a_bad_one(trained_bundle, folder, url, tmp_path):
+def test_it_prints_in_order_and_continues_after_a_bad_one(trained_bundle, folder, url, tmp_path):
     bad = tmp_path / "bad.wav"
     bad.write_bytes(b"no audio")
     arguments = [bad, tmp_path / "none.wav", folder]
@@ -72,7 +72,7 @@ def test_it_prints_in_order_and_goes_on_after_a_bad_one(trained_bundle, folder, 
     )
 
 
-def test_a_killed_job_goes_on_where_it_was(folder, url, tmp_path):
+def test_a_killed_job_continues_where_it_was(folder, url, tmp_path):
     many = tmp_path / "many"
     for i in range(25):
         shutil.copytree(folder, many / f"{i:02}")

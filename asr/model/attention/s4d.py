@@ -18,8 +18,8 @@ class S4D(nn.Module):
     """x' = A x + B u, y = C x + D u for each channel, with a diagonal A (Gu 2022, S4D-Lin).
 
     It is discretized by zero-order hold with a step Δ for each channel; Ā = I + Δ A (Zaytsev) is
-    its first-order approximation. B is 1, since C has its scale. Without `causal`, a second system reads
-    from the end.
+    its first-order approximation. B is 1, since C has its scale. Without `causal`, a second system
+    reads from the end.
     """
 
     def __init__(self, d_model: int, states: int, causal: bool) -> None:
