@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from asr.audio.features import FeatureExtractor
 from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
-from asr.model.projection import SetSparse
+from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.runtime.files import write_atomically, write_text
 from asr.tokenizer import Tokenizer
@@ -60,9 +60,7 @@ class Bundle:
         write_text(folder / CONFIG, dump_config(self.config))
         write_atomically(folder / TOKENIZER, lambda p: p.write_bytes(self.tokenizer.model))
         write_text(folder / CARD, card)
-        state = {key: value.contiguous() for key, value in self.parts.state_dict().items()}
-        weights = to_bytes(state, {"tokenizer": self.tokenizer.digest})
-        write_atomically(folder / WEIGHTS, lambda p: p.write_bytes(weights))
+        save_weights(self.parts, folder / WEIGHTS, self.tokenizer)
 
     @classmethod
     def load(cls, folder: Path) -> "Bundle":
@@ -116,6 +114,13 @@ def tokenizer_of(weights: Path) -> str | None:
         return (file.metadata() or {}).get("tokenizer")
 
 
+def save_weights(parts: nn.Module, path: Path, tokenizer: Tokenizer) -> None:
+    """Write a module's weights atomically, with the digest of their tokenizer."""
+    state = {key: value.contiguous() for key, value in parts.state_dict().items()}
+    weights = to_bytes(state, {"tokenizer": tokenizer.digest})
+    write_atomically(path, lambda temporary: temporary.write_bytes(weights))
+
+
 def load_weights(parts: nn.Module, path: Path) -> None:
     """Read weights into a module. Raises BundleError that names the tensor that is wrong."""
     found, wanted = read_tensors(path), parts.state_dict()
@@ -132,6 +137,6 @@ def load_weights(parts: nn.Module, path: Path) -> None:
         if not torch.isfinite(found[name]).all():
             raise BundleError(f"{path}: tensor {name} holds NaN or infinity: train it again")
     parts.load_state_dict(found)
-    for name, module in parts.named_modules():
-        if isinstance(module, SetSparse) and not module.is_sound():
+    for name, module in sparse_maps(parts):
+        if not module.is_sound():
             raise BundleError(f"{path}: tensor {name}.places is damaged: copy the bundle again")

@@ -125,20 +125,16 @@ class Config(FrozenModel):
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")
-    def _check_pauses(self) -> Self:
+    def _check_parts(self) -> Self:
+        if self.format > FORMAT:
+            raise ValueError(
+                f"format {self.format} is newer than this program reads, {FORMAT}: update lrt-asr"
+            )
         pauses, epochs = self.augment and self.augment.pauses, self.training.epochs
         if pauses and pauses.from_epoch > epochs:
             raise ValueError(
                 f"augment.pauses.from_epoch {pauses.from_epoch} is after the last of {epochs} "
                 f"epochs: make it {epochs} at most, or training.epochs {pauses.from_epoch} at least"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_parts(self) -> Self:
-        if self.format > FORMAT:
-            raise ValueError(
-                f"format {self.format} is newer than this program reads, {FORMAT}: update lrt-asr"
             )
         step_seconds = 4 * self.features.hop_ms / 1000
         if self.data.min_seconds < step_seconds:

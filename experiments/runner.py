@@ -3,7 +3,6 @@
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryFile
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader
 from asr.errors import AsrError, ConfigError
 from asr.model.frontend import padding_mask
 from asr.runtime.devices import choose_device
-from asr.runtime.files import write_atomically
+from asr.runtime.files import write_text
 from experiments.classifier import SequenceClassifier
 
 Examples = Sequence[tuple[Tensor, int]]  # sequences (S,) and their classes
@@ -120,8 +119,7 @@ class Results:
             if not any(case.items() <= row.items() for row in self.stored.rows):
                 row = {**case, **measure(**case)}
                 self.stored.rows.append(row)
-                text = self.stored.model_dump_json()
-                write_atomically(self.path, partial(Path.write_text, data=text))
+                write_text(self.path, self.stored.model_dump_json())
                 err.print(", ".join(f"{key} {value}" for key, value in row.items()))
         return [row for row in self.stored.rows if any(c.items() <= row.items() for c in cases)]
 

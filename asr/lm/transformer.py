@@ -11,16 +11,14 @@ from pathlib import Path
 import torch
 import yaml
 from pydantic import PositiveInt
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from asr.bundle import CONFIG, WEIGHTS, load_weights, tokenizer_of
+from asr.bundle import CONFIG, WEIGHTS, load_weights, save_weights, tokenizer_of
 from asr.errors import BundleError
 from asr.model.attention.full import Cache, reorder_caches, select_caches
-from asr.model.dropout import Dropout
 from asr.model.layers import FeedForward, self_attention
-from asr.model.transformer import ModelConfig, sinusoids
-from asr.runtime.files import write_atomically
+from asr.model.transformer import ModelConfig, TokenDecoder
+from asr.runtime.files import write_text
 from asr.schema import FrozenModel
 from asr.tokenizer import SOS, Tokenizer
 
@@ -52,35 +50,27 @@ class LmLayer(nn.Module):
         return self.feed_forward(x_B1D), cache
 
 
-class LanguageTransformer(nn.Module):
+class LanguageTransformer(TokenDecoder):
     """A Transformer decoder (Vaswani 2017) without cross-attention."""
 
     def __init__(self, config: LmConfig) -> None:
-        super().__init__()
-        self.config, model = config, config.model
-        self.embed = nn.Embedding(config.vocab_size, model.d_model)
-        nn.init.normal_(self.embed.weight, std=model.d_model**-0.5)
-        self.dropout = Dropout(model.dropout)
-        self.layers = nn.ModuleList(LmLayer(model) for _ in range(model.decoder.n_layers))
-        self.norm = model.last_norm()
-        self.output = nn.Linear(model.d_model, config.vocab_size)
+        super().__init__(config.model, config.vocab_size, lambda: LmLayer(config.model))
+        self.config = config
 
     def forward(self, tokens_BU: Tensor) -> Tensor:
         """Return logits (B, U, V) of the token after each."""
-        x_BUD = self._embed(tokens_BU, 0)
+        x_BUD = self.embed_at(tokens_BU, 0)
         for layer in self.layers:
             x_BUD = layer(x_BUD)
-        logits_BUV: Tensor = self.output(self.norm(x_BUD))
-        return logits_BUV
+        return self.logits(x_BUD)
 
     def step(self, tokens_B: Tensor, caches: list[Cache], position: int) -> Tensor:
         """Return log-probabilities (B, V) of the token after each; the caches grow by one."""
-        x_B1D = self._embed(tokens_B[:, None], position)
+        x_B1D = self.embed_at(tokens_B[:, None], position)
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, LmLayer)
             x_B1D, caches[i] = layer.step(x_B1D, caches[i])
-        logits_BV: Tensor = self.output(self.norm(x_B1D[:, 0]))
-        return logits_BV.log_softmax(-1)
+        return self.logits(x_B1D[:, 0]).log_softmax(-1)
 
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> "LmState":
         """Return a scorer of W empty hypotheses of each of B utterances."""
@@ -89,20 +79,11 @@ class LanguageTransformer(nn.Module):
         logp_BWV = self.step(tokens_BW.flatten(), caches, 0).unflatten(0, tokens_BW.shape)
         return LmState(self, caches, logp_BWV)
 
-    def _embed(self, tokens_BU: Tensor, start: int) -> Tensor:
-        D = self.config.model.d_model
-        positions = sinusoids(start, tokens_BU.shape[1], D, tokens_BU.device)
-        x_BUD: Tensor = self.dropout(self.embed(tokens_BU) * D**0.5 + positions)
-        return x_BUD
-
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write the two files, each atomically; weights last."""
-        folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
-        write_atomically(folder / CONFIG, lambda path: path.write_text(text, "utf-8"))
-        state = {key: value.contiguous() for key, value in self.state_dict().items()}
-        weights = to_bytes(state, {"tokenizer": tokenizer.digest})
-        write_atomically(folder / WEIGHTS, lambda path: path.write_bytes(weights))
+        write_text(folder / CONFIG, text)
+        save_weights(self, folder / WEIGHTS, tokenizer)
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> "LanguageTransformer":

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from asr.bundle import CARD, EVALUATION
 from asr.config import Config
-from asr.errors import BundleError
 from asr.evaluation.evaluate import Evaluation, UtteranceErrors
 from asr.model.size import parameters_by_part
-from asr.runtime.files import write_text
+from asr.runtime.files import read_json, write_text
 from asr.tokenizer import SPECIAL
 
 _RESULTS = "## Results"
@@ -55,13 +54,8 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
 
 def read_evaluation(bundle: Path) -> KeptEvaluation | None:
     """Read the last evaluation, if there was one. Raises BundleError where it is damaged."""
-    path = bundle / EVALUATION
-    if not path.is_file():
-        return None
-    try:
-        return KeptEvaluation.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise BundleError(f"{path}: not an evaluation: remove it, or evaluate again") from error
+    what = "an evaluation: remove it, or evaluate again"
+    return read_json(bundle / EVALUATION, KeptEvaluation, what)
 
 
 def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:

@@ -1,14 +1,15 @@
-"""Files: written whole or not at all, and tables read with their types."""
+"""Files: written whole or not at all, and read with their types."""
 
 import csv
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from asr.errors import AsrError
+from asr.errors import AsrError, BundleError
 
 Row = TypeVar("Row", bound=BaseModel)
 
@@ -28,8 +29,31 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically."""
+    """Write a UTF-8 text file atomically, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def read_json(path: Path, row_type: type[Row], what: str) -> Row | None:
+    """Read a JSON file, None if it is missing.
+
+    Raises BundleError where it is damaged: that it is not `what`, which says what to do too.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return row_type.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise BundleError(f"{path}: not {what}") from error
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows, at least one, under a line of the first one's keys."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def read_csv(path: Path, row_type: type[Row], error_type: type[AsrError]) -> list[Row]:

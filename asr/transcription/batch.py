@@ -13,8 +13,9 @@ import torch
 from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
+from asr.runtime.files import write_text
 from asr.runtime.processes import end_with_parent
-from asr.transcription.jobs import Task, write_text
+from asr.transcription.jobs import Task
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS

@@ -5,7 +5,6 @@ from glob import has_magic
 from pathlib import Path
 
 from asr.errors import ConfigError, DataError
-from asr.runtime.files import write_atomically
 
 SUFFIXES = {".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff"}
 
@@ -59,9 +58,3 @@ def _found(argument: str) -> list[tuple[Path, Path]]:
             raise DataError(f"{argument}: no file matches: check the pattern")
         return [(p, p.relative_to(root)) for p in matches]
     return [(path, Path(path.name))]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a transcript's file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))

@@ -16,7 +16,8 @@ from email.utils import parsedate_to_datetime
 import httpx
 
 from asr.errors import AsrError, AudioError, ConfigError
-from asr.transcription.jobs import Task, write_text
+from asr.runtime.files import write_text
+from asr.transcription.jobs import Task
 
 # The response_format for each of our formats; tsv is made of the subtitles in srt.
 _ASKED = {"txt": "text", "json": "verbose_json", "srt": "srt", "vtt": "vtt", "tsv": "srt"}

@@ -1,8 +1,7 @@
 """Transcripts: texts with their scores and times. Nothing of torch, so that clients share them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from asr.decoding.hypothesis import Ended, Hypothesis
 from asr.tokenizer import normalize_text
@@ -72,7 +71,3 @@ class Transcript:
     def nbest(self) -> tuple[Hypothesis, ...]:
         """Return the n best hypotheses of a recording of one segment; else nothing."""
         return self.segments[0].nbest if len(self.segments) == 1 else ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return asdict(self)

@@ -3,7 +3,7 @@
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 
 from asr.tokenizer import normalize_text
@@ -45,7 +45,7 @@ def as_txt(transcript: Transcript) -> str:
 
 def as_json(transcript: Transcript) -> str:
     """Return all fields on one line."""
-    return json.dumps(transcript.as_dict(), ensure_ascii=False) + "\n"
+    return json.dumps(asdict(transcript), ensure_ascii=False) + "\n"
 
 
 def as_srt(transcript: Transcript) -> str:

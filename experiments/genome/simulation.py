@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from asr.runtime.files import write_atomically
+from asr.runtime.files import write_text
 from experiments.genome.vcf import COLUMNS
 
 _N_FOUNDERS, _SITE_EVERY, _CROSSOVERS = 8, 100, 1.5
@@ -30,7 +30,6 @@ def simulate(folder: Path, length: int, n: int, seed: int) -> dict[str, Any]:
     at_risk = [int(share * length) for share, _ in RISK]
     sites, carriers_SF = _draw_sites(rng, reference, at_risk)
     positions = [position for position, _, _ in sites]
-    folder.mkdir(parents=True, exist_ok=True)
     panel = _vcf_lines(sites, _draw_alleles(rng, carriers_SF, positions, n, length), "panel")
     alleles_P2S = _draw_alleles(rng, carriers_SF, positions, n, length)
     dosage_PR = alleles_P2S.sum(1)[:, [positions.index(position) for position in at_risk]]
@@ -48,8 +47,7 @@ def simulate(folder: Path, length: int, n: int, seed: int) -> dict[str, Any]:
 
 
 def _write(path: Path, lines: list[str]) -> Path:
-    text = "\n".join(lines) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text))
+    write_text(path, "\n".join(lines) + "\n")
     return path
 
 
