@@ -1,5 +1,6 @@
 """`asr evaluate`, `asr tune`, `asr report`, `asr score`."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -37,13 +38,15 @@ def evaluate(
     from asr.reporting.results import write_evaluation, write_hypotheses
 
     recognizer = asr.load(bundle, device, int8)
-    changes = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
+    changes = options.decoding_changes(beam, method, lm, lm_weight)
     decoding = recognizer.config.decoding.changed(changes)
-    chosen, utterances = load_cuts(cuts), list["UtteranceErrors"]()
-    with options.progress("evaluating", len(chosen)) as advance:
+    chosen, utterances, n_done = load_cuts(cuts), list["UtteranceErrors"](), 0
+    with options.progress("evaluating", len(chosen)) as show:
 
         def on_group(size: int, found: list["UtteranceErrors"]) -> None:
-            advance(size, "")
+            nonlocal n_done
+            n_done += size
+            show(n_done)
             utterances.extend(found)
 
         result = run(recognizer, chosen, decoding, worst, on_group)
@@ -76,11 +79,11 @@ def tune(
     from asr.evaluation.tune import write_weights
 
     recognizer = asr.load(bundle, device)
-    changes = {"beam_size": beam, "method": method, "lm": lm}
-    given = {name: value for name, value in changes.items() if value is not None}
-    decoding = recognizer.config.decoding.model_copy(update=given)
-    with options.progress("tuning") as advance:
-        trials = run(recognizer, load_cuts(cuts), decoding, limit, lambda _: advance(1, ""))
+    changes = options.decoding_changes(beam, method, lm)
+    decoding = recognizer.config.decoding.model_copy(update=changes)
+    n_tried = itertools.count(1)
+    with options.progress("tuning") as show:
+        trials = run(recognizer, load_cuts(cuts), decoding, limit, lambda _: show(next(n_tried)))
     names = ("ctc_weight", "lm_weight", "gamma")
     rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
     print(f"{cuts}: best first\n\n{tabulate(rows, [*names, 'CER'])}")

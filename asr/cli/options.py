@@ -1,5 +1,6 @@
 """What the verbs share: the program, its consoles, options that several take, progress."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out, err = Console(), Console(stderr=True)
+_LINE_SECONDS = 30.0  # between lines of progress where there is no terminal
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Int8 = Annotated[
@@ -35,22 +37,39 @@ Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr t
 Format = Annotated[Literal["table", "json"], typer.Option(help="Format of the output.")]
 
 
-@contextmanager
-def progress(title: str, total: int | None = None) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar on a terminal; yield a function that advances it and names what is finished.
+def decoding_changes(
+    beam: int | None, method: str | None, lm: Path | None, lm_weight: float | None = None
+) -> dict[str, object]:
+    """Return the decoding options that are given, by name."""
+    values = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
+    return {name: value for name, value in values.items() if value is not None}
 
-    Where standard error is no terminal, each name is a line.
+
+@contextmanager
+def progress(
+    title: str, total: int | None = None, completed: int = 0
+) -> Iterator[Callable[[float], None]]:
+    """Yield a function that shows how many of `total` are done, besides those completed before.
+
+    It moves a bar, or, where standard error is no terminal, prints a line every half minute.
     """
     from rich.progress import Progress
 
+    printed = time.monotonic()
     with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        task, done = bar.add_task(title, total=total), 0
+        task = bar.add_task(title, total=total, completed=completed)
 
-        def advance(n: int, name: str = "") -> None:
-            nonlocal done
-            done += n
-            bar.update(task, advance=n, description=name or title)
-            if name and not err.is_terminal:
-                err.print(f"{done}/{total} {name}", highlight=False, markup=False, soft_wrap=True)
+        def show(n_done: float) -> None:
+            nonlocal printed
+            done = completed + n_done
+            bar.update(task, completed=done)
+            if not err.is_terminal and time.monotonic() - printed >= _LINE_SECONDS:
+                printed = time.monotonic()
+                note(f"{title}: {int(done)}" + (f"/{total}, {done / total:.0%}" if total else ""))
 
-        yield advance
+        yield show
+
+
+def note(text: str) -> None:
+    """Print a line on standard error as it is, without markup."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Request:
     """A flag that ends the decoding of an utterance within a step, and a count of steps so far.
 
-    It is set and read from several threads; each field has one writer.
+    Only the decoding thread writes `n_steps`; `is_cancelled` is only ever set to True.
     """
 
     is_cancelled: bool = False

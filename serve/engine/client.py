@@ -36,7 +36,7 @@ Event = messages.Partial | messages.Done
 
 
 class Job:
-    """A recording that the engine has, as a context that cancels it where it has not ended."""
+    """A recording in the engine. Leaving the context cancels an unfinished job."""
 
     def __init__(self, engine: "EngineClient", id: int, model: str) -> None:
         self._engine, self._id, self.model = engine, id, model
@@ -127,7 +127,7 @@ class EngineClient:
             )
             self._pipe = Connection(ours.detach())
         try:
-            self._pipe.send(self._settings)
+            self._pipe.send(self._settings.model_copy(update={"api_keys": ()}))
             answer: messages.Ready | AsrError = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise AsrError(

@@ -1,7 +1,7 @@
 """The messages between the service and its engine process, in both directions.
 
-The first is the service's `Settings`; the engine answers with Ready, or with the AsrError for which
-it cannot load a model.
+The first is the service's `Settings` without its API keys; the engine answers with Ready, or with
+the AsrError for which it cannot load a model.
 """
 
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 `serve.engine.client` starts and restarts it.
 It is a process and not a thread, so that the event loop shares no interpreter lock with torch, a
 crash or a hang breaks no connection, and its memory is its own. One thread reads the pipe, two
-read recordings into chunks, one reports progress, and the main one recognizes batches of chunks.
+read recordings into chunks, one reports progress, and the main thread recognizes batches of chunks.
 """
 
 import io
@@ -34,7 +34,7 @@ from serve.settings import Settings
 
 logger = logging.getLogger("serve.engine.process")
 
-# Audio that is read ahead for all recordings together, in seconds, besides a chunk of each.
+# Seconds of audio that is read ahead, in addition to one chunk of each recording.
 _AHEAD_SECONDS = 320.0
 _REPORT_SECONDS = 0.5
 
@@ -54,6 +54,7 @@ class Job:
     is_read: bool = False  # there are no more chunks
     is_paused: bool = False  # there are more, and no thread reads them now
     sent: str = ""  # the text of partial results so far
+    progress: float = 0.0  # the fraction that is recognized, which never decreases
 
 
 class Engine:
@@ -173,10 +174,11 @@ class Engine:
         asked = batch[0][0].asked
         recognizer = self._recognizers[asked.model]
         options = recognizer.config.decoding
-        if asked.quick and recognizer.model.ctc_head is not None:
-            options = options.changed({"method": "ctc_greedy"})
         self._batch = [job.request for job, _ in batch]
         try:
+            if asked.quick and recognizer.model.ctc_head is not None:
+                greedy = {"method": "ctc_greedy", "lm_weight": 0.0}
+                options = options.model_copy(update=greedy)
             segments = recognizer.recognize([chunk for _, chunk in batch], options)
         except Exception as error:
             self._isolate(batch, error)
@@ -215,8 +217,9 @@ class Engine:
         delta = result.text.removeprefix(job.sent) if result.text.startswith(job.sent) else ""
         job.sent += delta
         read = job.recording.recording
-        progress = min(1.0, read.fraction * result.segments[-1].end / read.seconds)
-        self._send(messages.Partial(job.asked.id, delta, progress))
+        done = min(1.0, read.fraction * result.segments[-1].end / read.seconds)
+        job.progress = max(job.progress, done)
+        self._send(messages.Partial(job.asked.id, delta, job.progress))
 
     def _finish(self, job: Job) -> None:
         """Send the result of a job that is done."""

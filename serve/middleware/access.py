@@ -108,8 +108,8 @@ class ApiKeyMiddleware:
 def _authorization(headers: Headers) -> str:
     """Return the Authorization header, or what the WebSocket of a page offers in its place.
 
-    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding. Either has a
-    key's UTF-8, each byte as a character (Latin-1), as Starlette reads headers.
+    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding. Both carry the
+    key as UTF-8 decoded as Latin-1.
     """
     if "authorization" in headers:
         return headers["authorization"]

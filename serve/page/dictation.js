@@ -7,7 +7,7 @@ import { Live } from "./service.js";
 export class Dictation {
   /**
    * `on` has level(peak, seconds), partial(text), final(segment), failed(reason), stopped(file) and
-   * done(end): with the session's text and duration, or with null if the file has to be sent.
+   * done(end): with the session's last message, or with null if the file has to be sent.
    */
   constructor(on) {
     this.on = on;

@@ -185,6 +185,7 @@ async function dictate() {
     showRecording(true);
     $("stop").focus();
   } catch (error) {
+    dictation = null;
     complain(error);
   }
 }

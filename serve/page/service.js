@@ -45,7 +45,7 @@ export const models = async () => {
 };
 
 /**
- * The transcript of a recording: text, segments with their words, subtitles and n best, duration,
+ * The transcript of a recording: text, segments with their words and n best, subtitles, duration,
  * warnings. `onDelta` gets more text and the fraction of the recording that is done.
  */
 export async function transcribe(file, model, signal, onDelta) {
@@ -75,7 +75,7 @@ function protocols() {
   return ["lrt-asr", `bearer.${btoa(keyBytes()).replace(/[+/=]/g, (c) => ({ "+": "-", "/": "_" })[c] ?? "")}`];
 }
 
-/** A live session; `on` has partial(text), final(segment), end({text, duration}), failed(reason). */
+/** A live session; `on` has partial(text), final(segment), end({text, srt, vtt, duration}), failed(reason). */
 export class Live {
   constructor(sampleRate, model, on) {
     this.on = on;

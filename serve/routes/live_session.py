@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from asr.audio.segmentation import split_at_silence
-from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Transcript
+from asr.transcription.writers import as_srt, as_vtt
 from serve.routes.responses import timed
 from serve.routes.schemas import TimedSegment
 
@@ -38,10 +38,12 @@ class FinalSegment(BaseModel):
 
 
 class SessionEnd(BaseModel):
-    """The last message: the whole text, and the seconds of audio that were received."""
+    """The last message: the whole text, its subtitles, and the seconds of audio received."""
 
     type: Literal["end"] = "end"
     text: str
+    srt: str
+    vtt: str
     duration: float
 
 
@@ -88,13 +90,13 @@ class Session:
 
     async def messages(self) -> AsyncIterator[LiveMessage]:
         """Yield the messages to the client: partial texts, final segments, the end."""
-        longest, texts = int(_LONGEST * self._rate), list[str]()
+        longest, segments = int(_LONGEST * self._rate), list[Segment]()
         while True:
             async with self._changed:
                 await self._changed.wait_for(self._is_due)
             if self._n_held > longest or (self.ended and self._n_held):
                 for segment in await self._finish(self._next_segment()):
-                    texts.append(segment.text)
+                    segments.append(segment)
                     yield FinalSegment(segment=timed(segment))
             elif not self.ended:
                 text = await self._partial_text()
@@ -105,7 +107,10 @@ class Session:
                 break
         if self._reason:
             raise self._reason
-        yield SessionEnd(text=normalize_text(" ".join(texts)), duration=self.seconds)
+        whole = Transcript.join(segments, self.seconds, ())
+        yield SessionEnd(
+            text=whole.text, srt=as_srt(whole), vtt=as_vtt(whole), duration=whole.duration
+        )
 
     def _is_due(self) -> bool:
         return self.ended or self._n_held - self._n_partial >= _NEW_AUDIO * self._rate

@@ -1,5 +1,7 @@
 """The routes that take no recording: models, health, metrics."""
 
+from pathlib import Path
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -14,7 +16,8 @@ router = APIRouter()
 @router.get("/v1/models", summary="List the models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
     """Return the names that `model` may have; `whisper-1`, an alias of the first, is not listed."""
-    return ModelList(data=_models(request.app.state.settings))
+    settings: Settings = request.app.state.settings
+    return ModelList(data=[_model(*item) for item in settings.models.items()])
 
 
 @router.get(
@@ -26,23 +29,19 @@ async def list_models(request: Request) -> ModelList:
 async def show_model(request: Request, model: str) -> Model:
     """Return one of those that GET /v1/models lists."""
     settings: Settings = request.app.state.settings
-    for each in _models(settings):
-        if each.id == model:
-            return each
-    raise unknown_model(model, settings.models)
+    if model not in settings.models:
+        raise unknown_model(model, settings.models)
+    return _model(model, settings.models[model])
 
 
-def _models(settings: Settings) -> list[Model]:
-    return [
-        Model(id=name, created=int(folder.stat().st_mtime))
-        for name, folder in settings.models.items()
-    ]
+def _model(name: str, folder: Path) -> Model:
+    return Model(id=name, created=int(folder.stat().st_mtime))
 
 
 @router.get("/health", include_in_schema=False)
 @router.get("/health/live", summary="Tell whether the service answers", tags=["operation"])
 async def live() -> Health:
-    """Return always, as long as there is a service."""
+    """Return ok while the process answers."""
     return Health()
 
 

@@ -5,7 +5,7 @@ from math import log
 
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Transcript
-from asr.transcription.writers import cues, words
+from asr.transcription.writers import as_srt, as_vtt, words
 from serve.engine.messages import Done
 from serve.routes import schemas
 from serve.routes.schemas import TranscriptionForm
@@ -54,6 +54,8 @@ def native(done: Done, model: str) -> schemas.NativeDone:
         score=transcript.score,
         ended="length" if "length" in spoken else "eos" if spoken else "no_speech",
         segments=[timed(segment) for segment in transcript.segments],
+        srt=as_srt(transcript),
+        vtt=as_vtt(transcript),
         warnings=list(transcript.warnings),
         timing=schemas.Timing(
             wait_seconds=done.wait_seconds,
@@ -64,10 +66,8 @@ def native(done: Done, model: str) -> schemas.NativeDone:
 
 
 def timed(segment: Segment) -> schemas.TimedSegment:
-    """Return a segment with its words and subtitles."""
-    return schemas.TimedSegment(
-        **vars(segment), words=tuple(words(segment)), cues=tuple(cues([segment]))
-    )
+    """Return a segment with its words."""
+    return schemas.TimedSegment(**vars(segment), words=tuple(words(segment)))
 
 
 def _segment(index: int, segment: Segment) -> schemas.VerboseSegment:

@@ -9,7 +9,7 @@ from starlette.datastructures import UploadFile as Part
 
 from asr.decoding.hypothesis import Ended
 from asr.transcription.transcript import Segment
-from asr.transcription.writers import Cue, Word
+from asr.transcription.writers import Word
 
 ResponseFormat = Literal["json", "text", "srt", "vtt", "verbose_json"]
 Granularity = Literal["word", "segment"]
@@ -164,10 +164,9 @@ class Timing(BaseModel):
 
 @dataclass(frozen=True)
 class TimedSegment(Segment):
-    """A segment with its words and subtitles."""
+    """A segment with its words."""
 
     words: tuple[Word, ...] = ()
-    cues: tuple[Cue, ...] = ()
 
 
 class NativeTranscription(BaseModel):
@@ -175,7 +174,8 @@ class NativeTranscription(BaseModel):
 
     `ended` tells why the text ends: `eos`, the model ended it; `length`, no more tokens fit into
     the audio; `no_speech`, there was none. The segment of a short recording has its n best
-    hypotheses; a token's confidence is its probability among its alternatives.
+    hypotheses; a token's confidence is its probability among its alternatives. `srt` and `vtt` are
+    the subtitles in these formats.
     """
 
     model: str
@@ -184,6 +184,8 @@ class NativeTranscription(BaseModel):
     score: float
     ended: Ended
     segments: list[TimedSegment]
+    srt: str
+    vtt: str
     warnings: list[str]
     timing: Timing
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -22,11 +23,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import asr
+from asr.evaluation.tune import write_weights
 from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from serve.routes.live_session import Session
-from tests.helpers import RATE, Service, changed, refused, running, say, stopped, wait_for
+from tests.helpers import RATE, TONES, Service, changed, refused, running, say, stopped, wait_for
 
 START = {"sample_rate": RATE, "model": "tiny"}
 
@@ -98,7 +100,11 @@ def test_segments_have_the_text_of_the_library(trained_service, library):
         *received, end = answers(socket)
         assert socket.close_code == 1000
     texts = [m["segment"]["text"] for m in received if m["type"] == "final"]
-    assert end == {"type": "end", "duration": 26.0, "text": normalize_text(" ".join(texts))}
+    assert (end["type"], end["duration"]) == ("end", 26.0)
+    assert end["text"] == normalize_text(" ".join(texts))
+    shown = [line for line in end["srt"].splitlines() if line[:1] in TONES]
+    assert "".join(shown) == "".join(texts).replace(" ", "")
+    assert end["vtt"].startswith("WEBVTT\n\n00:00:0")
     finals = [message["segment"] for message in received if message["type"] == "final"]
     assert len(finals) > 2 and (finals[0]["start"], finals[-1]["end"]) == (0, 26)
     assert all(a["end"] == b["start"] for a, b in pairwise(finals))
@@ -131,6 +137,24 @@ def test_partial_texts_grow_while_one_speaks(trained_service, library):
     assert final["segment"]["nbest"][0]["text"] == final["segment"]["text"]
 
 
+def test_partial_texts_come_without_the_bundle_s_language_model(trained_bundle, library, tmp_path):
+    arpa = tmp_path / "tones.arpa"
+    words = [f"-0.8 {word}" for word in ("</s>", "<unk>", *TONES)]
+    head = ["\\data\\", f"ngram 1={len(words) + 1}", "", "\\1-grams:", "-99 <s>"]
+    arpa.write_text("\n".join([*head, *words, "", "\\end\\", ""]), "utf-8")
+    tuned = shutil.copytree(trained_bundle, tmp_path / "tuned")
+    write_weights(tuned, library.config.decoding.changed({"lm": arpa, "lm_weight": 0.1}))
+    audio = recording(2, seed=50)
+    with running(tuned) as service, session(service) as socket:
+        socket.send(audio)
+        partial = json.loads(socket.recv(timeout=60))
+        socket.send('{"type": "end"}')
+        *_, final, _ = answers(socket)
+        assert service.metric("asr_engine_restarts_total") == 0
+    assert partial["text"] == recognized(library, audio, method="ctc_greedy")
+    assert final["type"] == "final" and final["segment"]["text"]
+
+
 @pytest.mark.parametrize("rate", [16000, 44100, 48000])
 def test_any_rate_will_do(trained_service, library, rate):
     wave, spoken = say(5, 7)
@@ -148,7 +172,8 @@ def test_silence_and_nothing_have_no_text(trained_service):
     assert (final["segment"]["text"], final["segment"]["ended"]) == ("", "no_speech")
     with session(trained_service) as socket:
         speak(socket, b"")
-        assert answers(socket) == [{"type": "end", "duration": 0.0, "text": ""}]
+        end = {"type": "end", "duration": 0.0, "text": "", "srt": "", "vtt": "WEBVTT\n\n"}
+        assert answers(socket) == [end]
 
 
 # --- clients that misbehave ---------------------------------------------------------------------

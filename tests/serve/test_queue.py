@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asr.decoding.request import Request
 from asr.errors import AudioError
-from asr.transcription.chunks import ChunkedRecording
+from asr.transcription.recognizer import result_of
 from asr.transcription.transcript import Segment
 from serve.engine.messages import Cancel, Done, Failed, Transcribe
 from serve.engine.process import Engine
@@ -188,14 +188,12 @@ def test_what_a_failed_batch_held_is_free_before_its_chunks_are_tried_alone(
 def test_an_error_that_is_found_while_a_partial_text_is_made_harms_no_other(
     library, monkeypatch
 ) -> None:
-    result = ChunkedRecording.result
-
     def late(recording):
         if recording.recording.seconds == 0.5:
             recording.error = AudioError("it breaks off")
-        return result(recording)
+        return result_of(recording)
 
-    monkeypatch.setattr(ChunkedRecording, "result", late)
+    monkeypatch.setattr("serve.engine.process.result_of", late)
     with engine(library) as pipe:
         for i, seconds in enumerate((0.5, 0.6)):
             pipe.send(transcribe(i, encode_audio(beeps(i, seconds)), partials=True))

@@ -167,7 +167,7 @@ def test_the_native_route_returns_all_that_is_known(service, library, long_recor
     assert segment["tokens"] and found["timing"]["decode_seconds"] > 0
     assert normalize_text("".join(word["text"] for word in segment["words"])) == expected.text
     assert min(word["confidence"] for word in segment["words"]) == min(segment["confidences"])
-    assert "".join(cue["text"] for cue in segment["cues"]) == expected.text
+    assert (found["srt"], found["vtt"]) == (as_srt(expected), as_vtt(expected))
     assert found["timing"]["real_time_factor"] == pytest.approx(
         found["timing"]["decode_seconds"] / found["duration"]
     )
@@ -184,7 +184,9 @@ def test_the_native_route_streams(service, library, long_recording):
     events = [json.loads(line[6:]) for line in reply.text.split("\n\n") if line]
     *deltas, done = events
     assert "".join(d["delta"] for d in deltas) == expected.text == done["text"]
-    assert deltas[-1]["progress"] == 1 and done["type"] == "transcript.done"
+    progress = [delta["progress"] for delta in deltas]
+    assert progress == sorted(progress) and progress[-1] == 1
+    assert done["type"] == "transcript.done" and done["srt"] == as_srt(expected)
     assert len(done["segments"]) == 2 and done["timing"]["decode_seconds"] > 0
 
 
