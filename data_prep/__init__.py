@@ -1,1 +1,1 @@
-"""Corpora on disk to lhotse cuts: each a file like `aishell1.py` and a verb in `asr/cli/prepare.py`."""
+"""Corpora on disk to lhotse cuts: a file each, and a verb in `asr/cli/prepare.py`."""
