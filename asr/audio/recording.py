@@ -18,6 +18,7 @@ import soundfile
 import soxr
 
 from asr.errors import AudioError
+from asr.runtime.files import open_regular
 
 _BLOCK = 16384
 _RATES = range(1_000, 384_001)
@@ -208,7 +209,7 @@ def _binary(source: str | Path | BinaryIO, label: str) -> AbstractContextManager
     if not isinstance(source, str | Path):
         return nullcontext(source)
     try:
-        return Path(source).open("rb")
+        return open_regular(Path(source))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise AudioError(f"{label} cannot be opened ({reason}): check the path") from error

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from asr.cli.options import app, err
+from asr.cli.options import app, err, note, on_one_line
 from asr.errors import AsrError, is_out_of_memory
 
 __all__ = ["app", "main"]
@@ -27,6 +27,14 @@ def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         print(f"lrt-asr {metadata.version('lrt-asr')}")
         raise typer.Exit
+
+
+class _Escaping(logging.Formatter):
+    """Messages hold names of files and texts of strangers."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return a line that a terminal shows and does not obey."""
+        return on_one_line(super().formatMessage(record))
 
 
 @app.callback()
@@ -51,36 +59,47 @@ def main() -> None:
     handler: logging.Handler = logging.StreamHandler()
     if err.is_terminal:
         handler = RichHandler(console=err, show_time=debug, show_level=debug, show_path=debug)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    handler.setFormatter(_Escaping("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for package in ("asr", "data_prep"):
         logging.getLogger(package).setLevel(logging.DEBUG if debug else logging.INFO)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a full disk is reported, and not at Python's end
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
-    except (AsrError, OSError, MemoryError, RuntimeError) as error:
+    except (AsrError, OSError, MemoryError, RuntimeError, ImportError) as error:
         sentence = _sentence(error)
         if debug or sentence is None:
             raise
+        if isinstance(error, OSError):
+            _discard_output()
         _fail(sentence, error.exit_code if isinstance(error, AsrError) else 1)
 
 
 def _fail(sentence: str, code: int) -> None:
-    err.print(f"asr: {sentence}", markup=False, highlight=False, soft_wrap=True)
+    note(f"asr: {sentence}")
     sys.exit(code)
+
+
+def _discard_output() -> None:
+    """Drop what standard output still holds, which cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _sentence(error: Exception) -> str | None:
     """Return what to tell the user; None if the error is a bug."""
     if isinstance(error, AsrError):
         return str(error)
+    if is_out_of_memory(error):
+        return "out of memory: use a smaller --beam, or end other programs on the device"
     if isinstance(error, FileExistsError | NotADirectoryError):
         return f"{error.filename}: a file is in the way: give another path, or move it"
     if isinstance(error, OSError):
         return f"{error.filename or 'disk'}: {error.strerror or error}"
-    if is_out_of_memory(error):
-        return "out of memory: use a smaller --beam, or end other programs on the device"
     return None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from asr.cli.options import Device, app, err, progress
+from asr.cli.options import Device, app, note, progress, show
 from asr.errors import ConfigError
 
 bench_app = typer.Typer(help="Measure what models cost.", no_args_is_help=True)
@@ -54,13 +54,13 @@ def efficiency(
     runs = runs or (2 if quick else 30)
     cases = list(grid(_kinds(kinds), all_lengths, all_ranks, runs, device_name(chosen)))
     n_done = itertools.count(1)
-    with progress("measuring", len(cases)) as show:
+    with progress("measuring", len(cases)) as on_progress:
         try:
-            rows = study(cases, chosen, out_dir, memory, lambda _: show(next(n_done)))
+            rows = study(cases, chosen, out_dir, memory, lambda _: on_progress(next(n_done)))
         except KeyboardInterrupt:
-            err.print("interrupted; the same command continues where it stopped")
+            note("interrupted; the same command continues where it stopped")
             sys.exit(130)
-    print(write_results(rows, out_dir))
+    show(write_results(rows, out_dir))
 
 
 def _kinds(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 from tabulate import tabulate
 
 from asr.cli import options
-from asr.cli.options import Beam, Bundle, Device, Format, Int8, Lm, LmWeight, Method, app
+from asr.cli.options import Beam, Bundle, Device, Format, Int8, Lm, LmWeight, Method, app, show
 
 if TYPE_CHECKING:
     from asr.evaluation.evaluate import UtteranceErrors
@@ -41,23 +41,23 @@ def evaluate(
     changes = options.decoding_changes(beam, method, lm, lm_weight)
     decoding = recognizer.config.decoding.changed(changes)
     chosen, utterances, n_done = load_cuts(cuts), list["UtteranceErrors"](), 0
-    with options.progress("evaluating", len(chosen)) as show:
+    with options.progress("evaluating", len(chosen)) as on_progress:
 
         def on_group(size: int, found: list["UtteranceErrors"]) -> None:
             nonlocal n_done
             n_done += size
-            show(n_done)
+            on_progress(n_done)
             utterances.extend(found)
 
         result = run(recognizer, chosen, decoding, worst, on_group)
-    if out_file:
-        write_hypotheses(out_file, utterances)
     if format == "json":
-        print(result.model_dump_json(indent=2))
+        show(result.model_dump_json(indent=2))
     else:
-        print(f"{cuts}: {result}")
+        show(f"{cuts}: {result}")
         for utterance in result.worst:
-            print(f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}")
+            show(f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}")
+    if out_file:  # after the result is shown, for the disk may be full
+        write_hypotheses(out_file, utterances)
     write_evaluation(bundle, cuts, result)
 
 
@@ -82,14 +82,16 @@ def tune(
     changes = options.decoding_changes(beam, method, lm)
     decoding = recognizer.config.decoding.model_copy(update=changes)
     n_tried = itertools.count(1)
-    with options.progress("tuning") as show:
-        trials = run(recognizer, load_cuts(cuts), decoding, limit, lambda _: show(next(n_tried)))
+    with options.progress("tuning") as on_progress:
+        trials = run(
+            recognizer, load_cuts(cuts), decoding, limit, lambda _: on_progress(next(n_tried))
+        )
     names = ("ctc_weight", "lm_weight", "gamma")
     rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
-    print(f"{cuts}: best first\n\n{tabulate(rows, [*names, 'CER'])}")
+    show(f"{cuts}: best first\n\n{tabulate(rows, [*names, 'CER'])}")
     if write:
         write_weights(bundle, trials[0].decoding)
-        print(f"written: {bundle / 'config.yaml'}")
+        show(f"written: {bundle / 'config.yaml'}")
 
 
 @app.command()
@@ -112,7 +114,7 @@ def report(
     if out_file:
         write_text(out_file, text)
     else:
-        print(text, end="")
+        show(text.removesuffix("\n"))
 
 
 @app.command()
@@ -126,6 +128,6 @@ def score(
 
     counts = score_files(references, hypotheses)
     if format == "json":
-        print(json.dumps({"cer": counts.rate, **vars(counts)}, indent=2))
+        show(json.dumps({"cer": counts.rate, **vars(counts)}, indent=2))
     else:
-        print(counts)
+        show(str(counts))

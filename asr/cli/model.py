@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from tabulate import tabulate
 
-from asr.cli.options import Bundle, Format, Overrides, app, err
+from asr.cli.options import Bundle, Format, Overrides, app, err, note, show
 
 if TYPE_CHECKING:
     from asr.compression.compress import Report
@@ -28,14 +28,14 @@ def info(
     facts = describe(load(source, overrides), source if source.is_dir() else None)
     if facts["missing"]:
         names = ", ".join(facts["missing"])
-        err.print(f"not counted: {names}, since tokenizer.vocab_size is not set", soft_wrap=True)
+        note(f"not counted: {names}, since tokenizer.vocab_size is not set")
     if format == "json":
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        show(json.dumps(facts, indent=2, ensure_ascii=False))
         return
     rows = {**facts["parts"], f"total ({facts['parameters'] / 1e6:.2f} M)": facts["parameters"]}
-    print(tabulate(rows.items(), ["part", "parameters"], intfmt=","))
+    show(tabulate(rows.items(), ["part", "parameters"], intfmt=","))
     if evaluation := facts.get("evaluation"):
-        print(f"CER {evaluation['cer']:.2%} on {evaluation['cuts']}")
+        show(f"CER {evaluation['cer']:.2%} on {evaluation['cuts']}")
 
 
 @app.command()
@@ -50,9 +50,9 @@ def export(
     from asr.export.export import export as run
 
     loaded = Loaded.load(bundle)
-    with err.status(f"tracing, writing and checking {out_dir}"):
+    with err.status("tracing, writing and checking"):
         difference = run(loaded, kind, out_dir)
-    print(f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})")
+    show(f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})")
 
 
 @app.command()
@@ -85,7 +85,7 @@ def compress(
         bundle, out_dir, method, rank=rank, energy=energy, modules=modules or ["*"], cuts=cuts
     )
     if format == "json":
-        print(json.dumps(report.as_dict(), indent=2))
+        show(json.dumps(report.as_dict(), indent=2))
     else:
         _show_compressed(report)
 
@@ -97,6 +97,6 @@ def _show_compressed(report: "Report") -> None:
          layer.before]
         for layer in report.layers
     ]  # fmt: skip
-    print(tabulate(rows, head, intfmt=",") + "\n")
+    show(tabulate(rows, head, intfmt=",") + "\n")
     for name, value in report.facts().items():
-        print(f"{name}: {value}")
+        show(f"{name}: {value}")

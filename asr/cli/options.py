@@ -1,5 +1,7 @@
 """What the verbs share: the program, its consoles, options that several take, progress."""
 
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +17,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-out, err = Console(), Console(stderr=True)
+err = Console(stderr=True)
 _LINE_SECONDS = 30.0  # between lines of progress where there is no terminal
+# What a terminal obeys or hides instead of showing: control characters but tab and newline, the
+# marks of bidirectional text, halves of surrogate pairs.
+_UNSHOWN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Int8 = Annotated[
@@ -71,5 +78,20 @@ def progress(
 
 
 def note(text: str) -> None:
-    """Print a line on standard error as it is, without markup."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line on standard error, without markup."""
+    err.print(on_one_line(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def show(text: str) -> None:
+    """Print results on standard output: as they are, but escaped on a terminal."""
+    print(escaped(text) if sys.stdout.isatty() else text, flush=True)
+
+
+def escaped(text: str) -> str:
+    """Return a text that a terminal shows and does not obey."""
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def on_one_line(text: str) -> str:
+    """Return an escaped text whose newlines and tabs are escaped too."""
+    return escaped(text).translate({ord(c): repr(c)[1:-1] for c in "\t\n"})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from tabulate import tabulate
 
-from asr.cli.options import Jobs, app
+from asr.cli.options import Jobs, app, show
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
@@ -53,9 +53,9 @@ def _show_report(report: "Report", folder: Path) -> None:
         (name, s.utterances, s.speakers, s.hours, s.characters, _reasons(s.left_out) or "-")
         for name, s in report.splits.items()
     ]
-    print(tabulate(rows, head, intfmt=",", floatfmt=".2f"))
+    show(tabulate(rows, head, intfmt=",", floatfmt=".2f"))
     if reasons := _reasons(report.left_out):
-        print(f"left out: {reasons}; listed in {folder / 'left_out.tsv'}")
+        show(f"left out: {reasons}; listed in {folder / 'left_out.tsv'}")
 
 
 def _reasons(left_out: dict[str, int]) -> str:

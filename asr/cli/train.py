@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from asr.cli.options import Bundle, Device, Overrides, app, err, out
+from asr.cli.options import Bundle, Device, Overrides, app, note, show
 
 Resume = Annotated[bool, typer.Option(help="Continue the run that --out holds.")]
 
@@ -36,7 +36,7 @@ def train(
     with _resumable(f"train {recipe}{changes} --out {out_dir}"):
         run(config, out_dir, resume, device)
     if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes prints
-        out.print(f"{out_dir}", highlight=False)
+        show(f"{out_dir}")
 
 
 @app.command()
@@ -60,7 +60,7 @@ def train_lm(
     files = "".join(f" {path}" for path in texts or [])
     with _resumable(f"train-lm {bundle}{files} --epochs {epochs} --out {out_dir}"):
         run(Loaded.load(bundle), texts or [], out_dir, epochs, resume, choose_device(device))
-    out.print(f"{out_dir}", highlight=False)
+    show(f"{out_dir}")
 
 
 @contextmanager
@@ -69,5 +69,5 @@ def _resumable(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        err.print(f"interrupted; continue with: asr {command} --resume", soft_wrap=True)
+        note(f"interrupted; continue with: asr {command} --resume")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))

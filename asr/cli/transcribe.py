@@ -18,6 +18,7 @@ from asr.cli.options import (
     decoding_changes,
     note,
     progress,
+    show,
 )
 from asr.errors import AudioError, ConfigError
 
@@ -48,6 +49,7 @@ Server = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Send the recordings to a service (OpenAI's API)."),
 ]
+_ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 Model = Annotated[str | None, typer.Option(help="The server's model, if it has several.")]
 
 
@@ -78,7 +80,9 @@ def transcribe(
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
-    todo = [task for task in tasks if overwrite or not (task.out and task.out.is_file())]
+    if out_dir:
+        out_dir.mkdir(parents=True, exist_ok=True)  # a mistaken path is reported before the work
+    todo = [task for task in tasks if overwrite or not task.is_done]
     skipped = len(tasks) - len(todo)
     with progress("transcribing", len(tasks), skipped) as on_progress:
         if server:
@@ -131,10 +135,11 @@ def _check_options(
 
 
 def _show_transcript(name: str, text: str, format: str, alone: bool) -> None:
+    """Print a transcript; of several in txt, each is a line, whatever its name and text hold."""
     if format == "json":
         # JSON is UTF-8: other names are escaped, and json.loads restores them.
         line = {"file": name, **json.loads(text)}
-        text = json.dumps(line, ensure_ascii=not name.isprintable()) + "\n"
+        text = json.dumps(line, ensure_ascii=not name.isprintable())
     elif not alone:
-        text = f"{name}\t{text}"
-    print(text, end="", flush=True)
+        text = f"{name.translate(_ESCAPES)}\t{' '.join(text.splitlines())}"
+    show(text.removesuffix("\n"))

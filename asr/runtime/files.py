@@ -1,11 +1,13 @@
 """Files: written whole or not at all, and read with their types."""
 
 import csv
+import errno
 import io
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -26,6 +28,15 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a plain file for reading. Raises OSError for others: opening a pipe could never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ESPIPE, "not a plain file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def write_text(path: Path, text: str) -> None:

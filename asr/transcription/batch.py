@@ -13,9 +13,8 @@ import torch
 from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
-from asr.runtime.files import write_text
 from asr.runtime.processes import end_with_parent
-from asr.transcription.jobs import Task
+from asr.transcription.jobs import Task, write_transcript
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
@@ -78,7 +77,7 @@ def _shares(tasks: list[Task]) -> Iterator[list[Task]]:
     n_bytes = 0
     for task in tasks:
         share.append(task)
-        n_bytes += task.recording.stat().st_size if task.recording.is_file() else 0
+        n_bytes += task.n_bytes
         if n_bytes >= _SHARE_BYTES or len(share) == _SHARE_FILES:
             yield share
             share, n_bytes = [], 0
@@ -95,9 +94,10 @@ def _transcribe(
     options = recognizer.config.decoding.changed(changes)
     found = recognizer.transcribe_all((task.recording for task in tasks), options, on_progress)
     for task, result in zip(tasks, found, strict=True):
+        failure = None
         if task.out and isinstance(result, Transcript):
-            write_text(task.out, FORMATS[task.out.suffix[1:]](result))
-        yield task, result
+            failure = write_transcript(task, FORMATS[task.out.suffix[1:]](result))
+        yield task, failure or result
 
 
 _recognizer: Recognizer  # of a process of the pool

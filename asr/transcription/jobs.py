@@ -1,11 +1,19 @@
 """The recordings of a job, and the files for their transcripts."""
 
+import errno
+from collections.abc import Iterable
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
-from asr.errors import ConfigError, DataError
+from asr.errors import AsrError, AudioError, ConfigError, DataError
+from asr.runtime.files import write_text
 
+# Why a file's own name cannot be written; any other reason ends the job.
+_OF_NAME = {
+    errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOTDIR,
+}  # fmt: skip
 SUFFIXES = {".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff"}
 
 
@@ -16,13 +24,47 @@ class Task:
     recording: Path
     out: Path | None
 
+    @property
+    def is_done(self) -> bool:
+        """Return whether the transcript's file exists."""
+        return self.out is not None and S_ISREG(_mode(self.out))
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the size of the recording; 0 if it cannot be read."""
+        try:
+            return self.recording.stat().st_size
+        except OSError:
+            return 0
+
+
+def write_transcript(task: Task, text: str) -> AudioError | None:
+    """Write a transcript's file, if there is one; return why its name is impossible.
+
+    Raises AsrError where no file at all can be written, as on a full disk.
+    """
+    if task.out is None:
+        return None
+    try:
+        write_text(task.out, text)
+    except (AsrError, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _OF_NAME:
+            raise
+        reason = (cause.strerror or str(cause)).lower()
+        return AudioError(
+            f"{task.recording}: its transcript {task.out} cannot be written ({reason}): rename it"
+        )
+    return None
+
 
 def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[Task]:
     """Return the recordings of files, folders (with subfolders) and globs, each once.
 
     A transcript's path in `out_dir` is its recording's in the given folder, or in the part of the
-    glob without wildcards. Raises DataError where a folder or a glob has no recording, ConfigError
-    where two recordings would be written to one file.
+    glob without wildcards. What is no plain file, as a link to nowhere, is listed too, for its
+    error is reported with the results. Raises DataError where a folder or a glob has no recording,
+    ConfigError for an empty argument or where two recordings would be written to one file.
     """
     paths: dict[Path, Path] = {}
     for argument in arguments:
@@ -42,19 +84,36 @@ def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[
 
 def _found(argument: str) -> list[tuple[Path, Path]]:
     """Return the recordings of an argument, and their paths relative to it."""
+    if not argument:
+        raise ConfigError("an empty argument stands for no recording: give files or folders")
     path = Path(argument)
-    if path.is_dir():
-        below = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if S_ISDIR(_mode(path)):
+        below = _files(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
         if not below:
             raise DataError(
                 f"{argument}: no recording in this folder ({', '.join(sorted(SUFFIXES))}): give "
                 "another"
             )
         return [(p, p.relative_to(path)) for p in below]
-    if has_magic(argument) and not path.exists():
+    if has_magic(argument) and not _mode(path):
         root = next(p for p in path.parents if not has_magic(str(p)))
-        matches = sorted(p for p in root.glob(str(path.relative_to(root))) if p.is_file())
+        try:
+            matches = _files(root.glob(str(path.relative_to(root))))
+        except ValueError as error:
+            raise DataError(f"{argument}: {error}: check the pattern") from error
         if not matches:
             raise DataError(f"{argument}: no file matches: check the pattern")
         return [(p, p.relative_to(root)) for p in matches]
     return [(path, Path(path.name))]
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in paths if not S_ISDIR(_mode(path)))
+
+
+def _mode(path: Path) -> int:
+    """Return the type of what a path leads to, as `stat` has it; 0 if it leads nowhere."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0

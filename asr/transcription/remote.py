@@ -4,28 +4,27 @@ Nothing is decoded here: the service gets the files as they are.
 """
 
 import asyncio
-import json
 import logging
 import os
-import re
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from typing import Any
 
 import httpx
 
 from asr.errors import AsrError, AudioError, ConfigError
-from asr.runtime.files import write_text
-from asr.transcription.jobs import Task
+from asr.runtime.files import open_regular
+from asr.transcription.jobs import Task, write_transcript
+from asr.transcription.reply import Reply, shortened
 
 # The response_format for each of our formats; tsv is made of the subtitles in srt.
 _ASKED = {"txt": "text", "json": "verbose_json", "srt": "srt", "vtt": "vtt", "tsv": "srt"}
-# Seconds that a recording waits for a service that is full or away before the job ends, and
-# seconds that a response may take.
+# Seconds from the first refusal of a recording by a service that is full or away to the end of the
+# job, and seconds that a request and its response may take.
 _PATIENCE, _DECODE = 120.0, 3600.0
+_MAX_REPLY = 2**26  # bytes; an hour of speech is about 3 MB of verbose_json
 
-_CUE = re.compile(r"^(\S+) --> (\S+)\n(.*?)\n\n", re.M | re.S)
 _log = logging.getLogger(__name__)
 
 Result = tuple[Task, str | AudioError]
@@ -79,8 +78,8 @@ async def _results(
             nonlocal n_done
             async with slots:
                 found = await _transcribe(client, task, name, format)
-            if task.out and isinstance(found, str):
-                write_text(task.out, found)
+            if isinstance(found, str):
+                found = write_transcript(task, found) or found
             n_done += 1
             on_progress(n_done)
             return task, found
@@ -102,18 +101,18 @@ async def _results(
 async def _find_model(client: httpx.AsyncClient, model: str | None) -> str:
     """Return the model to ask for, after a request that shows that the service can be reached."""
     try:
-        reply = await client.get("models")
-        names = [str(each["id"]) for each in _accepted(reply, client).json()["data"]]
+        reply = await _exchange(client, "GET", "models")
+        names = [str(each["id"]) for each in _accepted(reply, client).fields["data"]]
     except httpx.RequestError as error:
         raise ConfigError(
             f"{client.base_url} cannot be reached ({error}): is it running, is it http://HOST:PORT?"
         ) from error
     except AudioError as error:  # no recording is at fault yet
         raise AsrError(f"{reply.url}: {error}: try again later") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise _foreign(reply) from error
+    except (LookupError, TypeError) as error:
+        raise reply.foreign() from error
     if model is None and len(names) != 1:
-        known = ", ".join(names) or "no model"
+        known = shortened(", ".join(names)) or "no model"
         raise ConfigError(f"{client.base_url} has {known}: choose by --model NAME")
     return model or names[0]
 
@@ -126,10 +125,10 @@ async def _transcribe(
     # File names are not sent, only the suffix, which some services need.
     name = "recording" + task.recording.suffix.encode("ascii", "ignore").decode()
 
-    async def send() -> httpx.Response:
-        with task.recording.open("rb") as file:
-            return await client.post(
-                "audio/transcriptions", data=fields, files={"file": (name, file)}
+    async def send() -> Reply:
+        with open_regular(task.recording) as file:
+            return await _exchange(
+                client, "POST", "audio/transcriptions", data=fields, files={"file": (name, file)}
             )
 
     try:
@@ -137,97 +136,67 @@ async def _transcribe(
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         return AudioError(f"{task.recording} cannot be opened ({reason}): check the path")
+    except httpx.LocalProtocolError:  # its bytes are not as many as were announced
+        return AudioError(f"{task.recording} changed while it was sent: send it when it is whole")
     except AudioError as error:
         return AudioError(f"{task.recording}: {error}", error.code)
-    return _as_file(reply, format)
+    return reply.as_file(format)
 
 
-async def _patiently(
-    client: httpx.AsyncClient, send: Callable[[], Awaitable[httpx.Response]]
-) -> httpx.Response:
+async def _exchange(client: httpx.AsyncClient, method: str, url: str, **body: Any) -> Reply:
+    """Send a request and return its response.
+
+    Raises ConfigError for a response that is too large, httpx.RequestError for all other failures.
+    """
+    content = bytearray()
+    try:
+        async with asyncio.timeout(_DECODE), client.stream(method, url, **body) as response:
+            async for part in response.aiter_bytes():
+                content += part
+                if len(content) > _MAX_REPLY:
+                    raise ConfigError(
+                        f"{response.url} answers with more than {_MAX_REPLY >> 20} MiB: check "
+                        "--server"
+                    )
+    except TimeoutError:
+        raise httpx.ReadTimeout(f"no whole response in {_DECODE:g} seconds") from None
+    return Reply(response.status_code, str(response.url), response.headers, bytes(content))
+
+
+async def _patiently(client: httpx.AsyncClient, send: Callable[[], Awaitable[Reply]]) -> Reply:
     """Return the reply of a service that may be full or restarting. Raises AsrError in the end."""
-    waited, pause = 0.0, 1.0
+    end, pause = float("inf"), 1.0
     while True:
         try:
             reply = await send()
-            if reply.status_code not in (429, 503):
+            if reply.status not in (429, 503):
                 return reply
-            reason, wanted = _reason(reply), _retry_after(reply)
+            reason, delay = reply.reason, max(pause, reply.retry_after)
+        except httpx.LocalProtocolError:
+            raise
         except httpx.RequestError as error:
-            reason, wanted = str(error) or type(error).__name__, None
-        delay = pause if wanted is None else wanted
-        if waited + delay > _PATIENCE:
+            reason, delay = str(error) or type(error).__name__, pause
+        end = min(end, time.monotonic() + _PATIENCE)
+        if time.monotonic() + delay > end:
             raise AsrError(
                 f"{client.base_url} does not accept more work ({reason}): try again later, "
                 "recordings that --out holds are not sent again"
             )
         _log.debug("%s: %s; again in %g s", client.base_url, reason, delay)
         await asyncio.sleep(delay)
-        waited, pause = waited + delay, 2 * pause
+        pause *= 2
 
 
-def _retry_after(reply: httpx.Response) -> float | None:
-    """Return the seconds of Retry-After; None where it is missing or invalid."""
-    value = reply.headers.get("retry-after", "")
-    if value.isdecimal():
-        return float(value)
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (TypeError, ValueError):  # TypeError: a date without a time zone
-        return None
-
-
-def _accepted(reply: httpx.Response, client: httpx.AsyncClient) -> httpx.Response:
+def _accepted(reply: Reply, client: httpx.AsyncClient) -> Reply:
     """Return a successful reply. Raises ConfigError, or AudioError if a recording is at fault."""
-    status, error, reason = reply.status_code, _error(reply), _reason(reply)
+    status, error, reason = reply.status, reply.error, reply.reason
     if status in (401, 403):
         raise ConfigError(f"{client.base_url}: {reason}: set ASR_API_KEY to a valid key")
     if status >= 500 or status in (413, 415) or error.get("param") == "file":
-        raise AudioError(reason, error.get("code") or "unreadable_audio")
-    if not reply.is_success:
+        raise AudioError(reason, str(error.get("code") or "unreadable_audio"))
+    if status in range(300, 400):
+        address = shortened(reply.headers.get("location", "nowhere"))
+        raise ConfigError(f"{reply.url} leads to {address}: give --server the final address")
+    if status not in range(200, 300):
         raise ConfigError(f"{client.base_url}: {reason}")
     return reply
-
-
-def _reason(reply: httpx.Response) -> str:
-    """Return why a request failed, in the service's words."""
-    return _error(reply).get("message") or f"answered {reply.status_code} {reply.reason_phrase}"
-
-
-def _error(reply: httpx.Response) -> dict[str, str]:
-    """Return the error of a reply in OpenAI's shape; empty where there is none."""
-    try:
-        error = reply.json()["error"]
-    except (ValueError, LookupError, TypeError):
-        return {}
-    return error if isinstance(error, dict) else {"message": str(error)}
-
-
-def _foreign(reply: httpx.Response) -> ConfigError:
-    kind = reply.headers.get("content-type", "an unknown type")
-    return ConfigError(f"{reply.url} answered in {kind}, not in OpenAI's shape: check --server")
-
-
-def _as_file(reply: httpx.Response, format: str) -> str:
-    """Return a reply as a file of the format, as `asr.transcription.writers` writes it."""
-    if format == "json":
-        try:
-            return json.dumps(reply.json(), ensure_ascii=False) + "\n"
-        except ValueError as error:
-            raise _foreign(reply) from error
-    if format == "txt":
-        return reply.text.rstrip("\n") + "\n"
-    return _as_tsv(reply.text) if format == "tsv" else reply.text
-
-
-def _as_tsv(srt: str) -> str:
-    rows = [
-        f"{_milliseconds(start)}\t{_milliseconds(end)}\t{' '.join(text.splitlines())}\n"
-        for start, end, text in _CUE.findall(srt)
-    ]
-    return "".join(["start\tend\ttext\n", *rows])
-
-
-def _milliseconds(clock: str) -> int:
-    hours, minutes, seconds = clock.split(":")
-    return (int(hours) * 60 + int(minutes)) * 60_000 + int(seconds.replace(",", ""))
