@@ -3,13 +3,16 @@
 A target is made in the process that fuzzes it, with a folder of its own for files.
 """
 
+import asyncio
 import gzip
 import io
 import json
 import shutil
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import httpx
 import numpy as np
@@ -21,10 +24,12 @@ from asr.audio.recording import Recording as Sound
 from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, text_of
+from asr.errors import AsrError
 from asr.evaluation.cer import score_files
 from asr.lm.ngram import NGram
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from asr.transcription import remote
+from asr.transcription.reply import Reply
 from data_prep import aishell1, hkust
 from data_prep.probe import probe
 from tests.attacks.fuzz.service import form, live
@@ -236,25 +241,29 @@ def arpa(folder: Path) -> Target:
 
 def reply(_folder: Path) -> Target:
     """Replies of other services: the status, a Retry-After, and after a line of -- the body."""
-    client = httpx.AsyncClient(base_url="http://localhost/v1/", verify=False)
-    request = httpx.Request("POST", "http://localhost/v1/audio/transcriptions")
+    loop, url = asyncio.new_event_loop(), "http://localhost/v1/"
 
     def run(data: bytes) -> None:
         head, _, body = data.partition(b"\n--\n")
         status, _, after = head.partition(b" ")
         code = int(status) if status.isdigit() and len(status) == 3 else 200
-        headers = [(b"retry-after", after.replace(b"\n", b"")), (b"content-type", b"text/plain")]
-        received = httpx.Response(code, headers=headers, content=body, request=request)
-        remote._retry_after(received)
+        headers = [(b"retry-after", after), (b"location", after), (b"content-type", b"text/plain")]
+        received = Reply(code, url, httpx.Headers(headers), body)
+        received.retry_after + 1
+        with patch.object(remote, "_exchange", AsyncMock(return_value=received)):
+            with suppress(AsrError):
+                loop.run_until_complete(remote._find_model(client, None))
         remote._accepted(received, client)
-        for format in ("json", "txt", "srt", "tsv"):
-            remote._as_file(received, format)
+        for format in ("txt", "srt", "tsv", "json"):
+            received.as_file(format).encode()
 
+    client = httpx.AsyncClient(base_url=url, verify=False)
     cues = "1\n00:00:00,120 --> 00:00:01,480\n今天\n\n2\n00:00:02,000 --> 00:00:03,000\n天气\n\n"
     error = b'429 3\n--\n{"error": {"message": "m", "type": "t", "param": "file", "code": "c"}}'
     verbose = '200 \n--\n{"text": "今", "segments": [{"start": 0.1, "end": 1e3, "text": "今"}]}'
     date = b"503 Wed, 21 Oct 2099 07:28:00 GMT\n--\nbusy"
-    seeds = [b"200 \n--\n" + cues.encode(), error, verbose.encode(), date]
+    models = b'200 \n--\n{"object": "list", "data": [{"id": "a", "object": "model"}]}'
+    seeds = [b"200 \n--\n" + cues.encode(), error, verbose.encode(), date, models]
     tokens = [b" --> ", b"00:00", b"\n\n", b"200 ", b"413 ", b"503 ", b'{"error": ', b"GMT", b"[[["]
     return Target(seeds, run, tokens)
 
