@@ -59,10 +59,11 @@ def fuzz(name: str, seed: int, seconds: float, count: int, replay: bool, slot: S
     """Run one target until its time or its number of inputs is over; the child's own part."""
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGPROF, _on_alarm)
+    parent = os.getppid()
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
         target = TARGETS[name](Path(folder))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        _silence()
         mapped = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * 4096
         resource.setrlimit(resource.RLIMIT_AS, (mapped + 2**31, mapped + 2**31))
         known = [path.read_bytes() for path in sorted((SEEDS / name).glob("*"))] if replay else []
@@ -74,10 +75,17 @@ def fuzz(name: str, seed: int, seconds: float, count: int, replay: bool, slot: S
                 if (key := reason.splitlines()[0]) not in found:
                     _store(name, data, reason)
                 found.add(key)
-            if time.process_time() > end:
+            if time.process_time() > end or os.getppid() != parent:
                 break
     sys.stdout.flush()
     os._exit(bool(found))
+
+
+def _silence() -> None:
+    """Drop what libraries print, some of them on standard output; findings still get there."""
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def _fault(run, allowed, data: bytes) -> str:

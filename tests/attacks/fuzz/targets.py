@@ -250,9 +250,9 @@ def reply(_folder: Path) -> Target:
         headers = [(b"retry-after", after), (b"location", after), (b"content-type", b"text/plain")]
         received = Reply(code, url, httpx.Headers(headers), body)
         received.retry_after + 1
-        with patch.object(remote, "_exchange", AsyncMock(return_value=received)):
-            with suppress(AsrError):
-                loop.run_until_complete(remote._find_model(client, None))
+        answer = AsyncMock(return_value=received)
+        with suppress(AsrError), patch.object(remote, "_exchange", answer):
+            loop.run_until_complete(remote._find_model(client, None))
         remote._accepted(received, client)
         for format in ("txt", "srt", "tsv", "json"):
             received.as_file(format).encode()
