@@ -15,7 +15,8 @@ from serve.logs import configure_logging
 from serve.metrics import Metrics
 from serve.middleware.access import AccessLogMiddleware, ApiKeyMiddleware
 from serve.middleware.limits import BodyLimitMiddleware, ConcurrencyLimitMiddleware, Load
-from serve.routes import live, operations, page, transcriptions
+from serve.middleware.origin import OriginMiddleware
+from serve.routes import document, live, operations, page, transcriptions
 from serve.settings import Settings
 
 
@@ -36,12 +37,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         summary="Speech recognition with the Low-Rank Transformer, in OpenAI's shape.",
         version=version("lrt-asr"),
         lifespan=_lifespan,
+        docs_url=None,  # its scripts come from another host: see serve.routes.document
+        redoc_url=None,
     )
     app.state.settings, app.state.metrics, app.state.n_live = settings, metrics, 0
     app.state.engine, app.state.load = EngineClient(settings, metrics), Load(settings, metrics)
     _add_middleware(app)
     install_handlers(app)
-    for routes in (transcriptions, operations, live, page):
+    for routes in (transcriptions, operations, live, page, document):
         app.include_router(routes.router)
     return app
 
@@ -66,6 +69,7 @@ def _add_middleware(app: FastAPI) -> None:
     MultiPartParser.spool_max_size = settings.max_bytes  # bodies never touch the disk
     app.add_middleware(ConcurrencyLimitMiddleware, load=app.state.load)
     app.add_middleware(ApiKeyMiddleware, settings=settings)
+    app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(BodyLimitMiddleware, load=app.state.load)
     if settings.cors_origins:
         app.add_middleware(

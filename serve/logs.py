@@ -37,8 +37,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Format the records of the service and of uvicorn, unless uvicorn's command did that."""
-    for name in ("serve", "uvicorn"):
+    """Format the records of the service and of uvicorn, unless uvicorn's command did that.
+
+    uvicorn's lines on requests and WebSockets have addresses and query strings: they are dropped.
+    """
+    logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn.error").addFilter(_is_about_no_client)
+    for name in ("serve", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         if not logger.handlers:
             handler = logging.StreamHandler()
@@ -46,3 +51,7 @@ def configure_logging() -> None:
             logger.addHandler(handler)
             logger.setLevel(logging.INFO)
             logger.propagate = False
+
+
+def _is_about_no_client(record: logging.LogRecord) -> bool:
+    return "WebSocket %s" not in str(record.msg)

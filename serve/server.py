@@ -1,8 +1,14 @@
 """`asr serve`: uvicorn, which stops accepting on the first signal and ends when all is answered."""
 
 import asyncio
+import errno
+import logging
+import signal
+import socket
 import time
+from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -10,29 +16,56 @@ from fastapi import FastAPI
 from serve.app import create_app
 from serve.engine.client import EngineClient
 from serve.middleware.limits import Load
+from serve.protocols import HttpProtocol, LiveProtocol, backlog
 from serve.settings import Settings
+
+logger = logging.getLogger("serve.server")
+
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def configure(app: FastAPI, host: str, port: int) -> uvicorn.Config:
+    """Return uvicorn's settings."""
+    return uvicorn.Config(
+        app,
+        host,
+        port,
+        http=HttpProtocol,
+        ws=LiveProtocol,
+        ws_max_size=2**18,
+        ws_per_message_deflate=False,  # speech does not shrink, and bombs would grow
+        backlog=backlog(),
+        # Longer than the minute after which load balancers close idle connections.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=1,
+        log_config=None,
+        access_log=False,
+    )
 
 
 class Server(uvicorn.Server):
-    """The first SIGTERM or SIGINT drains (503 for new requests); the second ends at once."""
+    """The first SIGTERM, SIGINT or SIGHUP drains (503 for what is new); the second ends at once."""
 
     def __init__(self, app: FastAPI, host: str, port: int) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host,
-                port,
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=1,
-                ws_max_size=2**18,
-                # Longer than the minute after which load balancers close idle connections.
-                timeout_keep_alive=75,
-            )
-        )
+        super().__init__(configure(app, host, port))
         self._engine: EngineClient = app.state.engine
         self._load: Load = app.state.load
         self._end = float("inf")
+        self._next_report = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the port, and report what fails in the event loop."""
+        asyncio.get_running_loop().set_exception_handler(self._report)
+        await super().startup(sockets)
+
+    def _report(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """Log an error that has no caller; a lack of descriptors at most once a second."""
+        error: BaseException | None = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _FULL):
+            logger.error("%s", context["message"], exc_info=error)
+        elif time.monotonic() > self._next_report:
+            self._next_report = time.monotonic() + 1
+            logger.error("no connection can be accepted: %s", error.strerror)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain, or end."""
@@ -47,7 +80,8 @@ class Server(uvicorn.Server):
         if self._load.draining and not self.should_exit:
             late = time.monotonic() > self._end
             if late:
-                self._engine.close()  # open requests get a 503
+                self._load.end()  # uploads get a 503
+                self._engine.close()  # and so do other requests
                 await asyncio.sleep(0.1)
             self.should_exit = late or not self._load.n_accepted
         return await super().on_tick(counter)
@@ -55,4 +89,9 @@ class Server(uvicorn.Server):
 
 def run(settings: Settings, host: str, port: int) -> None:
     """Serve until a signal. Raises as `create_app` does, before the port is opened."""
-    Server(create_app(settings), host, port).run()
+    hosts = (*settings.allowed_hosts, host)
+    app = create_app(settings.model_copy(update={"allowed_hosts": hosts}))
+    server = Server(app, host, port)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, server.handle_exit)
+    server.run()

@@ -3,7 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, ValidationError, field_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from asr.errors import ConfigError
@@ -28,6 +37,9 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     int8: bool = Field(False, description="The decoder's larger weights in 8 bits, on a CPU.")
     api_keys: Keys = Field((), description="Bearer keys, one of which a client must send.")
+    allowed_hosts: Words = Field(
+        (), description="Names of this service, beside localhost and addresses; * for all."
+    )
     cors_origins: Words = Field((), description="Web origins that may call; * for all.")
 
     max_bytes: PositiveInt = Field(25 * 2**20, description="Body of a request.")
@@ -42,17 +54,20 @@ class Settings(BaseSettings):
     grace_seconds: PositiveFloat = Field(30.0, description="For open requests after SIGTERM.")
     hang_seconds: PositiveFloat = Field(60.0, description="Without progress: killed, restarted.")
     max_live_sessions: PositiveInt = Field(16, description="Concurrent live sessions.")
-    max_live_seconds: PositiveFloat = Field(3600.0, description="Audio of a live session.")
-    live_idle_seconds: PositiveFloat = Field(30.0, description="Without a message: closed.")
+    max_live_seconds: PositiveFloat = Field(3600.0, description="A live session, its audio.")
+    live_idle_seconds: PositiveFloat = Field(30.0, description="Without audio: closed.")
     batch_seconds: float = Field(80.0, ge=0, description="Audio of a batch; 0: no batches.")
     batch_wait: float = Field(0.01, ge=0, description="Seconds to wait for more chunks.")
 
-    @field_validator("bundles", "api_keys", "cors_origins", mode="before")
+    @field_validator("bundles", "api_keys", "allowed_hosts", "cors_origins", mode="before")
     @classmethod
-    def _split(cls, value: object) -> object:
-        if isinstance(value, str):
-            return [word.strip() for word in value.split(",") if word.strip()]
-        return value
+    def _split(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, str):
+            return value
+        words = [word.strip() for word in value.split(",") if word.strip()]
+        if info.field_name == "api_keys" and not words:
+            raise ValueError("it holds no key: give one, or unset it to serve without keys")
+        return words
 
     @classmethod
     def read(cls, **given: object) -> "Settings":
@@ -60,8 +75,7 @@ class Settings(BaseSettings):
         try:
             return cls(**given)  # type: ignore[arg-type]  # pydantic checks them
         except ValidationError as error:
-            faults = [f"ASR_{str(e['loc'][0]).upper()}: {e['msg'].lower()}" for e in error.errors()]
-            raise ConfigError("; ".join(faults)) from error
+            raise ConfigError("; ".join(map(_sentence, error.errors()))) from error
 
     @property
     def models(self) -> dict[str, Path]:
@@ -82,3 +96,8 @@ class Settings(BaseSettings):
         """Return the model that a client means by a name: the first one for `whisper-1`."""
         names = list(self.models)
         return name if name in names else names[0] if name == DEFAULT_MODEL else None
+
+
+def _sentence(fault: ErrorDetails) -> str:
+    message = fault["msg"].lower().removeprefix("value error, ")
+    return f"ASR_{str(fault['loc'][0]).upper()}: {message}"

@@ -50,6 +50,7 @@ from data_prep import aishell1
 from data_prep.corpus_writer import Utterance, write_corpus
 from serve.app import create_app
 from serve.engine.client import EngineClient
+from serve.server import configure
 from serve.settings import Settings
 
 RATE = 8000
@@ -407,7 +408,7 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
     """The service on a real socket, in a thread of this process."""
     given = {"bundles": (f"tiny={bundle}",), "device": "cpu", **settings}
     app = create_app(Settings.read(**given))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_keep_alive=75))
+    server = uvicorn.Server(configure(app, "127.0.0.1", 0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -262,7 +262,7 @@ def _breaks_the_gpu(error: Exception) -> bool:
 def main() -> None:
     """Load the models that the first message names, and serve until the pipe is closed."""
     configure_logging()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the service ends this process
     pipe: Connection = Connection(int(sys.argv[1]))
     try:

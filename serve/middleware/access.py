@@ -18,10 +18,11 @@ from serve.settings import Settings
 logger = logging.getLogger("serve.middleware.access")
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+_ANSWERS = {"http.response.start", "websocket.accept", "websocket.http.response.start"}
 
 
 class AccessLogMiddleware:
-    """Give each request an id, and log and count its response.
+    """Give each request and WebSocket an id, and log and count its response.
 
     `scope["asr.record"]` is the request's `RequestRecord`.
     """
@@ -31,7 +32,7 @@ class AccessLogMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and count what comes in and goes out."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         record = scope["asr.record"] = RequestRecord()
@@ -39,13 +40,14 @@ class AccessLogMiddleware:
 
         async def counting_receive() -> Message:
             message = await receive()
-            record.bytes += len(message.get("body", b""))
+            record.bytes += len(message.get("body") or message.get("bytes") or b"")
             return message
 
         async def noting_send(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if message["type"] in _ANSWERS:
+                status = message.get("status", 101)
+                message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = record.request
             await send(message)
 
@@ -57,7 +59,8 @@ class AccessLogMiddleware:
 
     def _write(self, scope: Scope, record: RequestRecord, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")  # the pattern, without client data
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        given = scope.get("method", "GET")  # a WebSocket begins with a GET
+        method = given if given in _METHODS else "other"
         self.metrics.requests.labels(route, method, status).inc()
         self.metrics.request_seconds.labels(route).observe(seconds)
         if record.error:
@@ -75,7 +78,7 @@ class ApiKeyMiddleware:
         self._keys = [key.get_secret_value().encode() for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it with a 401; a WebSocket is closed."""
+        """Pass the request on, or refuse it with a 401."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -96,9 +99,6 @@ class ApiKeyMiddleware:
         return found.index(True) if scheme.lower() == "bearer" and any(found) else None
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
         message = "no valid key was sent: add the header `Authorization: Bearer KEY`"
         headers = {"www-authenticate": "Bearer"}
         error = ApiError(401, message, code="invalid_api_key", headers=headers)

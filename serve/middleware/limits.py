@@ -23,6 +23,8 @@ class Load:
         self.settings, self.metrics = settings, metrics
         self.draining = False
         self.held_bytes = 0
+        self.ended = False
+        self._uploads: set[asyncio.Timeout] = set()
         self._by_client: Counter[str] = Counter()
 
     @property
@@ -54,6 +56,22 @@ class Load:
             self._by_client[client] -= 1
             self._by_client += Counter()  # drops clients without a request
             self.metrics.in_flight.set(self.n_accepted)
+
+    @contextmanager
+    def upload(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Wait for a client within a time limit, which `end` makes pass."""
+        self._uploads.add(limit)
+        try:
+            yield
+        finally:
+            self._uploads.discard(limit)
+
+    def end(self) -> None:
+        """Wait for no client any more: what has not arrived is refused."""
+        self.ended = True
+        for limit in self._uploads:
+            if not limit.expired():
+                limit.reschedule(0)
 
     def hold(self, n_bytes: int) -> None:
         """Count bytes that are held, or, if negative, are released."""
@@ -118,9 +136,12 @@ class _Body:
         if self._n_declared > limits.max_bytes:
             raise _too_large(limits.max_bytes)
         try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
+            async with asyncio.timeout_at(self._deadline) as limit:
+                with self._load.upload(limit):
+                    message = await self._receive()
         except TimeoutError:
+            if self._load.ended:
+                raise unavailable("the service is being stopped: try another replica") from None
             reason = f"the request did not arrive within {limits.upload_seconds:g} seconds"
             raise ApiError(
                 408, f"{reason}: send a smaller recording", code="upload_timeout"
@@ -147,10 +168,12 @@ class _Body:
         last = message["type"] == "http.response.body" and not message.get("more_body")
         if last and not self._arrived:
             await self._send({**message, "more_body": True})
+            seconds = 0.5 if self._load.ended else _LINGER_SECONDS
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LINGER_SECONDS):
-                    while (await self._receive()).get("more_body"):
-                        pass
+                async with asyncio.timeout(seconds) as limit:
+                    with self._load.upload(limit):
+                        while (await self._receive()).get("more_body"):
+                            pass
             message = {"type": "http.response.body"}
         await self._send(message)
 

@@ -7,6 +7,7 @@ current segment so far), `final` (a segment that will not change any more), and 
 
 import asyncio
 import logging
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -57,7 +58,7 @@ async def live(websocket: WebSocket) -> None:
             await _converse(websocket, state.settings)
         await websocket.close()
     except Refusal as refusal:
-        state.metrics.errors.labels(refusal.code).inc()
+        websocket.scope["asr.record"].error = refusal.code
         await _refuse(websocket, refusal)
     except WebSocketDisconnect:
         pass
@@ -105,7 +106,7 @@ async def _converse(websocket: WebSocket, settings: Settings) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        logger.info("live session", extra={"fields": {"audio_seconds": session.seconds}})
+        websocket.scope["asr.record"].audio_seconds = session.seconds
 
 
 async def _transcribe(
@@ -132,7 +133,7 @@ async def _transcribe(
 async def _start(websocket: WebSocket, settings: Settings) -> Start:
     """Return the first message, with the name that its model has here."""
     try:
-        start = Start.model_validate(_parsed(await _message(websocket, settings)))
+        start = Start.model_validate(_parsed(await _message(websocket, settings.live_idle_seconds)))
     except ValidationError as error:
         first = error.errors()[0]
         param = str(first["loc"][-1]) if first["loc"] else None
@@ -144,14 +145,13 @@ async def _start(websocket: WebSocket, settings: Settings) -> Start:
     raise Refusal(1008, message, "model_not_found", "model")
 
 
-async def _message(websocket: WebSocket, settings: Settings) -> str | bytes:
-    """Return the next message. Raises Refusal where it is too large or none comes."""
+async def _message(websocket: WebSocket, seconds: float) -> str | bytes:
+    """Return the next message. Raises Refusal where it is too large or none comes in time."""
     try:
-        async with asyncio.timeout(settings.live_idle_seconds):
+        async with asyncio.timeout(seconds):
             received = await websocket.receive()
     except TimeoutError as error:
-        reason = f"nothing came for {settings.live_idle_seconds:g} seconds: begin again"
-        raise Refusal(1008, reason, "idle") from error
+        raise Refusal(1008, "no audio came for too long: begin again", "idle") from error
     if received["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(received["code"])
     message: str | bytes = received.get("bytes") or received.get("text") or b""
@@ -175,9 +175,10 @@ def _parsed(message: str | bytes) -> JsonValue:
 async def _listen(websocket: WebSocket, session: Session) -> None:
     """Feed audio until the session ends, then wait for the client to disconnect."""
     load: Load = websocket.app.state.load
+    patience = _Patience(load.settings.live_idle_seconds)
     while not session.ended:
         try:
-            message = await _message(websocket, load.settings)
+            message = await patience.message(websocket, session)
         except Refusal as refusal:
             if refusal.code != "idle":
                 raise
@@ -195,6 +196,23 @@ async def _listen(websocket: WebSocket, session: Session) -> None:
     raise WebSocketDisconnect
 
 
+class _Patience:
+    """The time that the service waits for a client, until a thirtieth of it has come as audio."""
+
+    def __init__(self, seconds: float) -> None:
+        self._most = self._left = seconds
+        self._audio_before = 0.0
+
+    async def message(self, websocket: WebSocket, session: Session) -> str | bytes:
+        """Return the next message. Raises Refusal after too long a time with too little audio."""
+        if session.seconds - self._audio_before >= self._most / 30:
+            self._audio_before, self._left = session.seconds, self._most
+        asked = time.monotonic()
+        message = await _message(websocket, self._left)
+        self._left -= time.monotonic() - asked
+        return message
+
+
 async def _take(pcm: bytes, session: Session, load: Load) -> None:
     """Feed audio; what ends the session here lets it send the text so far."""
     if len(pcm) % 2:
@@ -202,8 +220,8 @@ async def _take(pcm: bytes, session: Session, load: Load) -> None:
         raise Refusal(1007, reason, "invalid_message")
     await session.feed(pcm)
     most = load.settings.max_live_seconds
-    if session.seconds > most:
-        reason = f"a session holds at most {most:g} seconds: begin another"
+    if max(session.seconds, session.age) > most:
+        reason = f"a session lasts at most {most:g} seconds: begin another"
         await session.end(Refusal(1009, reason, "too_long"))
     elif load.draining:
         reason = "the service is being stopped: begin another session in a moment"

@@ -1,6 +1,7 @@
 """The audio of a live session, cut into segments while it arrives, and their texts."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Literal
@@ -58,6 +59,7 @@ class Session:
 
     def __init__(self, sample_rate: int, transcribe: Transcribe) -> None:
         self.ended = False
+        self._began = time.monotonic()
         self._rate, self._transcribe = sample_rate, transcribe
         self._held = bytearray()  # 16-bit samples; appending copies none of them
         self._n_done = 0  # samples before those that are held
@@ -69,6 +71,11 @@ class Session:
     def seconds(self) -> float:
         """Return how much audio was received."""
         return (self._n_done + self._n_held) / self._rate
+
+    @property
+    def age(self) -> float:
+        """Return how long ago the session began, in seconds."""
+        return time.monotonic() - self._began
 
     @property
     def _n_held(self) -> int:

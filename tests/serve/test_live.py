@@ -385,7 +385,7 @@ def test_a_key_is_required_where_keys_are_set(trained_bundle):
         ):
             with pytest.raises(InvalidStatus) as caught, session(service, None, **options):
                 pass
-            assert caught.value.response.status_code == 403
+            assert caught.value.response.status_code == 401
         header = {"authorization": "Bearer 密钥à".encode()}
         assert service.client.get("/v1/models", headers=header).status_code == 200
         for options in (
