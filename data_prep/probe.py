@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import soundfile as sf
 
-from asr.audio.recording import is_truncated_wav
+from asr.audio.decoder import is_truncated_wav
 from asr.errors import AudioError
 
 # What to do if every recording of a corpus has the same fault.

@@ -5,29 +5,44 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 
+class Splitter:
+    """Cuts a waveform that arrives in blocks (samples,) into segments of at most `max_seconds`.
+
+    The segments are the waveform in order, without gap or overlap. Each cut is in the middle of the
+    quietest 100 ms in the second half of the longest possible segment. Memory holds one segment and
+    one block, time is linear in the length.
+    """
+
+    def __init__(self, sample_rate: int, max_seconds: float = 20.0) -> None:
+        self._hop, self._longest = sample_rate // 100, int(max_seconds * sample_rate)
+        assert self._longest >= 40 * self._hop > 0, "segments hold several windows of 100 ms"
+        self._held: list[np.ndarray] = []
+        self._n_held = 0
+
+    def add(self, block: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the segments (samples,) whose end is known by now."""
+        self._held.append(block)
+        self._n_held += len(block)
+        while self._n_held > self._longest:
+            wave = np.concatenate(self._held)
+            cut = _quietest(wave[: self._longest], self._hop)
+            self._held, self._n_held = [wave[cut:]], self._n_held - cut
+            yield wave[:cut]
+
+    def rest(self) -> Iterator[np.ndarray]:
+        """Yield the last segment, if anything is left."""
+        if self._n_held:
+            yield np.concatenate(self._held)
+
+
 def split_at_silence(
     blocks: Iterable[np.ndarray], sample_rate: int, max_seconds: float = 20.0
 ) -> Iterator[np.ndarray]:
-    """Yield segments (samples,) of at most `max_seconds` of a waveform in blocks (samples,).
-
-    The segments are the waveform in order, without gap or overlap. Each cut is in the middle of the
-    quietest 100 ms in the second half of the longest possible segment. A segment is yielded as soon
-    as its end is known: memory holds one segment and one block, time is linear in the length.
-    """
-    hop, longest = sample_rate // 100, int(max_seconds * sample_rate)
-    assert longest >= 40 * hop > 0, "segments must be long enough for several windows of 100 ms"
-    held: list[np.ndarray] = []
-    n_held = 0
+    """Yield the segments (samples,) of a waveform in blocks, each as soon as its end is known."""
+    splitter = Splitter(sample_rate, max_seconds)
     for block in blocks:
-        held.append(block)
-        n_held += len(block)
-        while n_held > longest:
-            wave = np.concatenate(held)
-            cut = _quietest(wave[:longest], hop)
-            yield wave[:cut]
-            held, n_held = [wave[cut:]], n_held - cut
-    if n_held:
-        yield np.concatenate(held)
+        yield from splitter.add(block)
+    yield from splitter.rest()
 
 
 def _quietest(wave: np.ndarray, hop: int) -> int:

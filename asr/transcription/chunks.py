@@ -3,14 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asr.audio.recording import Recording
-from asr.audio.segmentation import split_at_silence
+from asr.audio.segmentation import Splitter
 from asr.decoding.request import Request
 from asr.errors import AudioError
 from asr.transcription.transcript import Segment
+
+# Samples of all channels that are decoded in a slice: some 20 ms of a processor.
+_SLICE_SAMPLES = 2**21
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +48,36 @@ class ChunkedRecording:
     segments: list[Segment] = field(default_factory=list)
     error: AudioError | None = None
     is_read: bool = False
+    _n_cut: int = 0  # samples that are in chunks
 
     def chunks(self) -> Iterator[Chunk]:
         """Read the recording and yield its chunks; what cannot be read is kept in `error`."""
-        rate, start = self.recording.sample_rate, 0
+        return (chunk for chunk in self.slices() if chunk)
+
+    def slices(self) -> Iterator[Chunk | None]:
+        """Yield the chunks, and None wherever as much as a slice was decoded without one.
+
+        So a caller with several recordings can read them in turns, whatever their rates and
+        channels. A cancelled request ends the reading within a block.
+        """
+        splitter = Splitter(self.recording.sample_rate, self.chunk_seconds)
+        read_until = 0
         try:
-            for wave in split_at_silence(self.recording, rate, self.chunk_seconds):
-                end = start + len(wave)
-                yield Chunk(start / rate, end / rate, torch.from_numpy(wave), self.request)
-                start = end
+            for block in self.recording:
+                if self.request and self.request.is_cancelled:
+                    break
+                for wave in splitter.add(block):
+                    yield self._chunk(wave)
+                    read_until = self.recording.n_samples
+                if self.recording.n_samples - read_until >= _SLICE_SAMPLES:
+                    yield None
+                    read_until = self.recording.n_samples
+            yield from map(self._chunk, splitter.rest())
         except AudioError as error:
             self.error = error
         self.is_read = True
+
+    def _chunk(self, wave: np.ndarray) -> Chunk:
+        rate, start = self.recording.sample_rate, self._n_cut
+        self._n_cut += len(wave)
+        return Chunk(start / rate, self._n_cut / rate, torch.from_numpy(wave), self.request)

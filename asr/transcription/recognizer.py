@@ -117,12 +117,15 @@ class Recognizer:
         source: Source,
         options: DecodingOptions | None = None,
         max_seconds: float | None = None,
+        max_samples: int | None = None,
         request: Request | None = None,
     ) -> ChunkedRecording:
         """Return a recording that is read chunk by chunk."""
         options = options or self.config.decoding
         seconds = min(self._longest_seconds, options.chunk_seconds or _CHUNK_SECONDS)
-        recording = Recording(source, self.sample_rate, max_seconds=max_seconds)
+        recording = Recording(
+            source, self.sample_rate, max_seconds=max_seconds, max_samples=max_samples
+        )
         return ChunkedRecording(recording, seconds, request)
 
     def recognize(

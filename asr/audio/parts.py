@@ -1,0 +1,214 @@
+"""Where recordings begin in a file: some programs put several behind each other, or junk before.
+
+libsndfile decodes the first one only, or fails. So each gets a view of its own bytes.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import SEEK_CUR, SEEK_END
+from typing import BinaryIO
+
+_WINDOW, _OVERLAP = 2**16, 64
+_MP3_LENGTH = re.compile(rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:Xing|Info|VBRI)", re.DOTALL)
+_NEXT = {
+    b"fLaC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
+    b"OggS": re.compile(rb"OggS\x00[\x02\x06]\x00{8}"),
+    b"mp3": re.compile(rb"ID3[\x02-\x04]\x00.[\x00-\x7f]{4}|" + _MP3_LENGTH.pattern, re.DOTALL),
+}
+_MOST_GROUPED, _MOST_TAGS = 64, 16  # Ogg streams side by side; ID3 tags behind each other
+
+# By the version bits of an MP3 frame's header: bit rates of layer III in kbit/s, sample rates in
+# Hz, and bytes of a frame by bit rate / sample rate (ISO 11172-3 and 13818-3, 2.4).
+_LOW = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_MP3: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    0: (_LOW, (11025, 12000, 8000), 72),
+    2: (_LOW, (22050, 24000, 16000), 72),
+    3: (
+        (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+        (44100, 48000, 32000),
+        144,
+    ),
+}
+_LONGEST_FRAME = 1441
+_TAG_BYTES = 128  # ID3v1, at the end of a file
+_FRAMES_IN_ROW = 4  # so many valid frames, one after the other, are no chance
+_BITRATE_RATIO = 40  # between the largest and the smallest bit rate
+
+
+@dataclass
+class Part:
+    """The bytes from `start` to `end` of a file as a file of its own.
+
+    `length` is what it says of its length, and `patch` replaces bytes at an offset: both are for
+    headers from which libsndfile would conclude that there is less audio than there is.
+    """
+
+    binary: BinaryIO
+    start: int
+    end: int
+    length: int
+    patch: tuple[int, bytes] = (0, b"")
+    at: int = 0
+
+    @property
+    def is_estimate(self) -> bool:
+        """Return whether a length that libsndfile finds is worth nothing."""
+        return self.length != self.end - self.start
+
+    def read(self, n_bytes: int) -> bytes:
+        """Return the next bytes."""
+        self.binary.seek(self.start + self.at)
+        found = self.binary.read(max(0, min(n_bytes, self.end - self.start - self.at)))
+        if self.is_estimate and self.at >= self.length - _TAG_BYTES:
+            found = bytes(n_bytes)  # where libsndfile looks for a tag: there is none
+        offset, patch = self.patch
+        for i in range(max(offset, self.at), min(offset + len(patch), self.at + len(found))):
+            found = found[: i - self.at] + patch[i - offset :][:1] + found[i - self.at + 1 :]
+        self.at += len(found)
+        return found
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to an offset, as files do."""
+        base = {SEEK_CUR: self.at, SEEK_END: self.length}.get(whence, 0)
+        self.at = max(0, base + offset)
+        return self.at
+
+    def tell(self) -> int:
+        """Return the offset of the next byte."""
+        return self.at
+
+    def end_early(self) -> None:
+        """End an MP3 where it was read to, if another begins there: that needs no mark."""
+        behind = self.start + self.at
+        if self.start < behind < self.end:
+            self.end = _skip_junk(self.binary, behind, self.end) or self.end
+
+
+def find_parts(binary: BinaryIO, size: int) -> Iterator[Part]:
+    """Yield the recordings of a file of so many bytes; a file in no known format is one part.
+
+    Each is to be decoded before the next is asked for (see `Part.end_early`).
+    """
+    start: int | None = _skip_junk(binary, 0, size) or 0
+    while start is not None:
+        kind = _kind(_read(binary, start, 4))
+        end = _end(binary, kind, start, size)
+        part = Part(binary, start, end, end - start)
+        if kind == b"RIFF":
+            part.patch = _unknown_length(_read(binary, start, _WINDOW), end - start)
+        elif kind == b"mp3":
+            frame = _after_tags(binary, start, end)
+            if start and frame == end:
+                break  # tags without audio
+            if not _MP3_LENGTH.match(_read(binary, frame, _OVERLAP)):
+                part.length *= _BITRATE_RATIO  # else it ends where its first bit rate would
+        yield part
+        start = part.end if part.end < size else None
+
+
+def _kind(head: bytes) -> bytes:
+    """Return what a recording that begins so is, as far as it matters here; else nothing."""
+    if head in (b"RIFF", b"fLaC", b"OggS"):
+        return head
+    return b"mp3" if head.startswith(b"ID3") or _frame_bytes(head) else b""
+
+
+def _end(binary: BinaryIO, kind: bytes, start: int, size: int) -> int:
+    """Return where the recording that begins at `start` ends: before the next, or with the file."""
+    if kind == b"RIFF":
+        n_bytes = int.from_bytes(_read(binary, start + 4, 4), "little")
+        for at in (start + 8 + n_bytes, start + 8 + n_bytes + n_bytes % 2):
+            if re.fullmatch(rb"RIFF....WAVE", _read(binary, at, 12), re.DOTALL):
+                return at
+        return size
+    if kind not in _NEXT:
+        return size
+    behind = start + 4
+    if kind == b"OggS":
+        behind = _after_group(binary, start)
+    elif kind == b"mp3":
+        behind = _after_tags(binary, start, size) + _OVERLAP
+    found = _find(binary, _NEXT[kind], behind, size)
+    return size if found is None else found
+
+
+def _skip_junk(binary: BinaryIO, start: int, end: int) -> int | None:
+    """Return where a recording begins: after zeros, and after a part of an MP3 frame."""
+    begin = _find(binary, re.compile(rb"[^\0]"), start, end)
+    if begin is None:
+        return None
+    head = _read(binary, begin, min(_LONGEST_FRAME * (_FRAMES_IN_ROW + 2), end - begin))
+    if re.match(rb"RIFF|fLaC|OggS|ID3|FORM|RF64|RIFX|\.snd|caff", head):
+        return begin
+    for match in re.finditer(rb"\xff[\xe2-\xff]", head[: _LONGEST_FRAME + 1]):
+        at = match.start()
+        for _ in range(_FRAMES_IN_ROW):
+            n_bytes = _frame_bytes(head[at : at + 4])
+            if not n_bytes:
+                break
+            at += n_bytes
+        else:
+            return begin + match.start()
+    return None
+
+
+def _frame_bytes(header: bytes) -> int:
+    """Return the bytes of a frame of MPEG layer III, or 0 if that is no header of one."""
+    if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
+        return 0
+    version, bitrate, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
+    if version == 1 or bitrate in (0, 15) or rate == 3:
+        return 0
+    bitrates, rates, factor = _MP3[version]
+    return factor * 1000 * bitrates[bitrate - 1] // rates[rate] + (header[2] >> 1 & 1)
+
+
+def _after_tags(binary: BinaryIO, start: int, end: int) -> int:
+    """Return where the frames begin: after ID3 tags (id3.org, ID3v2.4, 3.1) and zeros."""
+    for _ in range(_MOST_TAGS):
+        head = _read(binary, start, 10)
+        if not head.startswith(b"ID3") or len(head) < 10:
+            break
+        start += 10 + sum((byte & 127) << 7 * (3 - i) for i, byte in enumerate(head[6:]))
+    found = _find(binary, re.compile(rb"[^\0]"), start, end)
+    return end if found is None else found
+
+
+def _after_group(binary: BinaryIO, start: int) -> int:
+    """Return the end of the Ogg pages that begin the streams of one recording (RFC 3533)."""
+    for _ in range(_MOST_GROUPED):
+        head = _read(binary, start, 27 + 255)
+        if head[:4] != b"OggS" or len(head) < 27 or not head[5] & 2:
+            break
+        start += 27 + head[26] + sum(head[27 : 27 + head[26]])
+    return start
+
+
+def _unknown_length(head: bytes, size: int) -> tuple[int, bytes]:
+    """Return the patch of a WAV by a program that could not go back to write the lengths.
+
+    Its data have a length of 0, and go on beyond what the file as a whole is said to have.
+    """
+    at = 12
+    while at + 8 <= len(head):
+        n_bytes = int.from_bytes(head[at + 4 : at + 8], "little")
+        if head[at : at + 4] == b"data":
+            said = int.from_bytes(head[4:8], "little")
+            is_unknown = n_bytes == 0 and (said <= at or said >= size) and at + 8 < size
+            return (at + 4, b"\xff" * 4) if is_unknown else (0, b"")
+        at += 8 + n_bytes + n_bytes % 2
+    return (0, b"")
+
+
+def _find(binary: BinaryIO, pattern: re.Pattern[bytes], start: int, end: int) -> int | None:
+    """Return where a pattern of at most _OVERLAP bytes first begins."""
+    for at in range(start, end, _WINDOW):
+        if match := pattern.search(_read(binary, at, min(_WINDOW + _OVERLAP, end - at))):
+            return at + match.start()
+    return None
+
+
+def _read(binary: BinaryIO, at: int, n_bytes: int) -> bytes:
+    binary.seek(at)
+    return binary.read(n_bytes)
