@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import httpx
+from h11 import LocalProtocolError
 
 from asr.errors import AsrError, AudioError, ConfigError
 from asr.runtime.files import open_regular
@@ -136,7 +137,7 @@ async def _transcribe(
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         return AudioError(f"{task.recording} cannot be opened ({reason}): check the path")
-    except httpx.LocalProtocolError:  # its bytes are not as many as were announced
+    except LocalProtocolError:  # its bytes are not as many as were announced
         return AudioError(f"{task.recording} changed while it was sent: send it when it is whole")
     except AudioError as error:
         return AudioError(f"{task.recording}: {error}", error.code)
@@ -172,8 +173,6 @@ async def _patiently(client: httpx.AsyncClient, send: Callable[[], Awaitable[Rep
             if reply.status not in (429, 503):
                 return reply
             reason, delay = reply.reason, max(pause, reply.retry_after)
-        except httpx.LocalProtocolError:
-            raise
         except httpx.RequestError as error:
             reason, delay = str(error) or type(error).__name__, pause
         end = min(end, time.monotonic() + _PATIENCE)
