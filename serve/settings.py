@@ -44,6 +44,9 @@ class Settings(BaseSettings):
 
     max_bytes: PositiveInt = Field(25 * 2**20, description="Body of a request.")
     max_seconds: PositiveFloat = Field(1800.0, description="Length of a recording.")
+    max_samples: PositiveInt = Field(
+        2**29, description="Samples of a recording, of all channels and at its own rate."
+    )
     max_requests: PositiveInt = Field(256, description="Concurrent requests; more get a 503.")
     max_requests_per_client: PositiveInt | None = Field(
         None, description="Of one key, or address where there are no keys; more get a 429."
