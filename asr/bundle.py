@@ -1,24 +1,23 @@
 """Model bundle: a folder with all that inference needs; loading it runs no code.
 
 config.yaml (the resolved recipe, with the format's version), tokenizer.model (sentencepiece),
-model.safetensors (weights and feature statistics) and README.md (the model card).
+model.safetensors (weights and feature statistics) and README.md (the model card). It opens no file
+outside its folder, and takes no memory before the weights are known to fit the configuration.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
-from torch import Tensor, nn
+from torch import nn
 
 from asr.audio.features import FeatureExtractor
 from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
 from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
-from asr.runtime.files import write_atomically, write_text
+from asr.runtime.files import read_bytes, write_atomically, write_text
+from asr.runtime.tensors import read_metadata, read_shapes, read_tensors, write_tensors
 from asr.tokenizer import Tokenizer
 
 CONFIG = "config.yaml"
@@ -26,6 +25,8 @@ TOKENIZER = "tokenizer.model"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 EVALUATION = "evaluation.json"
+
+_TOKENIZER_BYTES = 1 << 24
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Bundle:
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / EVALUATION).unlink(missing_ok=True)
-        write_text(folder / CONFIG, dump_config(self.config))
+        write_bundle_config(folder, self.config)
         write_atomically(folder / TOKENIZER, lambda p: p.write_bytes(self.tokenizer.model))
         write_text(folder / CARD, card)
         save_weights(self.parts, folder / WEIGHTS, self.tokenizer)
@@ -69,14 +70,16 @@ class Bundle:
         for name in (TOKENIZER, WEIGHTS):
             _check_exists(folder, name)
         try:
-            tokenizer = Tokenizer((folder / TOKENIZER).read_bytes())
-        except AsrError as error:
+            tokenizer = Tokenizer(read_bytes(folder / TOKENIZER, _TOKENIZER_BYTES))
+        except (AsrError, OSError) as error:
             raise BundleError(f"{folder}: {error}: copy the bundle again") from error
         if tokenizer.vocab_size != config.tokenizer.vocab_size:
             raise BundleError(
                 f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} tokens, {CONFIG} says "
                 f"{config.tokenizer.vocab_size}: they belong to two models"
             )
+        with torch.device("meta"):  # shapes without memory
+            check_shapes(cls.create(config, tokenizer).parts, folder / WEIGHTS)
         bundle = cls.create(config, tokenizer)
         load_weights(bundle.parts, folder / WEIGHTS)
         if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
@@ -85,12 +88,44 @@ class Bundle:
 
 
 def load_bundle_config(folder: Path, overrides: list[str] | None = None) -> Config:
-    """Read the configuration of a bundle. Raises BundleError if it is missing or wrong."""
+    """Read the configuration of a bundle, its language model's path made absolute.
+
+    Raises BundleError if it is missing or wrong, or a language model that it uses is not in the
+    bundle's folder: a path elsewhere would let a stranger's bundle open any file.
+    """
     _check_exists(folder, CONFIG)
     try:
-        return load_config(folder / CONFIG, overrides)
+        config = load_config(folder / CONFIG, overrides)
     except ConfigError as error:
         raise BundleError(str(error)) from error
+    decoding = config.decoding
+    if decoding.lm is None:
+        return config
+    lm: Path | None = folder.absolute() / decoding.lm
+    assert lm is not None
+    if not is_within(folder, lm):
+        if decoding.lm_weight:
+            raise BundleError(
+                f"{folder}: decoding.lm of {CONFIG} is {decoding.lm}, which is not in the bundle's "
+                f"folder: copy it there and write its path within the folder into {CONFIG}"
+            )
+        lm = None
+    return config.model_copy(update={"decoding": decoding.model_copy(update={"lm": lm})})
+
+
+def is_within(folder: Path, path: Path) -> bool:
+    """Tell whether a path is below a folder, links followed."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def write_bundle_config(folder: Path, config: Config) -> None:
+    """Write a bundle's configuration; the path of a language model in it is relative to it."""
+    lm = config.decoding.lm
+    if lm and is_within(folder, lm):
+        within = lm.resolve().relative_to(folder.resolve())
+        decoding = config.decoding.model_copy(update={"lm": within})
+        config = config.model_copy(update={"decoding": decoding})
+    write_text(folder / CONFIG, dump_config(config))
 
 
 def _check_exists(folder: Path, name: str) -> None:
@@ -98,43 +133,41 @@ def _check_exists(folder: Path, name: str) -> None:
         raise BundleError(f"{folder}: has no {name}: give a folder that `asr train` has finished")
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file. Raises BundleError where it is damaged."""
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise BundleError(
-            f"{path}: truncated or not a safetensors file ({error}): copy it again"
-        ) from error
+def save_weights(parts: nn.Module, path: Path, tokenizer: Tokenizer) -> None:
+    """Write a module's weights atomically, with the digest of their tokenizer."""
+    write_tensors(path, parts.state_dict(), {"tokenizer": tokenizer.digest})
 
 
 def tokenizer_of(weights: Path) -> str | None:
     """Return the digest of the tokenizer that weights were trained with."""
-    with safe_open(weights, "pt") as file:
-        return (file.metadata() or {}).get("tokenizer")
+    return read_metadata(weights).get("tokenizer")
 
 
-def save_weights(parts: nn.Module, path: Path, tokenizer: Tokenizer) -> None:
-    """Write a module's weights atomically, with the digest of their tokenizer."""
-    state = {key: value.contiguous() for key, value in parts.state_dict().items()}
-    weights = to_bytes(state, {"tokenizer": tokenizer.digest})
-    write_atomically(path, lambda temporary: temporary.write_bytes(weights))
+def check_shapes(parts: nn.Module, path: Path) -> None:
+    """Compare the shapes of a module, which may be on no device, with those of a file of weights.
 
-
-def load_weights(parts: nn.Module, path: Path) -> None:
-    """Read weights into a module. Raises BundleError that names the tensor that is wrong."""
-    found, wanted = read_tensors(path), parts.state_dict()
+    Raises BundleError that names the tensor that is wrong.
+    """
+    found = read_shapes(path)
+    wanted = {name: tuple(tensor.shape) for name, tensor in parts.state_dict().items()}
     for name in sorted(found.keys() | wanted.keys()):
         if name not in found:
             raise BundleError(f"{path}: tensor {name} is missing: the file is of another model")
         if name not in wanted:
             raise BundleError(f"{path}: tensor {name} is not of this model: the file is another's")
-        if found[name].shape != wanted[name].shape:
+        if found[name] != wanted[name]:
             raise BundleError(
-                f"{path}: tensor {name} is {tuple(found[name].shape)}, {CONFIG} says "
-                f"{tuple(wanted[name].shape)}: they belong to two models"
+                f"{path}: tensor {name} is {found[name]}, {CONFIG} says {wanted[name]}: they "
+                "belong to two models"
             )
-        if not torch.isfinite(found[name]).all():
+
+
+def load_weights(parts: nn.Module, path: Path) -> None:
+    """Read weights into a module. Raises BundleError that names the tensor that is wrong."""
+    check_shapes(parts, path)
+    found = read_tensors(path)
+    for name, tensor in sorted(found.items()):
+        if not torch.isfinite(tensor).all():
             raise BundleError(f"{path}: tensor {name} holds NaN or infinity: train it again")
     parts.load_state_dict(found)
     for name, module in sparse_maps(parts):

@@ -17,11 +17,13 @@ from asr.audio.features import FeaturesConfig, SpectrogramConfig
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
 from asr.model.transformer import ModelConfig
-from asr.schema import FrozenModel
+from asr.runtime.yaml_values import parse_yaml, read_yaml
+from asr.schema import FrozenModel, LocalPath
 from asr.tokenizer import TokenizerConfig
 
 FORMAT = 1
 _MIN_CHUNK_SECONDS = 0.4  # recordings are cut at windows of 100 ms
+Speed = Annotated[float, Field(ge=0.1, le=10)]
 _RENAMED = {"search": "decoding", "piece_seconds": "chunk_seconds"}
 
 
@@ -33,13 +35,13 @@ class DataConfig(FrozenModel):
     the training cuts at these speeds.
     """
 
-    train: Path
-    dev: Path
+    train: LocalPath
+    dev: LocalPath
     batch_seconds: PositiveFloat = 120.0
-    speed_factors: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0,)
+    speed_factors: Annotated[tuple[Speed, ...], Field(min_length=1, max_length=100)] = (1.0,)
     min_seconds: PositiveFloat = 0.1
     max_seconds: PositiveFloat = 30.0
-    num_workers: Annotated[int, Field(ge=0)] = 0
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
 class NoamSchedule(FrozenModel):
@@ -86,7 +88,7 @@ class TrainingConfig(FrozenModel):
     `asr compress`.
     """
 
-    epochs: PositiveInt = 30
+    epochs: Annotated[int, Field(gt=0, le=100_000)] = 30
     schedule: Annotated[
         NoamSchedule | LinearSchedule | ConstantSchedule, Field(discriminator="kind")
     ] = NoamSchedule()
@@ -97,7 +99,7 @@ class TrainingConfig(FrozenModel):
     accumulate: PositiveInt = 1
     patience: PositiveInt | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    init: Path | None = None
+    init: LocalPath | None = None
     curriculum: CurriculumConfig | None = None
 
     @model_validator(mode="after")
@@ -166,16 +168,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
 
     Raises ConfigError: no such file, not YAML, or a list of all wrong keys and values.
     """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}): give a recipe's path"
-        ) from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: holds no keys: a recipe has at least data.train and data.dev")
+    values = read_yaml(path)
     for override in overrides or []:
         _override(values, override)
     try:
@@ -199,8 +192,8 @@ def _override(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise ConfigError(f"--set {override}: {parent} is a value, it has no keys below it")
     try:
-        values[last] = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
+        values[last] = parse_yaml(text)
+    except ValueError as error:
         raise ConfigError(f"--set {override}: the value is not YAML") from error
 
 

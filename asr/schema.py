@@ -1,12 +1,31 @@
 """The base of all configuration: frozen models without unknown keys."""
 
+import re
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-# A number of units in a network: above a million it is a typing error, reported before it
-# allocates memory.
-Size = Annotated[int, Field(gt=0, le=1 << 20)]
+# A number of units in a network: one above this is a typing error, reported before it allocates
+# memory. Layers are fewer, for each takes time to build.
+Size = Annotated[int, Field(gt=0, le=1 << 16)]
+Layers = Annotated[int, Field(gt=0, le=1 << 9)]
+
+# What lhotse takes for a command (`pipe:`), for standard input (`-`) or for an address. A Path
+# has one slash of the two after a scheme.
+_NOT_LOCAL = re.compile(r"pipe:|-\Z|[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def check_local(path: Path) -> Path:
+    """Return the path of a file. Raises ValueError if a library could take it for a command."""
+    if _NOT_LOCAL.match(str(path)):
+        raise ValueError(
+            f"{path} is a command or an address, which is not run or fetched: give a file's path"
+        )
+    return path
+
+
+LocalPath = Annotated[Path, AfterValidator(check_local)]
 
 
 class FrozenModel(BaseModel):

@@ -19,9 +19,13 @@ from asr.schema import FrozenModel
 
 PAD, SOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = (PAD, SOS, EOS, UNK)
+MOST_TOKENS = 1 << 18
+# sentencepiece itself makes pieces of 16 characters at most. A text is as many times as long as
+# its tokens.
+_LONGEST_PIECE = 256
 
 _HAN = r"\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_SPACE_BESIDE_HAN = re.compile(rf"(?<=[{_HAN}])\s+|\s+(?=[{_HAN}])")
+_SPACE_BESIDE_HAN = re.compile(rf"(?<=[{_HAN}]) | (?=[{_HAN}])")
 _HAN_LETTER = re.compile(rf"[{_HAN}]")
 
 
@@ -32,7 +36,8 @@ def normalize_text(text: str) -> str:
     "今天 ｇｏ  on" becomes "今天GO ON".
     """
     text = unicodedata.normalize("NFKC", text).upper()
-    return " ".join(_SPACE_BESIDE_HAN.sub("", text).split())
+    # Runs of spaces come first: the pattern would try each of their ends from each of their starts.
+    return _SPACE_BESIDE_HAN.sub("", " ".join(text.split()))
 
 
 class TokenizerConfig(FrozenModel):
@@ -43,7 +48,7 @@ class TokenizerConfig(FrozenModel):
     """
 
     kind: Literal["char", "bpe", "unigram"] = "char"
-    vocab_size: Annotated[int, Field(gt=len(SPECIAL))] | None = None
+    vocab_size: Annotated[int, Field(gt=len(SPECIAL), le=MOST_TOKENS)] | None = None
 
 
 class Tokenizer:
@@ -60,6 +65,12 @@ class Tokenizer:
             raise BundleError(
                 f"tokenizer.model has PAD, SOS, EOS, UNK at {ids}, expected {SPECIAL}: use the one "
                 "that `asr train` wrote"
+            )
+        tokens = self.tokens() if self.vocab_size <= MOST_TOKENS else None
+        if tokens is None or max(map(len, tokens)) > _LONGEST_PIECE:
+            raise BundleError(
+                f"tokenizer.model has more than {MOST_TOKENS:,} tokens, or one of more than "
+                f"{_LONGEST_PIECE} characters: use the one that `asr train` wrote"
             )
 
     @classmethod

@@ -44,7 +44,7 @@ def test_an_unknown_key_is_named_with_its_nearest(tmp_path: Path) -> None:
         ("model.encoder.attention=linear", "attention: holds keys, not a value: write {kind: line"),
         ("model.ranks=5", "ranks: holds keys, not a value: write {name: value}"),
         ("training.curriculum=5", "curriculum: holds keys, not a value: write {epochs: …}"),
-        ("model.encoder.attention={kind: linformer, rank: 1000000000000}", "equal to 1048576"),
+        ("model.encoder.attention={kind: linformer, rank: 1000000000000}", "equal to 65536"),
         ("model.encoder.attention={kind: linformer, length: 9}", "length 9 is 0.36 s of audio"),
     ],
 )  # fmt: skip

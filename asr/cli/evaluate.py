@@ -75,12 +75,14 @@ def tune(
     """Find the weights of CTC head, language model and length on dev."""
     import asr
     from asr.data.manifest import load_cuts
+    from asr.evaluation.tune import check_writable, write_weights
     from asr.evaluation.tune import tune as run
-    from asr.evaluation.tune import write_weights
 
     recognizer = asr.load(bundle, device)
     changes = options.decoding_changes(beam, method, lm)
     decoding = recognizer.config.decoding.model_copy(update=changes)
+    if write:
+        check_writable(bundle, decoding.lm)
     n_tried = itertools.count(1)
     with options.progress("tuning") as on_progress:
         trials = run(

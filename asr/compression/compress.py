@@ -8,6 +8,7 @@ W ≈ second (O, R) · first (R, I). A grouped convolution has such a matrix for
 """
 
 import logging
+import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -155,11 +156,27 @@ def compress_bundle(
         # A recognizer changes its network for inference, and this one is still to be saved.
         copy = replace(smaller, model=deepcopy(smaller.model))
         evaluations = (_evaluate(bundle, utterances), _evaluate(copy, utterances))
+    smaller = _with_language_model(smaller, source, out)
     smaller.save(out, model_card(smaller.config, parameters[1], facts))
     if cuts and evaluations:
         write_evaluation(out, cuts, evaluations[1])
     size = tuple((folder / WEIGHTS).stat().st_size for folder in (source, out))
     return Report(layers, parameters, (size[0], size[1]), evaluations)
+
+
+def _with_language_model(bundle: Bundle, source: Path, out: Path) -> Bundle:
+    """Copy the language model of a bundle, whose tokens stay the same, into the new one."""
+    decoding = bundle.config.decoding
+    if decoding.lm is None or not decoding.lm.exists():
+        return bundle
+    copied = out / decoding.lm.resolve().relative_to(source.resolve())
+    copied.parent.mkdir(parents=True, exist_ok=True)
+    if decoding.lm.is_dir():
+        shutil.copytree(decoding.lm, copied, ignore=shutil.ignore_patterns("training"))
+    else:
+        shutil.copyfile(decoding.lm, copied)
+    decoding = decoding.model_copy(update={"lm": copied})
+    return replace(bundle, config=bundle.config.model_copy(update={"decoding": decoding}))
 
 
 def _evaluate(bundle: Bundle, cuts: CutSet) -> Evaluation:

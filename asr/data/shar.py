@@ -14,6 +14,10 @@ from lhotse.cut import Cut, MixedCut, PaddingCut
 from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line
 
+from asr.data.cuts import check_transforms, read_cuts
+from asr.runtime.files import open_regular
+
+_LINE = 1 << 20  # bytes of a recording's description
 # The type of a source "tar file:offset:size", in bytes.
 MEMBER = "tar_member"
 
@@ -52,14 +56,17 @@ def fetch(cut: Cut) -> Cut:
 
 def _shard(manifest: Path) -> Iterator[Cut]:
     path = manifest.with_name(f"recording.{manifest.name.split('.')[1]}.tar")
-    with tarfile.open(path, "r:") as tar:
-        cuts = CutSet.from_file(manifest)
-        for cut, (data, description) in zip(cuts, _pairs(tar), strict=True):
+    with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        for cut, (data, description) in zip(read_cuts(manifest), _pairs(tar), strict=True):
             if data.name.rpartition(".")[0] != cut.id:
                 raise ValueError(f"{path} has {data.name}, expected cut {cut.id}")
             text = tar.extractfile(description)
             if text is not None and not description.name.endswith(".nometa"):
-                cut.recording = _recording(text.read(), f"{path}:{data.offset_data}:{data.size}")
+                recording = Recording.from_dict(decode_json_line(text.read(_LINE).decode("utf-8")))
+                check_transforms(cut.id, recording.transforms)
+                member = f"{path}:{data.offset_data}:{data.size}"
+                recording.sources = [AudioSource(MEMBER, recording.channel_ids, member)]
+                cut.recording = recording
             yield cut
 
 
@@ -67,12 +74,6 @@ def _pairs(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarI
     """Yield audio and its description, which follow each other."""
     members: Iterable[tarfile.TarInfo] = iter(tar)
     return zip(members, members, strict=True)
-
-
-def _recording(description: bytes, member: str) -> Recording:
-    recording = Recording.from_dict(decode_json_line(description.decode("utf-8")))
-    recording.sources = [AudioSource(MEMBER, recording.channel_ids, member)]
-    return recording
 
 
 def _member(cut: Cut) -> tuple[str, int, int] | None:

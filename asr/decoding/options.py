@@ -1,14 +1,15 @@
 """Validate the options of decoding: `decoding.*` of a recipe."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from asr.errors import ConfigError
-from asr.schema import FrozenModel
+from asr.schema import FrozenModel, LocalPath
 
+# Of hypotheses, each of which takes memory at every step.
+Width = Annotated[int, Field(gt=0, le=1024)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -28,13 +29,13 @@ class DecodingOptions(FrozenModel):
     """
 
     method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
-    beam_size: PositiveInt = 8
+    beam_size: Width = 8
     alpha: Annotated[float, Field(gt=0)] = 1.0
     gamma: Annotated[float, Field(ge=0)] = 0.1
     ctc_weight: Share = 0.0
-    lm: Path | None = None
+    lm: LocalPath | None = None
     lm_weight: Annotated[float, Field(ge=0)] = 0.0
-    n_best: PositiveInt = 5
+    n_best: Width = 5
     speech_threshold: Share = 0.1
     confidence_threshold: Share = 0.35
     chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
@@ -61,7 +62,11 @@ class DecodingOptions(FrozenModel):
             raise ConfigError(
                 "--method ctc_greedy has no language model: use ctc_beam, or --lm-weight 0"
             )
-        return DecodingOptions(**values)
+        try:
+            return DecodingOptions(**values)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ConfigError(f"{wrong['loc'][-1]} {wrong['input']}: {wrong['msg']}") from error
 
     @property
     def needs_ctc(self) -> bool:

@@ -6,15 +6,13 @@ from pathlib import Path
 import torch
 from lhotse import CutSet
 
-from asr.bundle import CONFIG, load_bundle_config
-from asr.config import dump_config
+from asr.bundle import is_within, load_bundle_config, write_bundle_config
 from asr.data.manifest import text_of
 from asr.decoding.decode import Encoded
 from asr.decoding.options import DecodingOptions
-from asr.errors import DataError
+from asr.errors import ConfigError, DataError
 from asr.evaluation.cer import ErrorCounts, character_errors
 from asr.evaluation.evaluate import readable_groups
-from asr.runtime.files import write_text
 from asr.schema import FrozenModel
 from asr.transcription.recognizer import Recognizer
 
@@ -69,15 +67,22 @@ def tune(
     return sorted(trials.values(), key=lambda trial: trial.cer)
 
 
+def check_writable(bundle: Path, lm: Path | None) -> None:
+    """Raise ConfigError for a language model that the bundle cannot name, being elsewhere."""
+    if lm and not is_within(bundle, lm):
+        raise ConfigError(
+            f"--write: the language model {lm} is not in {bundle}: copy it into that folder, so "
+            "that the bundle is whole, and give its path there"
+        )
+
+
 def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
     """Write the weights and the language model's path into the bundle's configuration."""
     config = load_bundle_config(bundle)
     names = ("method", "beam_size", "lm", *_GRID)
     values = {name: getattr(chosen, name) for name in names}
-    if chosen.lm:  # absolute, for a later user may have another working directory
-        values["lm"] = chosen.lm.resolve()
     decoding = config.decoding.model_copy(update=values)
-    write_text(bundle / CONFIG, dump_config(config.model_copy(update={"decoding": decoding})))
+    write_bundle_config(bundle, config.model_copy(update={"decoding": decoding}))
 
 
 def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[float, ...]]:

@@ -6,16 +6,19 @@ all hypotheses at once. Legend: B utterances, W hypotheses, K candidates, V voca
 
 import math
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from asr.errors import BundleError
+from asr.runtime.files import open_regular
 from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 
 # The log10 probability of <unk> where a file has none, as in KenLM.
 _UNKNOWN = -100.0
+_LINE = 10_000  # characters; a longer one is none of an ARPA file
 _NAMES = {"<s>": SOS, "</s>": EOS, "<unk>": UNK, "<UNK>": UNK}
 
 Gram = tuple[int, ...]
@@ -128,8 +131,10 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float
     found: dict[int, int] = {}
     order, ended, number = 0, False, 0
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, raw in enumerate(file, 1):  # noqa: B007
+        with TextIOWrapper(open_regular(path), encoding="utf-8") as file:
+            for number, raw in enumerate(iter(lambda: file.readline(_LINE), ""), 1):  # noqa: B007
+                if len(raw) == _LINE:
+                    raise ValueError(f"more than {_LINE - 1:,} characters")
                 line = raw.strip(" \t\r\n")
                 if line.startswith("ngram ") and not order:
                     n, _, count = line.removeprefix("ngram ").partition("=")

@@ -7,27 +7,29 @@ D d_model, V vocabulary.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import yaml
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from asr.bundle import CONFIG, WEIGHTS, load_weights, save_weights, tokenizer_of
-from asr.errors import BundleError
+from asr.bundle import CONFIG, WEIGHTS, check_shapes, load_weights, save_weights, tokenizer_of
+from asr.errors import BundleError, ConfigError
 from asr.model.attention.full import Cache, reorder_caches, select_caches
 from asr.model.layers import FeedForward, self_attention
 from asr.model.transformer import ModelConfig, TokenDecoder
 from asr.runtime.files import write_text
+from asr.runtime.yaml_values import read_yaml
 from asr.schema import FrozenModel
-from asr.tokenizer import SOS, Tokenizer
+from asr.tokenizer import MOST_TOKENS, SOS, Tokenizer
 
 
 class LmConfig(FrozenModel):
     """Sizes; of `model` the widths, the projections, the order of norms and the decoder's depth."""
 
     language_model: PositiveInt = 1
-    vocab_size: PositiveInt
+    vocab_size: Annotated[int, Field(gt=0, le=MOST_TOKENS)]
     model: ModelConfig
 
 
@@ -89,12 +91,14 @@ class LanguageTransformer(TokenDecoder):
     def load(cls, folder: Path, tokenizer: Tokenizer) -> "LanguageTransformer":
         """Read a folder of `asr train-lm`. Raises BundleError if damaged or of other tokens."""
         try:
-            values = yaml.safe_load((folder / CONFIG).read_text("utf-8"))
-            model = cls(LmConfig.model_validate(values))
-        except (OSError, yaml.YAMLError, ValueError) as error:
+            config = LmConfig.model_validate(read_yaml(folder / CONFIG))
+        except (ConfigError, ValueError) as error:
             raise BundleError(
                 f"{folder / CONFIG}: not a language model's: give a folder of `asr train-lm`"
             ) from error
+        with torch.device("meta"):  # shapes without memory
+            check_shapes(cls(config), folder / WEIGHTS)
+        model = cls(config)
         load_weights(model, folder / WEIGHTS)
         if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
             raise BundleError(

@@ -25,13 +25,13 @@ from asr.model.dropout import Dropout
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import FrontendConfig, VggConfig, padding_mask
 from asr.model.layers import DecoderLayer, EncoderLayer, LayerConfig
-from asr.schema import FrozenModel, Size
+from asr.schema import FrozenModel, Layers, Size
 
 
 class EncoderConfig(FrozenModel):
     """Options of the encoder; `convolution` is the width of one in each layer, in steps."""
 
-    n_layers: Size = 2
+    n_layers: Layers = 2
     attention: EncoderAttentionConfig = FullAttentionConfig()
     convolution: Size | None = None
 
@@ -51,7 +51,7 @@ class EncoderConfig(FrozenModel):
 class DecoderConfig(FrozenModel):
     """Options of the decoder."""
 
-    n_layers: Size = 4
+    n_layers: Layers = 4
     attention: DecoderAttentionConfig = FullAttentionConfig()
 
 

@@ -1,24 +1,44 @@
 """Files: written whole or not at all, and read with their types."""
 
+import contextlib
 import csv
 import errno
+import fcntl
 import io
+import logging
 import os
+import secrets
 import stat
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from asr.errors import AsrError, BundleError
+from asr.errors import AsrError, BundleError, ConfigError
+
+log = logging.getLogger(__name__)
 
 Row = TypeVar("Row", bound=BaseModel)
+
+_TEMPORARY = ".asr-*.tmp"
+_STALE_SECONDS = 24 * 3600  # no file takes longer to write
+_MOST_BYTES = 1 << 26  # of a file that is read as a whole
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a new path in the same folder, hidden.
+
+    Its name is short, for `path` may have the longest name there is, and random, for processes of
+    several containers have the same numbers.
+    """
+    return path.with_name(_TEMPORARY.replace("*", secrets.token_hex(8)))
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, then move it to `path`. Raises AsrError if that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         write(temporary)
         temporary.replace(path)
@@ -39,6 +59,44 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def remove_stale(folder: Path) -> None:
+    """Remove temporary files that killed processes have left in a folder."""
+    for path in folder.glob(_TEMPORARY):
+        with contextlib.suppress(FileNotFoundError):  # its owner may finish it now
+            if path.stat().st_mtime < time.time() - _STALE_SECONDS:
+                path.unlink()
+
+
+def lock_folder(folder: Path) -> io.BufferedWriter:
+    """Make a folder and lock it for this process, until the result is closed or the process ends.
+
+    Raises ConfigError if another process has it. The kernel frees the lock of a killed process;
+    forked processes do not inherit it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        file.close()
+        raise ConfigError(
+            f"{folder}: another process is training there: wait until it ends, or give another "
+            "--out"
+        ) from error
+    except OSError as error:
+        log.warning("%s: start no second run there, it cannot be locked (%s)", folder, error)
+    return file
+
+
+def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:
+    """Read a plain file of at most `most` bytes as a whole. Raises OSError for others."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file atomically, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,8 +111,8 @@ def read_json(path: Path, row_type: type[Row], what: str) -> Row | None:
     if not path.is_file():
         return None
     try:
-        return row_type.model_validate_json(path.read_bytes())
-    except ValidationError as error:
+        return row_type.model_validate_json(read_bytes(path))
+    except (ValidationError, OSError) as error:
         raise BundleError(f"{path}: not {what}") from error
 
 
@@ -76,8 +134,8 @@ def read_csv(path: Path, row_type: type[Row], error_type: type[AsrError]) -> lis
         return []
     rows, columns = [], list(row_type.model_fields)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.DictReader(file))
+        text = read_bytes(path).decode("utf-8")
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise error_type(f"{path}: not a CSV file ({error}): move it away") from error
     for number, line in enumerate(lines, 2):

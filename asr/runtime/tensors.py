@@ -1,0 +1,72 @@
+"""Files of tensors: safetensors, with a checksum."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from asr.errors import BundleError
+from asr.runtime.files import write_atomically
+
+_DIGEST = "sha256"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors atomically, with their checksum in the file's metadata."""
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    content = save(tensors, metadata | {_DIGEST: _digest(tensors)})
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file. Raises BundleError where it is damaged.
+
+    Files of older versions have no checksum.
+    """
+    expected = read_metadata(path).get(_DIGEST)
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if expected is not None and expected != _digest(tensors):
+        raise _damaged(path, "its checksum does not match")
+    return tensors
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Read a file's metadata. Raises BundleError where it is damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of the tensors alone. Raises BundleError where the file is damaged.
+
+    They are those of the file: its size is checked against them.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, reason: object) -> BundleError:
+    return BundleError(f"{path}: truncated or not a safetensors file ({reason}): copy it again")
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
