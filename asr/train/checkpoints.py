@@ -9,12 +9,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from safetensors.torch import save
 from torch import nn
 
-from asr.bundle import read_tensors
 from asr.errors import ConfigError, DataError
 from asr.runtime.files import write_atomically, write_csv
+from asr.runtime.tensors import read_tensors, write_tensors
 from asr.train.datamodule import TrainingData
 from asr.train.distributed import on_stop, rank
 from asr.train.step import TrainingModule
@@ -22,11 +21,14 @@ from asr.train.step import TrainingModule
 log = logging.getLogger(__name__)
 
 LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"
 OnBest = Callable[["Checkpoints"], None]
 
 
 class Checkpoints(Callback):
     """`last.ckpt`, from which a run resumes; the weights of the best epochs; `history.csv`.
+
+    `previous.ckpt` is the state before, with which a run resumes where `last.ckpt` is damaged.
 
     Lightning's own ModelCheckpoint saves the best weights after all other callbacks, so that a
     state saved at an epoch's end would not include them. Here an epoch's weights are written
@@ -46,12 +48,12 @@ class Checkpoints(Callback):
     @property
     def ranked(self) -> list[dict[str, float]]:
         """Return the epochs, the best first; later ones first among equals."""
-        return sorted(self.history, key=lambda row: (row[self.metric], -row["epoch"]))
+        return self._rank(self.history)
 
     @property
     def best(self) -> list[Path]:
         """Return the weights of the best epochs, the best first."""
-        return [self._weights(int(row["epoch"])) for row in self.ranked[: self.training.average]]
+        return self._best_of(self.history)
 
     @property
     def seconds(self) -> float:
@@ -92,14 +94,15 @@ class Checkpoints(Callback):
         row["seconds"] = self.seconds - before
         self.history.append(row)
         if trainer.is_global_zero:
-            weights = save(module.model.state_dict())
-            write_atomically(self._weights(epoch), lambda path: path.write_bytes(weights))
+            write_tensors(self._weights(epoch), module.model.state_dict(), {})
             if self._weights(epoch) in self.best:
                 self.on_best(self)
         self._save(trainer, 0)
         if trainer.is_global_zero:
             write_csv(self.folder / "history.csv", self.history)
-            for path in set(self.folder.glob("epoch*.safetensors")) - set(self.best):
+            # The previous state, which replaces a damaged one, is of this epoch or the one before.
+            needed = {*self.best, *self._best_of(self.history[:-1])}
+            for path in set(self.folder.glob("epoch*.safetensors")) - needed:
                 path.unlink()
         if module.stopping:
             raise KeyboardInterrupt
@@ -124,17 +127,34 @@ class Checkpoints(Callback):
     def _save(self, trainer: L.Trainer, done: int) -> None:
         self.datamodule.done = done
         if trainer.is_global_zero:
-            write_atomically(self.last, trainer.save_checkpoint)
+            write_atomically(self.last, lambda path: self._write_state(trainer, path))
         else:
             trainer.save_checkpoint(self.last)  # writes nothing, and waits for rank 0
+
+    def _write_state(self, trainer: L.Trainer, path: Path) -> None:
+        trainer.save_checkpoint(path)
+        if self.last.is_file():
+            self.last.replace(self.folder / PREVIOUS)
+
+    def _rank(self, rows: list[dict[str, float]]) -> list[dict[str, float]]:
+        return sorted(rows, key=lambda row: (row[self.metric], -row["epoch"]))
+
+    def _best_of(self, rows: list[dict[str, float]]) -> list[Path]:
+        ranked = self._rank(rows)[: self.training.average]
+        return [self._weights(int(row["epoch"])) for row in ranked]
 
     def _weights(self, epoch: int) -> Path:
         return self.folder / f"epoch{epoch}.safetensors"
 
 
+def states(folder: Path) -> list[Path]:
+    """Return the states that a run's folder holds, the latest first."""
+    return [path for path in (folder / LAST, folder / PREVIOUS) if path.is_file()]
+
+
 def has_run(out: Path, resume: bool) -> bool:
     """Return whether a folder holds a run. Raises ConfigError if it does and `resume` is False."""
-    if not (out / "training" / LAST).is_file():  # a run without a state has nothing to lose
+    if not states(out / "training"):  # a run without a state has nothing to lose
         return False
     if not resume:
         raise ConfigError(

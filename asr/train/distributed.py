@@ -5,8 +5,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from asr.errors import ConfigError
+from asr.runtime.files import lock_folder, remove_stale
 
 T = TypeVar("T")
 
@@ -77,6 +79,26 @@ def rank_zero_first(work: Callable[[], T]) -> T:
         if not rank():
             all_reduce_sum(torch.tensor(done))
     return result
+
+
+@contextmanager
+def sole_run(folder: Path) -> Iterator[None]:
+    """Lock a run's folder, in rank 0 for all, and remove what killed processes left half written.
+
+    Raises ConfigError if another run has it.
+    """
+
+    def lock() -> AbstractContextManager[object]:
+        if rank():
+            return nullcontext()
+        file = lock_folder(folder)
+        for left in folder.glob(".*.tmp"):
+            left.unlink(missing_ok=True)
+        remove_stale(folder.parent)  # other processes may write there, such as `asr evaluate`
+        return file
+
+    with rank_zero_first(lock):
+        yield
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:

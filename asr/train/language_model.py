@@ -5,6 +5,7 @@ U tokens, V vocabulary.
 """
 
 import hashlib
+import logging
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,11 +23,15 @@ from asr.data.manifest import load_cuts, text_of
 from asr.data.sampling import EpochSteps
 from asr.errors import DataError
 from asr.lm.transformer import LanguageTransformer, LmConfig
+from asr.runtime.files import open_regular
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 from asr.train.checkpoints import Checkpoints, has_run
 from asr.train.datamodule import TrainingData
+from asr.train.distributed import sole_run
 from asr.train.step import TrainingModule
 from asr.train.trainer import fit
+
+log = logging.getLogger(__name__)
 
 _BATCH_TOKENS = 2000
 
@@ -78,8 +83,17 @@ def train_lm(
     cuts' texts. Raises ConfigError where `out` holds a run already, or one of other tokens or texts
     is to be resumed; DataError where there is no text.
     """
-    has_run(out, resume)
+    with sole_run(out / "training"):
+        has_run(out, resume)
+        _train_lm(bundle, texts, out, epochs, device)
+
+
+def _train_lm(
+    bundle: Bundle, texts: list[Path], out: Path, epochs: int, device: torch.device
+) -> None:
     tokenizer, data = bundle.tokenizer, bundle.config.data
+    if not texts:
+        log.info("the transcripts are those of %s", data.train)
     lines = _lines(texts) if texts else map(text_of, load_cuts(data.train))
     train, dev = (_encode(x, tokenizer) for x in (lines, map(text_of, load_cuts(data.dev))))
     n_steps = epochs * len(_batches(train))
@@ -108,7 +122,8 @@ def train_lm(
 def _lines(files: list[Path]) -> Iterable[str]:
     for path in files:
         try:
-            yield from path.read_text("utf-8").splitlines()
+            with open_regular(path) as file:
+                yield from file.read().decode("utf-8").splitlines()
         except (OSError, UnicodeError) as error:
             raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 

@@ -39,6 +39,7 @@ class SpeechModule(TrainingModule):
         self.loss_names = ("attention", "ctc") if self.model.ctc_head else ("attention",)
         self.decoder = SpeechDecoder(bundle.model, bundle.tokenizer)
         self.errors = ErrorCounts()
+        self.identity = {"tokens": bundle.tokenizer.digest}
 
     def on_train_epoch_start(self) -> None:
         """Rewire sparse projections between two epochs, once."""

@@ -25,13 +25,13 @@ from asr.model.size import count_parameters
 from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
 from asr.runtime.devices import choose_device
-from asr.runtime.files import write_atomically, write_text
+from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.memory import keep_buffers
 from asr.tokenizer import Tokenizer
 from asr.train.callbacks import MemoryProbe
-from asr.train.checkpoints import LAST, Checkpoints, average_into, has_run
+from asr.train.checkpoints import Checkpoints, average_into, has_run, states
 from asr.train.datamodule import SpeechDataModule
-from asr.train.distributed import init_distributed, rank, rank_zero_first, world_size
+from asr.train.distributed import init_distributed, rank, rank_zero_first, sole_run, world_size
 from asr.train.energy import CostMeter
 from asr.train.module import SpeechModule
 from asr.train.trainer import fit
@@ -54,7 +54,7 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         raise ConfigError(
             "training.precision: bfloat16 is for a GPU, this run is on the CPU: set it to auto"
         )
-    with init_distributed(chosen) as chosen:
+    with init_distributed(chosen) as chosen, sole_run(state):
         if rank():
             logging.getLogger("asr").setLevel(logging.WARNING)
         if rank_zero_first(lambda: _is_finished(config, out, resume)):
@@ -145,8 +145,8 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     where the disk has no room for what the run will write, or the bundle is of another model.
     """
     datamodule, init = SpeechDataModule(config), config.training.init
-    if rank() or (state / LAST).is_file():
-        tokenizer = Tokenizer((state / TOKENIZER).read_bytes())
+    if rank() or states(state):
+        tokenizer = _tokenizer_of_run(state)
     elif init:
         tokenizer = Bundle.load(init).tokenizer
     else:
@@ -169,14 +169,23 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     return datamodule, bundle
 
 
+def _tokenizer_of_run(state: Path) -> Tokenizer:
+    try:
+        return Tokenizer(read_bytes(state / TOKENIZER))
+    except (AsrError, OSError) as error:
+        raise ConfigError(
+            f"{state / TOKENIZER}: damaged ({error}), the run cannot be continued: give another "
+            "--out"
+        ) from error
+
+
 def _write_run_files(config: Config, bundle: Bundle, state: Path) -> None:
     """Write tokens and recipe. Raises AsrError where the disk is too small for the whole run."""
     state.mkdir(parents=True, exist_ok=True)
-    for left in [*state.glob(".*.tmp"), state / _FINISHED]:
-        left.unlink(missing_ok=True)
-    # Weights of the best epochs and of one more; a state with Adam's two moments, and the bundle,
-    # both twice while one replaces the other.
-    copies = config.training.average + 1 + 2 * 3 + 2
+    (state / _FINISHED).unlink(missing_ok=True)
+    # Weights of the best epochs and of two more; a state with Adam's two moments, and the bundle,
+    # twice while one replaces the other; the state before.
+    copies = config.training.average + 2 + 3 * 3 + 2
     size = 4 * copies * count_parameters(bundle.model)
     try:
         with TemporaryFile(dir=state) as file:

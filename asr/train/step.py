@@ -201,7 +201,7 @@ class TrainingModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the counters. Raises ConfigError where the run is of another identity."""
         before = checkpoint["identity"]
-        other = [name for name, value in self.identity.items() if before[name] != value]
+        other = [name for name, value in self.identity.items() if before.get(name, value) != value]
         if other:
             raise ConfigError(
                 f"this run was begun with other {' and '.join(other)}: continue with the same, or "

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from asr.errors import AsrError, ConfigError, is_out_of_memory
-from asr.train.checkpoints import Checkpoints
+from asr.train.checkpoints import Checkpoints, states
 from asr.train.datamodule import TrainingData
 from asr.train.distributed import is_lost_peer, world_size
 from asr.train.progress import TrainingProgress
@@ -48,9 +49,7 @@ def fit(
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
         checkpoints.folder.mkdir(parents=True, exist_ok=True)
         trainer = _trainer(checkpoints, device, *callbacks)
-        resumed = checkpoints.last if checkpoints.last.is_file() else None
-        if resumed:
-            _check_state(resumed)
+        resumed = _sound_state(states(checkpoints.folder))
         log.info("learning curves: tensorboard --logdir %s", trainer.log_dir)
         try:
             trainer.fit(module, checkpoints.datamodule, ckpt_path=resumed, weights_only=True)
@@ -88,12 +87,34 @@ def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callbac
     )
 
 
+def _sound_state(paths: list[Path]) -> Path | None:
+    """Return the latest state that is whole; None where there are no states.
+
+    Raises ConfigError where none is whole.
+    """
+    for i, path in enumerate(paths):
+        try:
+            _check_state(path)
+        except ConfigError as error:
+            if path == paths[-1]:
+                raise
+            log.warning("%s; the run continues from %s", error, paths[i + 1].name)
+        else:
+            return path
+    return None
+
+
 def _check_state(path: Path) -> None:
     """Raise ConfigError for a file that is not the whole state of a training."""
     try:
-        is_state = "state_dict" in torch.load(path, weights_only=True, map_location="cpu")
+        with zipfile.ZipFile(path) as archive:  # torch does not look at its checksums
+            damaged = archive.testzip()
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        is_state = "state_dict" in state
     except Exception as error:  # torch raises many types on a damaged file
         raise ConfigError(f"{path}: damaged, it cannot be continued: give another --out") from error
+    if damaged:
+        raise ConfigError(f"{path}: damaged, it cannot be continued: give another --out")
     if not is_state:
         raise ConfigError(f"{path}: not the state of a training: give another --out")
 

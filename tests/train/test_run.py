@@ -129,6 +129,7 @@ def test_a_damaged_or_foreign_state_is_refused_in_a_sentence(tones: Path, tmp_pa
     train(Config.model_validate(tones_recipe(tones, training={"epochs": 1})), tmp_path / "run")
     longer = Config.model_validate(tones_recipe(tones, training={"epochs": 2}))
     last = tmp_path / "run" / "training" / "last.ckpt"
+    (last.parent / "previous.ckpt").unlink()
     last.write_bytes(last.read_bytes()[:2000])
     with pytest.raises(ConfigError, match="damaged"):
         train(longer, tmp_path / "run", resume=True)
