@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.errors import DataError
+from asr.runtime.files import remove_stale, temporary_beside
 from data_prep.corpus_writer import LeftOut, Report, Utterance, compare_with_published, write_corpus
 
 SPLITS = ("train", "dev", "test")
@@ -26,8 +27,9 @@ ARCHIVE = "data_aishell.tgz"
 
 # Published numbers of utterances and speakers with a transcript.
 PUBLISHED = {"train": (120_098, 340), "dev": (14_326, 40), "test": (7_176, 20)}
-# The published archives have 142,330 members in all.
-MAX_MEMBERS = 200_000
+# The published archives have 142,330 members of 20 GB in all.
+MAX_MEMBERS, MAX_BYTES = 200_000, 40_000_000_000
+_HEADER_BYTES = 1 << 20  # of a name or of other facts about a member
 
 
 class _Line(NamedTuple):
@@ -35,6 +37,36 @@ class _Line(NamedTuple):
 
     where: str
     text: str | None
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose name takes little memory; tarfile would read one of any size."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if not (self.isreg() or self.isdir()) and self.size > _HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
+        return found
+
+
+class _Unpacked:
+    """What was unpacked so far of an archive and those inside it."""
+
+    def __init__(self) -> None:
+        self.members = self.bytes = 0
+
+    def add(self, archive: Path | str, size: int) -> None:
+        """Count a member. Raises DataError if the archive cannot be the published one."""
+        self.members, self.bytes = self.members + 1, self.bytes + size
+        for count, most, what in (
+            (self.members, MAX_MEMBERS, "files"),
+            (self.bytes, MAX_BYTES, "bytes"),
+        ):
+            if count > most:
+                raise DataError(
+                    f"{archive}: holds more than {most:,} {what}, so it is not the published "
+                    "archive: download it again"
+                )
 
 
 def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
@@ -46,6 +78,8 @@ def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
     """
     extracted = out / "data_aishell"
     source = _locate(corpus)
+    for folder in extracted.glob("wav/*/*"):
+        remove_stale(folder)
     if source.is_file():
         _extract_corpus(source, extracted)
         trees = [extracted]
@@ -148,14 +182,16 @@ def _extract_corpus(archive: Path, extracted: Path) -> None:
     marks.mkdir(parents=True, exist_ok=True)
     if (marks / ARCHIVE).exists():
         return
+    unpacked = _Unpacked()
     with _open(archive) as tar:
-        members = _members(tar, archive)
+        members = _members(tar, archive, unpacked)
         for member in track(members, "extracting", None, console=Console(stderr=True)):
             name = PurePosixPath(member.name)
             content = tar.extractfile(member)
             assert content is not None
             if name.name.endswith((".tar.gz", ".tgz")):
-                _extract_speaker(content, f"{archive}: {name}", extracted, marks / name.name)
+                mark = marks / name.name
+                _extract_speaker(content, f"{archive}: {name}", extracted, mark, unpacked)
             else:
                 inside = name.parts[name.parts[0] == "data_aishell" :]
                 _write_file(content, member.size, extracted.joinpath(*inside))
@@ -168,19 +204,21 @@ def _extract_speakers(tree: Path, extracted: Path) -> bool:
     found = sorted((tree / "wav").glob("*.tar.gz"))
     archives = [path for path in found if path.name.split(".")[0] not in there]
     marks = extracted / ".extracted" / "speakers"
-    bar = Console(stderr=True)
+    bar, unpacked = Console(stderr=True), _Unpacked()
     for archive in track(archives, "extracting", console=bar, disable=not archives):
         with archive.open("rb") as content:
-            _extract_speaker(content, str(archive), extracted, marks / archive.name)
+            _extract_speaker(content, str(archive), extracted, marks / archive.name, unpacked)
     return bool(archives)
 
 
-def _extract_speaker(content: IO[bytes], archive: str, extracted: Path, mark: Path) -> None:
+def _extract_speaker(
+    content: IO[bytes], archive: str, extracted: Path, mark: Path, unpacked: _Unpacked
+) -> None:
     """Extract a speaker's archive unless its mark exists."""
     if mark.exists():
         return
     with _open(archive, content) as tar:
-        for member in _members(tar, archive):
+        for member in _members(tar, archive, unpacked):
             file = tar.extractfile(member)
             assert file is not None
             _write_file(file, member.size, extracted / "wav" / member.name)
@@ -195,12 +233,13 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
         with (
             content or Path(archive).open("rb") as file,
             gzip.GzipFile(fileobj=file) as unpacked,
-            tarfile.open(fileobj=unpacked, mode="r|") as tar,
+            tarfile.open(fileobj=unpacked, mode="r|", tarinfo=_Member) as tar,
         ):
             yield tar
             # Damage can look like the end to tar; gzip's checksum at the true end detects it.
             while unpacked.read(1 << 20):
-                pass
+                if unpacked.tell() > MAX_BYTES:
+                    raise tarfile.ReadError(f"more than {MAX_BYTES:,} bytes")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             f"{archive}: is damaged or incomplete ({error}): download it again"
@@ -209,14 +248,12 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
         raise DataError(f"{archive}: cannot be extracted ({error}): free some space") from error
 
 
-def _members(tar: tarfile.TarFile, archive: Path | str) -> Iterator[tarfile.TarInfo]:
+def _members(
+    tar: tarfile.TarFile, archive: Path | str, unpacked: _Unpacked
+) -> Iterator[tarfile.TarInfo]:
     """Yield the files of an archive; DataError at one that would be written outside its folder."""
-    for number, member in enumerate(tar, 1):
-        if number > MAX_MEMBERS:
-            raise DataError(
-                f"{archive}: holds more than {MAX_MEMBERS:,} files, so it is not the published "
-                "archive: download it again"
-            )
+    for member in tar:
+        unpacked.add(archive, member.size)
         # The archive would keep every member in memory.
         tar.members = []  # type: ignore[attr-defined]
         name = PurePosixPath(member.name)
@@ -224,6 +261,11 @@ def _members(tar: tarfile.TarFile, archive: Path | str) -> Iterator[tarfile.TarI
             raise DataError(
                 f"{archive}: holds {member.name!r}, a link, a device or a file outside its folder, "
                 "so it is not the published archive: download it again"
+            )
+        if member.isreg() and not name.parts:
+            raise DataError(
+                f"{archive}: holds a file named {member.name!r}, so it is not the published "
+                "archive: download it again"
             )
         if member.isreg() and not name.name.startswith("."):
             yield tarfile.data_filter(member, ".")
@@ -234,9 +276,12 @@ def _write_file(content: IO[bytes], size: int, path: Path) -> None:
     if path.is_file() and path.stat().st_size == size:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        shutil.copyfileobj(content, file)
-        if file.tell() != size:
-            raise EOFError(f"{path.name} ends early")
-    partial.replace(path)
+    partial = temporary_beside(path)
+    try:
+        with partial.open("wb") as file:
+            shutil.copyfileobj(content, file)
+            if file.tell() != size:
+                raise EOFError(f"{path.name} ends early")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

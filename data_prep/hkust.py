@@ -27,16 +27,23 @@ PUBLISHED = {
     "test characters": 56_154,
 }
 
+
+def _unwrap(brackets: re.Match[str]) -> str:
+    """Return what is in (( )), or all the rest where nothing closes it."""
+    return brackets[1] if brackets[0].endswith("))") else brackets[0]
+
+
 # The rules of Kaldi's recipe in its order (capitals, its eighth rule, and spaces are left to
 # `normalize_text`), then two more: other tags in braces, brackets (Latin letters only) or angle
-# brackets are removed, and so is all punctuation, full-width too, but an apostrophe in a word.
+# brackets are removed, and so is all punctuation, full-width too, but an apostrophe in a word. Each
+# reads a line once: none looks for the end of a tag again from every beginning.
 RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r'<foreign language="[^">]*">', " "),
         (r"</foreign>", " "),
-        (r"<noise>(.+)</noise>", r"\1"),
-        (r"\(\((.*?)\)\)", r"\1"),
+        (r"\A(?>(.*?)<noise>)(.+)</noise>", r"\1\2"),
+        (r"\(\((.*?)(?:\)\)|\Z)", _unwrap),
         (r"(?<!\S)(?:\{(?:breath|cough|sneeze|lipsmack|laugh)\}|<noise>)(?!\S)", ""),
         (r"[.,?+-]+", ""),
         (r"[~%](?=\S)", ""),
@@ -46,7 +53,8 @@ RULES = tuple(
 )
 
 _CALL = re.compile(r"#\s*(\w+_A\w+_B\w+)\s*")
-_LINE = re.compile(r"\s*(\d+(?:\.\d*)?)\s+(\d+(?:\.\d*)?)\s+([AB]):(.*)", re.DOTALL)
+_TIME = r"(\d{1,9}(?:\.\d{0,9})?)"  # seconds
+_LINE = re.compile(rf"{_TIME}\s+{_TIME}\s+([AB]):(.*)", re.DOTALL)
 
 
 class _Files(NamedTuple):
