@@ -41,7 +41,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings, app.state.metrics, app.state.n_live = settings, metrics, 0
-    app.state.engine, app.state.load = EngineClient(settings, metrics), Load(settings, metrics)
+    app.state.load = Load(settings, metrics)
+    app.state.engine = EngineClient(settings, metrics, app.state.load.hold)
     _add_middleware(app)
     install_handlers(app)
     for routes in (transcriptions, operations, live, page, document):

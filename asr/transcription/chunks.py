@@ -65,7 +65,7 @@ class ChunkedRecording:
         try:
             for block in self.recording:
                 if self.request and self.request.is_cancelled:
-                    break
+                    return
                 for wave in splitter.add(block):
                     yield self._chunk(wave)
                     read_until = self.recording.n_samples

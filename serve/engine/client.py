@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from asr.errors import AsrError
 from serve.engine import messages
+from serve.engine.outbox import Outbox
+from serve.engine.output import relay
 from serve.errors import ApiError, unavailable
 from serve.metrics import Metrics
 from serve.settings import Settings
@@ -22,6 +24,8 @@ from serve.settings import Settings
 logger = logging.getLogger("serve.engine.client")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before another start
+_HEALTHY_SECONDS = 60.0  # a process that lived so long is restarted after the first pause
+_SECRETS = ("ASR_API_KEYS",)  # variables that the process, which decodes what strangers send, lacks
 # Batches of many shapes fragment glibc's heap: blocks of 4 MiB and more are mapped separately, and
 # given back. oneDNN by default caches primitives for 1024 shapes.
 _MEMORY = {
@@ -59,14 +63,15 @@ class Job:
 class EngineClient:
     """The engine process, restarted when it dies or hangs.
 
-    Raises BundleError or ConfigError where it cannot load the models of the settings.
+    `hold` counts bytes of recordings whose requests have ended, while the pipe takes them. Raises
+    BundleError or ConfigError where the process cannot load the models of the settings.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, hold: Callable[[int], None]) -> None:
         self._settings, self._metrics = settings, metrics
         self._jobs: dict[int, Job] = {}
         self._ids = itertools.count()
-        self._sender = ThreadPoolExecutor(1, "asr-send")
+        self._outbox = Outbox(hold)
         self._closing = False
         self._died = asyncio.Event()
         self._start()
@@ -87,13 +92,14 @@ class EngineClient:
             raise unavailable("the model is being loaded: try again soon", retry_after=5)
         job = Job(self, next(self._ids), model)
         self._jobs[job._id] = job
-        self._send(messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick))
+        message = messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick)
+        self._outbox.put(self._pipe, message)
         return job
 
     def cancel(self, id: int) -> None:
         """End a job within a decoding step; nothing if it has ended."""
         if self._jobs.pop(id, None):
-            self._send(messages.Cancel(id))
+            self._outbox.cancel(self._pipe, id)
 
     @property
     def ready(self) -> bool:
@@ -106,15 +112,6 @@ class EngineClient:
         """Return the id of the process."""
         return self._process.pid
 
-    def _send(self, message: messages.ToEngine) -> None:
-        pipe = self._pipe
-
-        def send() -> None:
-            with suppress(OSError):  # it died, and `supervise` restarts it
-                pipe.send(message)
-
-        self._sender.submit(send)
-
     def _start(self) -> None:
         """Start the process and wait until it has loaded the models."""
         self._loaded = False
@@ -123,8 +120,10 @@ class EngineClient:
         command = [sys.executable, "-m", "serve.engine.process", str(theirs.fileno())]
         with theirs, ours:
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**_MEMORY, **os.environ}
+                command, pass_fds=[theirs.fileno()], env=_environment(), stderr=subprocess.PIPE
             )
+            assert self._process.stderr
+            relay(self._process.stderr)
             self._pipe = Connection(ours.detach())
         try:
             self._pipe.send(self._settings.model_copy(update={"api_keys": ()}))
@@ -138,6 +137,7 @@ class EngineClient:
             self._process.wait()
             raise answer
         self._loaded, self._last_message = True, time.monotonic()
+        self._started = self._last_message
 
     async def supervise(self) -> None:
         """Receive, watch and restart, until cancelled."""
@@ -155,6 +155,8 @@ class EngineClient:
                 return
             self._fail_all("the engine process ended: it is being restarted, try again", 5)
             self._pipe.close()
+            if time.monotonic() - self._started > _HEALTHY_SECONDS:
+                pause = _FIRST_PAUSE
             code = await asyncio.to_thread(self._process.wait)
             self._metrics.engine_restarts.inc()
             logger.error("the engine process ended", extra={"fields": {"exit_code": code}})
@@ -207,18 +209,25 @@ class EngineClient:
         for job in self._jobs.values():
             job.events.put_nowait(unavailable(message, retry_after=retry_after))
         self._jobs.clear()
+        self._outbox.clear()
 
     def close(self) -> None:
         """End the process; its jobs fail."""
         self._fail_all("the service is being stopped: try another replica", 1)
         self.kill()
         self._process.wait()
-        self._sender.shutdown(wait=False)
+        self._outbox.close()
 
     def kill(self) -> None:
         """End the process at once, for good."""
         self._closing = True
         self._process.kill()
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables of the engine process."""
+    variables = {**_MEMORY, **os.environ}
+    return {name: value for name, value in variables.items() if name.upper() not in _SECRETS}
 
 
 def _failure(code: str, message: str) -> ApiError:

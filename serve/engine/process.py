@@ -14,9 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -25,9 +23,10 @@ import asr
 from asr.audio.recording import Samples
 from asr.decoding.request import Request
 from asr.errors import AsrError, AudioError, is_out_of_memory
-from asr.transcription.chunks import Chunk, ChunkedRecording
+from asr.transcription.chunks import Chunk
 from asr.transcription.recognizer import Recognizer, result_of
 from serve.engine import messages
+from serve.engine.job import Job
 from serve.engine.queue import FairQueue
 from serve.logs import configure_logging
 from serve.settings import Settings
@@ -39,24 +38,6 @@ _AHEAD_SECONDS = 320.0
 _REPORT_SECONDS = 0.5
 
 
-@dataclass(eq=False)
-class Job:
-    """A request to transcribe, and its progress."""
-
-    asked: messages.Transcribe
-    recording: ChunkedRecording
-    chunks: Iterator[Chunk]
-    request: Request
-    arrived: float = field(default_factory=time.monotonic)
-    started: float | None = None
-    decode_seconds: float = 0.0
-    n_open: int = 0  # chunks in the queue or in a batch
-    is_read: bool = False  # there are no more chunks
-    is_paused: bool = False  # there are more, and no thread reads them now
-    sent: str = ""  # the text of partial results so far
-    progress: float = 0.0  # the fraction that is recognized, which never decreases
-
-
 class Engine:
     """Recognizers by name behind a pipe."""
 
@@ -66,6 +47,7 @@ class Engine:
         self._pipe, self._recognizers, self._settings = pipe, recognizers, settings
         self._jobs: dict[int, Job] = {}
         self._queue: FairQueue[tuple[Job, Chunk]] = FairQueue()
+        self._to_read: FairQueue[Job] = FairQueue()  # by decoded samples instead of seconds
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._readers = ThreadPoolExecutor(2, "asr-read")
@@ -115,42 +97,56 @@ class Engine:
             source = Samples(np.frombuffer(asked.audio, "<i2"), asked.pcm_rate)
         request = Request()
         recording = self._recognizers[asked.model].open(
-            source, max_seconds=self._settings.max_seconds, request=request
+            source,
+            max_seconds=self._settings.max_seconds,
+            max_samples=self._settings.max_samples,
+            request=request,
         )
-        job = Job(asked, recording, recording.chunks(), request)
+        job = Job(asked, recording, recording.slices(), request)
         with self._changed:
             self._jobs[asked.id] = job
-        self._readers.submit(self._read, job)
+            self._plan_to_read(job)
 
     def _remove(self, job: Job) -> bool:
         """Drop a job with its work in the queue and in the batch; return whether it was here."""
         with self._changed:
             self._queue.drop(job)
+            self._to_read.drop(job)
             job.request.is_cancelled = True
             return self._jobs.pop(job.asked.id, None) is not None
 
+    def _plan_to_read(self, job: Job) -> None:
+        self._to_read.put(job, None, job.cost, job)
+        self._readers.submit(self._read_next)
+
+    def _read_next(self) -> None:
+        """Read a slice of the recording whose turn it is, if it was not cancelled meanwhile."""
+        with self._changed:
+            turn = self._to_read.take(0)
+        for job in turn:
+            self._read(job)
+
     def _read(self, job: Job) -> None:
-        """Read a job's next chunk; queue the job for another one while the queue is short."""
-        if job.request.is_cancelled:
-            return
+        """Read a slice of a job; plan to read another one while the queue is short."""
+        before = job.recording.recording.n_samples
         try:
-            chunk = next(job.chunks, None)
+            chunk = next(job.slices, None)
         except Exception as error:
             self._fail(job, error)
             return
         with self._changed:
             if job.request.is_cancelled:
                 return
-            if chunk is None:
-                job.is_read = True
-            else:
+            job.cost = max(1, job.recording.recording.n_samples - before)
+            if chunk:
                 job.n_open += 1
                 kind = (job.asked.model, job.asked.quick)
                 self._queue.put(job, kind, chunk.seconds, (job, chunk))
-                job.is_paused = self._queue.seconds > _AHEAD_SECONDS
-                if not job.is_paused:
-                    self._readers.submit(self._read, job)
                 self._changed.notify()
+            if not job.recording.is_read:
+                job.is_paused = chunk is not None and self._queue.seconds > _AHEAD_SECONDS
+                if not job.is_paused:
+                    self._plan_to_read(job)
         self._finish(job)
 
     def _next_batch(self) -> list[tuple[Job, Chunk]]:
@@ -164,7 +160,7 @@ class Engine:
             batch = self._queue.take(limit)
             for job in dict.fromkeys(job for job, _ in batch if job.is_paused):
                 job.is_paused = False
-                self._readers.submit(self._read, job)
+                self._plan_to_read(job)
         return batch
 
     def _recognize(self, batch: list[tuple[Job, Chunk]]) -> None:
@@ -224,7 +220,7 @@ class Engine:
     def _finish(self, job: Job) -> None:
         """Send the result of a job that is done."""
         with self._changed:
-            is_done = job.recording.error or (job.is_read and not job.n_open)
+            is_done = job.recording.error or (job.recording.is_read and not job.n_open)
             if not is_done or not self._remove(job):
                 return
         result = result_of(job.recording)

@@ -20,7 +20,8 @@ class FairQueue(Generic[Item]):
 
     A chunk's turn is its seconds after the turn of its owner's last chunk, and never before the
     turn that is being served. So each owner gets the same share of the work: a short recording
-    precedes all but the first chunks of long ones, and those are not postponed forever.
+    precedes all but the first chunks of long ones, and those are not postponed forever. Any other
+    measure of work will do instead of seconds.
     """
 
     def __init__(self) -> None:

@@ -303,7 +303,9 @@ def test_a_recording_that_the_memory_does_not_hold_is_refused_and_not_tried_agai
     def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         return popen([sys.executable, "-c", WITHOUT_MEMORY, command[-1]], **options)
 
-    monkeypatch.setattr("serve.engine.client.subprocess", SimpleNamespace(Popen=start))
+    monkeypatch.setattr(
+        "serve.engine.client.subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)
+    )
     with running(tiny_bundle, deadline_seconds=5.0) as service:
         reply = service.post(recording(2))
         assert "shorter parts" in refused(reply, 413, "file", "out_of_memory")

@@ -92,7 +92,9 @@ def test_starting_an_engine_is_retried_on_a_machine_without_room(service, monkey
 
     popen = full(subprocess.Popen, OSError(errno.EAGAIN, "no process"))
     thread = full(threading.Thread, RuntimeError("can't start new thread"))
-    monkeypatch.setattr("serve.engine.client.subprocess", SimpleNamespace(Popen=popen))
+    monkeypatch.setattr(
+        "serve.engine.client.subprocess", SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)
+    )
     monkeypatch.setattr("serve.engine.client.threading", SimpleNamespace(Thread=thread))
     pid = service.engine.pid
     os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,30 @@
+"""A request to transcribe in the engine process, and its progress."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from asr.decoding.request import Request
+from asr.transcription.chunks import Chunk, ChunkedRecording
+from serve.engine import messages
+
+# What the first slice of a recording is taken to cost, in samples: four seconds of speech.
+_FIRST_SLICE = 2**16
+
+
+@dataclass(eq=False)
+class Job:
+    """A request to transcribe, and its progress."""
+
+    asked: messages.Transcribe
+    recording: ChunkedRecording
+    slices: Iterator[Chunk | None]
+    request: Request
+    cost: float = _FIRST_SLICE  # samples that the last slice decoded
+    arrived: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    decode_seconds: float = 0.0
+    n_open: int = 0  # chunks in the queue or in a batch
+    is_paused: bool = False  # there are more, and no thread reads them now
+    sent: str = ""  # the text of partial results so far
+    progress: float = 0.0  # the fraction that is recognized, which never decreases

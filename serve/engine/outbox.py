@@ -1,0 +1,61 @@
+"""Recordings on their way into the pipe to the engine, which takes none while it stands still."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from serve.engine import messages
+
+
+class Outbox:
+    """Sends messages in their order by a thread of its own; all methods belong to the event loop.
+
+    A recording that nothing waits for any more is dropped, unless the pipe is taking it: then
+    `hold` counts its bytes until it is taken.
+    """
+
+    def __init__(self, hold: Callable[[int], None]) -> None:
+        self._hold = hold
+        self._thread = ThreadPoolExecutor(1, "asr-send")
+        self._waiting: dict[int, messages.Transcribe] = {}
+        self._sent: dict[int, tuple[asyncio.Future[None], int]] = {}
+
+    def put(self, pipe: Connection, message: messages.Transcribe) -> None:
+        """Send a recording."""
+        self._waiting[message.id] = message
+        sent = self._run(self._send_waiting, pipe, message.id)
+        self._sent[message.id] = sent, len(message.audio)
+        sent.add_done_callback(lambda _: self._sent.pop(message.id))
+
+    def cancel(self, pipe: Connection, id: int) -> None:
+        """Drop a recording, or have the engine drop it."""
+        if self._waiting.pop(id, None):
+            return
+        if id in self._sent:
+            sent, n_bytes = self._sent[id]
+            self._hold(n_bytes)
+            sent.add_done_callback(lambda _: self._hold(-n_bytes))
+        self._run(_send, pipe, messages.Cancel(id))
+
+    def clear(self) -> None:
+        """Drop what the pipe has not begun to take."""
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """End the thread, as soon as the pipe lets it."""
+        self.clear()
+        self._thread.shutdown(wait=False)
+
+    def _run(self, send: Callable[..., None], *arguments: object) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, send, *arguments)
+
+    def _send_waiting(self, pipe: Connection, id: int) -> None:
+        if message := self._waiting.pop(id, None):
+            _send(pipe, message)
+
+
+def _send(pipe: Connection, message: messages.ToEngine) -> None:
+    with suppress(OSError):  # the engine died, and is restarted
+        pipe.send(message)
