@@ -91,7 +91,7 @@ def reply(error: ApiError, scope: Scope) -> JSONResponse:
 
 def _routing(request: Request, error: RoutingError) -> ApiError:
     """Return Starlette's own errors (no such route or method, a bad form) with a sentence."""
-    where = f"{request.method} {quoted(request.url.path)}"
+    where = f"{request.method} {quoted(request.scope['path'])}"  # `url` needs a query in UTF-8
     messages = {
         404: f"{where} does not exist: see /docs",
         405: f"{where} is not allowed: see /docs for the methods",
