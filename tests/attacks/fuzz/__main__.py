@@ -95,9 +95,8 @@ def _fault(run, allowed, data: bytes) -> str:
     try:
         run(data)
     except allowed as error:
-        text = str(error)
-        if len(text) > WORDS:
-            return f"an error of {type(error).__name__} with {len(text)} characters: {text[:100]!r}"
+        if len(text := str(error)) > WORDS:
+            return f"an error of {type(error).__name__} is too long\n{text[:300]}"
     except (Exception, Slow) as error:
         stack = traceback.extract_tb(error.__traceback__)
         own = [f for f in stack if f.filename.startswith(ROOT) and "/.venv/" not in f.filename]

@@ -35,7 +35,7 @@ class Mutator:
     def __iter__(self) -> Iterator[bytes]:
         while True:
             data = self.rng.choice(self.seeds)
-            for _ in range(1 + min(int(self.rng.expovariate(0.5)), 12)):
+            for _ in range(1 + min(int(self.rng.expovariate(0.8)), 12)):
                 data = self.rng.choice(self.changes)(data)[:MAX_BYTES]
             yield data
 
