@@ -154,7 +154,8 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float
         ) from error
     except ValueError as error:  # UnicodeDecodeError is one
         raise BundleError(
-            f"{path}, near line {number}: not a line of an ARPA file ({error!s:.200}): make it again"
+            f"{path}, near line {number}: not a line of an ARPA file ({error!s:.200}): make it "
+            "again"
         ) from error
     if not ended or not expected or expected != {n: found.get(n, 0) for n in expected}:
         raise BundleError(
