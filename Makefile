@@ -4,18 +4,20 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: install demo test types units lint docs clean
+.PHONY: install demo test types units attacks lint docs lock clean
 
 install: $(STAMP)
 
-# torch is installed first and by itself: where a CPU build is to be found, nothing may pull CUDA in.
-# greenformer, which the tests compare with, pins packages of 2021 that it runs without.
+# All packages are compared with their hashes, but torch: its builds differ by machine. It comes by
+# itself, with all that it needs there already: where a CPU build is to be found, nothing may pull
+# CUDA in. greenformer, which the tests compare with, pins packages of 2021 that it runs without.
 # Compiling is faster by all cores at once than by pip; files that are no Python 3 are left out.
-$(STAMP): pyproject.toml constraints.txt .ci/fix_torchaudio.py
+PIP = $(BIN)/pip install --quiet --no-compile
+$(STAMP): pyproject.toml constraints.txt requirements-dev.lock .ci/fix_torchaudio.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
-	$(BIN)/pip install --quiet --no-compile --no-deps greenformer==0.2.2 matrix-fact==1.1.2
+	$(PIP) --no-deps --require-hashes -r requirements-dev.lock
+	$(PIP) --no-warn-conflicts -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	$(BIN)/python .ci/fix_torchaudio.py
 	touch $@
@@ -49,6 +51,14 @@ lint: install
 docs: install
 	$(BIN)/python -m benchmarks.tables --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Write the locks again after a change of constraints.txt. uv only writes them. It must find a build
+# of torch for CPUs: set UV_TORCH_BACKEND=cpu, or UV_FIND_LINKS to a folder with one.
+COMPILE = uv pip compile --quiet --generate-hashes --no-annotate --no-emit-package torch \
+	--python-version 3.11.7 --custom-compile-command "make lock"
+lock:
+	$(COMPILE) --no-deps constraints.txt -o requirements-dev.lock
+	$(COMPILE) -c constraints.txt pyproject.toml --no-emit-package torchaudio -o requirements.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info
