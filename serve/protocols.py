@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -191,6 +192,11 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
         answer = b"".join(self.conn.data_to_send())
         if self.writable.is_set():
             self.transport.write(answer)
+
+    async def send(self, message: Any) -> None:
+        """Send; after a refusal the handshake is complete, which uvicorn forgets."""
+        await super().send(message)
+        self.handshake_complete |= self.close_sent
 
     def keepalive_timeout(self) -> None:
         """Close if the peer is silent, though it was listened to."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -439,10 +439,22 @@ def changed(service: Service, **settings: Any) -> Iterator[None]:
 
 
 @contextmanager
-def started(bundle: Path, *options: str, **environment: str) -> Iterator[tuple[Any, str]]:
+def started(
+    bundle: Path, *options: str, before: Sequence[str] = (), **environment: str
+) -> Iterator[tuple[Any, str]]:
     """`asr serve` as a process of its own, with its address; it is ended if it still runs."""
     code = "from asr.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", f"tiny={bundle}", "--port", "0", *options]
+    command = [
+        *before,
+        sys.executable,
+        "-c",
+        code,
+        "serve",
+        f"tiny={bundle}",
+        "--port",
+        "0",
+        *options,
+    ]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as server:
         try:

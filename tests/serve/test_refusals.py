@@ -318,7 +318,7 @@ def test_logs_have_sizes_times_and_an_id_and_nothing_that_a_client_said(guarded)
         reply = guarded.client.post(URL, files={"file": file}, data=data, headers=KEY)
         others = [
             guarded.client.get("/v1/a-secret?api_key=first-key", headers={"x-secret": "secret"}),
-            guarded.client.request("SECRET", "/v1/models", headers=KEY),
+            guarded.client.request("PROPFIND", "/v1/models", headers=KEY),
         ]
         ids = [each.headers["x-request-id"] for each in (reply, *others)]
         # An earlier test's last request may still be written here.

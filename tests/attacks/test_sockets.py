@@ -1,0 +1,157 @@
+"""Live sessions of hostile and of patient peers over a real socket."""
+
+import base64
+import gc
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from serve import protocols
+from tests.helpers import Service, changed, stopped, wait_for
+
+START = json.dumps({"sample_rate": 16000, "model": "tiny"})
+SECOND = bytes(32_000)
+PING, TEXT, BINARY = 0x9, 0x1, 0x2
+
+
+@contextmanager
+def session(service: Service) -> Iterator[ClientConnection]:
+    with connect(f"ws://{service.host}:{service.port}/v1/live", proxy=None) as client:
+        client.send(START)
+        yield client
+
+
+def last(client: ClientConnection, seconds: float = 60) -> tuple[int | None, dict[str, Any]]:
+    """The close code and the last message, once the service has closed."""
+    message: dict[str, Any] = {}
+    with suppress(ConnectionClosed):
+        while True:
+            message = json.loads(client.recv(timeout=seconds))
+    return client.close_code, message
+
+
+def frame(opcode: int, payload: bytes) -> bytes:
+    """A short frame as a client sends it; its mask is 0."""
+    return struct.pack("!BBI", 0x80 | opcode, 0x80 | len(payload), 0) + payload
+
+
+@contextmanager
+def raw_session(service: Service, room: int = 2**12) -> Iterator[socket.socket]:
+    """A session of a client that never answers, and that reads only where it is told to."""
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        raw.settimeout(30)
+        raw.connect((service.host, service.port))
+        key = base64.b64encode(os.urandom(16)).decode()
+        head = (
+            "GET /v1/live HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\n"
+            f"connection: upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: {key}\r\n\r\n"
+        )
+        raw.sendall(head.encode())
+        assert raw.recv(12) == b"HTTP/1.1 101"
+        raw.sendall(frame(TEXT, START.encode()))
+        yield raw
+
+
+def test_a_peer_that_does_not_read_loses_its_place(service, monkeypatch):
+    """S3: pings without end, then silence: the place was lost, and the memory grew."""
+    monkeypatch.setattr(protocols, "_STALL_SECONDS", 1.0, raising=False)
+    with changed(service, max_live_sessions=1), raw_session(service) as raw:
+        pings = frame(PING, bytes(125)) * 500
+        with suppress(OSError):
+            for _ in range(100):  # 6.5 MB: more than all buffers of the kernel
+                raw.sendall(pings)
+        found = [o for o in gc.get_objects() if isinstance(o, WebSocketsSansIOProtocol)]
+        assert sum(o.transport.get_write_buffer_size() for o in found) < 2**18
+        wait_for(lambda: service.state.n_live == 0, 20)
+        with session(service) as client:
+            client.send('{"type": "end"}')
+            assert last(client)[0] == 1000
+
+
+@pytest.mark.parametrize("message", [b"", b"\0\0"])
+def test_messages_with_next_to_no_audio_hold_no_place(service, message):
+    """S3: a message now and then held a place for ever."""
+    with changed(service, live_idle_seconds=2.0), session(service) as client:
+        deadline = time.monotonic() + 30
+        with suppress(ConnectionClosed):
+            while time.monotonic() < deadline:
+                client.send(message)
+                time.sleep(0.2)
+        code, error = last(client)
+    assert (code, error["error"]["code"]) == (1008, "idle")
+
+
+def test_a_session_ends_by_the_clock_as_by_its_audio(service):
+    """S3: what comes slowly enough held a place for days."""
+    with changed(service, max_live_seconds=2.0), session(service) as client:
+        began = time.monotonic()
+        with suppress(ConnectionClosed):
+            while time.monotonic() < began + 30:
+                client.send(SECOND[:3200])
+                time.sleep(0.5)
+        code, error = last(client)
+    assert (code, error["error"]["code"]) == (1009, "too_long")
+
+
+@pytest.mark.parametrize("opcode", [BINARY, PING])
+def test_a_flood_of_small_messages_is_ended(service, opcode):
+    """S2: each costs as much time as a large one."""
+    flood = frame(opcode, b"") * 20_000
+    with raw_session(service, 2**20) as raw:
+        with suppress(OSError):
+            for _ in range(20):
+                raw.sendall(flood)
+        with suppress(ConnectionError):
+            while raw.recv(2**16):
+                pass
+    assert service.client.get("/health/live", timeout=5).status_code == 200
+    wait_for(lambda: service.state.n_live == 0, 20)
+
+
+@pytest.fixture
+def quick_pings(monkeypatch):
+    """Pings each 0.5 s, and as long for their answers."""
+    original = WebSocketsSansIOProtocol.__init__
+
+    def quick(self, *args, **options):
+        original(self, *args, **options)
+        self.ping_interval = self.ping_timeout = 0.5
+
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "__init__", quick)
+
+
+def test_a_client_that_is_made_to_wait_is_not_dropped(service, quick_pings):
+    """S12: 1011 keepalive ping timeout, since answers to pings were not read."""
+    with session(service) as client:
+
+        def speak() -> None:
+            for _ in range(60):  # more than the service holds
+                client.send(SECOND)
+            client.send('{"type": "end"}')
+
+        with stopped(service.engine.pid):
+            speaker = threading.Thread(target=speak)
+            speaker.start()
+            time.sleep(4)
+        speaker.join()
+        code, end = last(client)
+    assert (code, end["type"], end["duration"]) == (1000, "end", 60.0)
+
+
+def test_a_client_that_is_dead_is_noticed(service, quick_pings):
+    """S12: nothing comes of it, though it is listened to."""
+    with raw_session(service):
+        wait_for(lambda: service.state.n_live == 1)
+        wait_for(lambda: service.state.n_live == 0, 20)
