@@ -18,6 +18,7 @@ _PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}: API</title>
+<link rel="icon" href="page/icon.svg">
 <link rel="stylesheet" href="page/style.css">
 <body>
 <header><h1>{title}</h1><p class="what">{summary}</p></header>
