@@ -4,10 +4,16 @@ Everything else that goes wrong is a bug, and stays an ordinary exception with i
 """
 
 
+_LONGEST = 4000  # characters of a message: what it quotes of a file can be megabytes
+
+
 class AsrError(Exception):
     """Any failure that the user can fix; `exit_code` is that of the command line."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= _LONGEST else message[:_LONGEST] + "…")
 
 
 class ConfigError(AsrError):
