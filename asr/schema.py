@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 # A number of units in a network: one above this is a typing error, reported before it allocates
 # memory. Layers are fewer, for each takes time to build.
 Size = Annotated[int, Field(gt=0, le=1 << 16)]
-Layers = Annotated[int, Field(gt=0, le=1 << 9)]
+Layers = Annotated[int, Field(gt=0, le=1 << 7)]
 
 # What lhotse takes for a command (`pipe:`), for standard input (`-`) or for an address. A Path
 # has one slash of the two after a scheme.

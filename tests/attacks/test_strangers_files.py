@@ -1,0 +1,416 @@
+"""Recipes, bundles, manifests, language models and archives of strangers: limits and refusals."""
+
+import gzip
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from asr.bundle import Bundle, load_bundle_config
+from asr.config import Config, dump_config, load_config
+from asr.data.manifest import load_cuts, read_wave
+from asr.decoding.options import DecodingOptions
+from asr.errors import AsrError, AudioError, BundleError, ConfigError, DataError
+from asr.lm.loading import load_language_model
+from asr.runtime.files import remove_stale, write_atomically, write_text
+from asr.tokenizer import Tokenizer, normalize_text
+from data_prep import aishell1, hkust
+from tests.helpers import make_tree, tone, tones_recipe, write_recipe
+
+CPU = torch.device("cpu")
+PIPE = "pipe:touch PWNED; cat real.jsonl"
+
+
+def write_manifest(path: Path, *sources: dict) -> Path:
+    """A manifest of a cut for each source of a recording."""
+    lines = []
+    for i, source in enumerate(sources):
+        recording = {
+            "id": f"r{i}", "sampling_rate": 16000, "num_samples": 3200, "duration": 0.2,
+            "sources": [{"channels": [0], **source}],
+        }  # fmt: skip
+        text = {"id": f"s{i}", "recording_id": f"r{i}", "start": 0, "duration": 0.2, "channel": 0,
+                "text": "好"}  # fmt: skip
+        lines.append(json.dumps({
+            "id": f"c{i}", "start": 0, "duration": 0.2, "channel": 0, "type": "MonoCut",
+            "supervisions": [text], "recording": recording,
+        }))  # fmt: skip
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def copied(bundle: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a bundle with other values of its configuration, by dotted keys."""
+    shutil.copytree(bundle, folder)
+    values = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        part = values
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(values), "utf-8")
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that holds a file with the name of a command, as the attack needs."""
+    monkeypatch.chdir(tmp_path)
+    tone(tmp_path / "a.wav")
+    write_manifest(tmp_path / "real.jsonl", {"type": "file", "source": str(tmp_path / "a.wav")})
+    (tmp_path / PIPE).write_bytes(b"")
+    return tmp_path
+
+
+@pytest.mark.parametrize("key", ["data.train", "data.dev", "decoding.lm", "training.init"])
+@pytest.mark.parametrize("path", [PIPE, "https://example.org/x.jsonl", "-"])
+def test_a_recipe_or_bundle_names_no_command_or_address(
+    here: Path, tiny_bundle: Path, key: str, path: str
+) -> None:
+    """S1: a path that a library could take for a command is refused before anything opens it."""
+    recipe = write_recipe(here / "recipe.yaml", tones_recipe(here))
+    with pytest.raises(ConfigError, match=rf"{key}: .*a command or an address"):
+        load_config(recipe, [f"{key}={json.dumps(path)}"])
+    section, name = key.split(".")
+    bundle = copied(tiny_bundle, here / "bundle", **{f"{section}__{name}": path})
+    with pytest.raises(BundleError, match=rf"{key}: .*a command or an address"):
+        Bundle.load(bundle)
+    assert not (here / "PWNED").exists()
+
+
+def test_a_manifest_with_a_commands_name_is_not_run(here: Path) -> None:
+    """S1: `asr evaluate`, `tune` and `compress` take manifests by name as well."""
+    with pytest.raises(DataError, match="a command or an address"):
+        load_cuts(Path(PIPE))
+    (here / "pipe:touch PWNED; cat ").mkdir()
+    nested = here / "pipe:touch PWNED; cat " / "real.jsonl"
+    nested.write_bytes((here / "real.jsonl").read_bytes())
+    with pytest.raises(DataError, match="a command or an address"):
+        load_cuts(Path("pipe:touch PWNED; cat /real.jsonl"))
+    assert len(load_cuts(nested)) == 1  # absolute, it is a name like others
+    assert not (here / "PWNED").exists()
+
+
+def test_shards_below_a_folder_with_a_commands_name_are_not_run(here: Path) -> None:
+    """S1: lhotse sees the absolute paths of shards only."""
+    shards = here / "pipe:touch PWNED;"
+    shards.mkdir()
+    shutil.copy(here / "real.jsonl", shards / "cuts.000000.jsonl")
+    with tarfile.open(shards / "recording.000000.tar", "w"):
+        pass
+    with pytest.raises(DataError, match="a command or an address"):
+        load_cuts(Path(shards.name))
+    with pytest.raises(DataError, match="not a lhotse manifest"):
+        load_cuts(shards)  # its tar file is empty
+    assert not (here / "PWNED").exists()
+
+
+def test_options_of_the_command_line_are_checked_too(here: Path) -> None:
+    """S1: `--lm` is a file's path, and a beam has a limit."""
+    for changes in ({"lm": Path(PIPE), "lm_weight": 0.3}, {"beam_size": 10**9}):
+        with pytest.raises(ConfigError):
+            DecodingOptions().changed(changes)
+    assert not (here / "PWNED").exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "file", "source": PIPE},
+        {"type": "file", "source": "http://localhost:1/a.wav"},
+        {"type": "url", "source": PIPE},
+        {"type": "command", "source": "touch PWNED"},
+        {"type": "tar_member", "source": "/etc/passwd:0:100"},
+    ],
+    ids=lambda source: f"{source['type']}-{source['source'][:5]}",
+)
+def test_a_recordings_source_is_a_file(here: Path, source: dict) -> None:
+    """S1: a manifest's sources are neither run nor fetched, nor offsets into any file."""
+    with pytest.raises(DataError, match=r"strange\.jsonl: is not a lhotse manifest.*at line 2"):
+        load_cuts(write_manifest(here / "strange.jsonl", {"type": "file", "source": "a"}, source))
+    assert not (here / "PWNED").exists()
+
+
+@pytest.mark.parametrize("kind", ["/dev/zero", "fifo"])
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path, tiny_bundle: Path, kind: str) -> None:
+    """M5: a file without an end (/dev/zero, a pipe) is refused at once, wherever it is named."""
+    endless = Path(kind)
+    if kind == "fifo":
+        endless = tmp_path / "fifo"
+        os.mkfifo(endless)
+    tokenizer = Bundle.load(tiny_bundle).tokenizer
+    with pytest.raises(BundleError, match="not a plain file"):
+        load_language_model(endless, tokenizer, CPU)
+    with pytest.raises(ConfigError, match="not a plain file"):
+        load_config(endless)
+    with pytest.raises(DataError, match="not a plain file"):
+        load_cuts(endless)
+    (cut,) = load_cuts(
+        write_manifest(tmp_path / "m.jsonl", {"type": "file", "source": str(endless)})
+    )
+    with pytest.raises(AudioError, match="not a regular file"):
+        read_wave(cut, 16000)
+    for name in ("config.yaml", "tokenizer.model", "model.safetensors"):
+        bundle = Path(shutil.copytree(tiny_bundle, tmp_path / name))
+        (bundle / name).unlink()
+        (bundle / name).symlink_to(endless)
+        with pytest.raises(BundleError):
+            Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("lm", ["/etc/passwd", "../other/lm.arpa", "linked.arpa"])
+def test_a_bundles_language_model_is_in_its_folder(
+    tmp_path: Path, tiny_bundle: Path, lm: str
+) -> None:
+    """M5: a bundle's `decoding.lm` cannot name any file of the machine."""
+    bundle = copied(tiny_bundle, tmp_path / "bundle", decoding__lm=lm, decoding__lm_weight=0.3)
+    (bundle / "linked.arpa").symlink_to("/etc/passwd")
+    with pytest.raises(BundleError, match=r"decoding\.lm .* not in the bundle's folder"):
+        Bundle.load(bundle)
+    unused = copied(tiny_bundle, tmp_path / "unused", decoding__lm=lm)
+    if not lm.startswith("linked"):
+        assert Bundle.load(unused).config.decoding.lm is None  # so no option can bring it back
+
+
+def test_a_language_model_in_the_bundle_is_found_from_anywhere(
+    tmp_path: Path, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M5: its path is relative to the folder, which can be moved."""
+    bundle = copied(tiny_bundle, tmp_path / "bundle", decoding__lm="lm.arpa", decoding__lm_weight=1)
+    loaded = Bundle.load(bundle)
+    assert loaded.config.decoding.lm == bundle / "lm.arpa"
+    loaded.save(bundle, "card")
+    moved = bundle.rename(tmp_path / "moved")
+    monkeypatch.chdir("/")
+    assert load_bundle_config(moved).decoding.lm == moved / "lm.arpa"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "an alias"),
+        ("a: " + "[" * 5000, "more than 20 levels"),
+        ("a: " + "{b: " * 5000, "more than 20 levels"),
+        ("# a comment\n" * 100_000, "more than 262,144 bytes"),
+        ("seed: " + "9" * 5000, "more than 100 characters"),
+        ("seed: 0x" + "f" * 100_000, "more than 100 characters"),
+        ("seed: " + "1:" * 50_000 + "1", "more than 100 characters"),
+        ("seed: 2001-99-99", "not YAML"),
+    ],
+    ids=["aliases", "lists", "mappings", "comments", "digits", "hex", "base 60", "date"],
+)
+def test_yaml_that_grows_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
+    """M5: aliases, depth, size and numbers of a configuration have limits."""
+    path, start = tmp_path / "config.yaml", time.process_time()
+    path.write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path)
+    assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.d_model=400000", "model.encoder.n_layers=100000", "model.decoder.n_layers=100000",
+        "data.num_workers=1000000", "decoding.beam_size=1000000000", "decoding.n_best=1000000000",
+        "training.epochs=1000000000000", "tokenizer.vocab_size=1000000000000",
+        "data.speed_factors=[1e-9]",
+    ],
+)  # fmt: skip
+def test_absurd_sizes_are_refused_by_name(tmp_path: Path, change: str) -> None:
+    """M5: a recipe's sizes have limits, before anything is built."""
+    recipe = write_recipe(tmp_path / "recipe.yaml", tones_recipe(tmp_path))
+    with pytest.raises(ConfigError, match=change.split("=", maxsplit=1)[0].replace(".", r"\.")):
+        load_config(recipe, [change])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model__d_model": 65536, "model__d_inner": 65536, "model__n_heads": 64},
+        {"model__encoder": {"n_layers": 128}},
+        {"model__projection": {"kind": "dense"}},
+    ],
+    ids=["wide", "deep", "dense"],
+)
+def test_a_bundle_whose_weights_do_not_fit_takes_no_memory(
+    tmp_path: Path, tiny_bundle: Path, change: dict
+) -> None:
+    """M5: shapes are compared with the file of weights before anything is allocated."""
+    bundle = copied(tiny_bundle, tmp_path / "bundle", **change)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BundleError, match=r"model\.safetensors: tensor "):
+        Bundle.load(bundle)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+def test_a_language_models_folder_takes_no_memory_either(tmp_path: Path, tiny_bundle: Path) -> None:
+    """M5: as for a bundle."""
+    loaded = Bundle.load(tiny_bundle)
+    model = loaded.config.model.model_copy(update={"d_model": 65536, "n_heads": 64})
+    sizes = {"vocab_size": 1 << 18, "model": model.model_dump(mode="json")}
+    write_text(tmp_path / "lm" / "config.yaml", yaml.safe_dump(sizes))
+    shutil.copy(tiny_bundle / "model.safetensors", tmp_path / "lm")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BundleError, match="tensor "):
+        load_language_model(tmp_path / "lm", loaded.tokenizer, CPU)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+def test_a_tokenizer_cannot_make_long_texts_of_few_tokens() -> None:
+    """M5: a piece of a megabyte would be repeated by every token of a text."""
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    model = proto.ModelProto()
+    model.ParseFromString(Tokenizer.train(["今天"], Config.model_validate(
+        {"data": {"train": "a", "dev": "b"}}).tokenizer).model)  # fmt: skip
+    model.pieces[-1].piece = "长" * 1000
+    with pytest.raises(BundleError, match="more than 256 characters"):
+        Tokenizer(model.SerializeToString())
+
+
+def test_lines_without_an_end_are_not_read_into_memory(tmp_path: Path, tiny_bundle: Path) -> None:
+    """M5: neither a sparse ARPA file nor a gzip bomb as a manifest fills the memory."""
+    arpa = tmp_path / "lm.arpa"
+    with arpa.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(BundleError, match="more than 9,999 characters"):
+        load_language_model(arpa, Bundle.load(tiny_bundle).tokenizer, CPU)
+    bomb = tmp_path / "bomb.jsonl.gz"
+    bomb.write_bytes(gzip.compress(b"\0" * (1 << 20), 1) * 100)  # members follow each other
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(DataError, match="a line has"):
+        load_cuts(bomb)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def archive_of(path: Path, *members: tuple[str, int]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, size in members:
+            info = tarfile.TarInfo(name)
+            info.size = size
+            tar.addfile(info, io.BytesIO(b"\0" * size))
+    return path
+
+
+@pytest.mark.parametrize("name", [".", ""])
+def test_a_member_without_a_name_is_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
+    """M6: an archive's file named "." or "" is no traceback."""
+    archive = archive_of(tmp_path / "data_aishell.tgz", (name, 10))
+    with pytest.raises(DataError, match=re.escape(f"a file named {name!r}")):
+        aishell1.prepare(archive, tmp_path / "out")
+
+
+def test_what_an_archive_unpacks_to_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M6: files in all archives together, inner ones and what follows the last file included."""
+    tree = make_tree(tmp_path / "corpus")
+    (tree / "wav" / "train").rename(tree / "wav" / "kept")
+    for i in range(3):
+        archive_of(tree / "wav" / f"S090{i}.tar.gz", (f"train/S090{i}/a.wav", 400_000))
+    monkeypatch.setattr(aishell1, "MAX_BYTES", 1_000_000, raising=False)
+    with pytest.raises(DataError, match="more than 1,000,000 bytes"):
+        aishell1.prepare(tree, tmp_path / "out")
+    written = [p.stat().st_size for p in (tmp_path / "out").rglob("*.wav")]
+    assert sum(written) <= 1_000_000
+    tail = archive_of(tmp_path / "data_aishell.tgz", ("data_aishell/a", 10))
+    tail.write_bytes(tail.read_bytes() + gzip.compress(b"\0" * 3_000_000))
+    with pytest.raises(DataError, match="more than 1,000,000 bytes"):
+        aishell1.prepare(tail, tmp_path / "tail")
+
+
+def test_a_members_name_takes_little_memory(tmp_path: Path) -> None:
+    """M6: tarfile would read a name of gigabytes."""
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 8 << 30
+    content = header.tobuf(tarfile.GNU_FORMAT) + b"a" * (1 << 20)
+    archive = tmp_path / "data_aishell.tgz"
+    archive.write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match=r"damaged or incomplete \(a header of 8,589,934,592"):
+        aishell1.prepare(archive, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "((",
+        "<noise>",
+        "<noise></noise>",
+        "{",
+        "[a",
+        "<a",
+        '<foreign language="',
+        " ",
+        " 好",
+        "'",
+        "%",
+    ],
+)
+def test_normalizing_takes_time_in_proportion_to_the_line(line: str) -> None:
+    """M7: no rule for HKUST's transcripts, nor of texts, is quadratic."""
+    start = time.process_time()
+    hkust.normalize("a" + line * 40_000 + "b")
+    normalize_text("a" + line * 40_000 + "b")
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("time_of_day", ["1" * 320, "1." + "1" * 320, "9" * 30])
+def test_times_of_hundreds_of_digits_are_malformed_lines(tmp_path: Path, time_of_day: str) -> None:
+    """M7: such a time is no OverflowError, the line is left out."""
+    transcript, dropped = tmp_path / "call.txt", []
+    transcript.write_text(f"0.1 {time_of_day} A: 好\n0.1 1.2 A: 好\n", "utf-8")
+    transcript.write_bytes(transcript.read_text("utf-8").encode("gbk"))
+    (segment,) = hkust._read_transcript(transcript, "train", dropped)
+    assert (segment.id, [one.reason for one in dropped]) == (
+        "call-A-000010-000120", ["malformed_line"],
+    )  # fmt: skip
+
+
+def test_temporary_names_are_short_and_differ_between_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S8, M11: a file may have the longest name, and two processes with one PID do not collide."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    used: list[str] = []
+    for name in ("a", "长" * 85):
+        write_text(tmp_path / name, "text")
+        for _ in range(2):
+            write_atomically(tmp_path / name, lambda path: used.append(path.name) or path.touch())
+    assert len(set(used)) == 4 and max(map(len, used)) < 40
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "长" * 85]
+
+
+def test_temporary_files_of_killed_processes_do_not_stay(tmp_path: Path) -> None:
+    """M11: what is older than a day is removed, what another process writes now is not."""
+    kill = "import os; from asr.runtime.files import write_text; from pathlib import Path\n"
+    kill += "Path.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+    for _ in range(2):
+        code = f"{kill}write_text(Path({str(tmp_path / 'a')!r}), 'text')"
+        subprocess.run([sys.executable, "-c", code], check=False)
+    old, new = tmp_path.iterdir()
+    os.utime(old, (0, 0))
+    remove_stale(tmp_path)
+    assert list(tmp_path.iterdir()) == [new]
+
+
+def test_a_shipped_configuration_keeps_working(tiny_bundle: Path, tmp_path: Path) -> None:
+    """M5: what the program writes itself is within its limits."""
+    config = load_bundle_config(tiny_bundle)
+    write_text(tmp_path / "config.yaml", dump_config(config))
+    assert load_config(tmp_path / "config.yaml") == config
+    with pytest.raises(AsrError):
+        load_config(tmp_path / "config.yaml", ["model.d_model=&a 4"])
