@@ -5,6 +5,7 @@ model.safetensors (weights and feature statistics) and README.md (the model card
 outside its folder, and takes no memory before the weights are known to fit the configuration.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +55,18 @@ class Bundle:
     def save(self, folder: Path, card: str) -> None:
         """Write the four files atomically, the weights last; remove an older evaluation.
 
-        The weights name the tokenizer that they were trained with.
+        Where the disk has no room for the weights, an older bundle stays as it is. The weights
+        name the tokenizer that they were trained with.
         """
+
+        def write_others() -> None:
+            (folder / EVALUATION).unlink(missing_ok=True)
+            write_bundle_config(folder, self.config)
+            write_atomically(folder / TOKENIZER, lambda p: p.write_bytes(self.tokenizer.model))
+            write_text(folder / CARD, card)
+
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / EVALUATION).unlink(missing_ok=True)
-        write_bundle_config(folder, self.config)
-        write_atomically(folder / TOKENIZER, lambda p: p.write_bytes(self.tokenizer.model))
-        write_text(folder / CARD, card)
-        save_weights(self.parts, folder / WEIGHTS, self.tokenizer)
+        save_weights(self.parts, folder / WEIGHTS, self.tokenizer, write_others)
 
     @classmethod
     def load(cls, folder: Path) -> "Bundle":
@@ -133,9 +138,14 @@ def _check_exists(folder: Path, name: str) -> None:
         raise BundleError(f"{folder}: has no {name}: give a folder that `asr train` has finished")
 
 
-def save_weights(parts: nn.Module, path: Path, tokenizer: Tokenizer) -> None:
-    """Write a module's weights atomically, with the digest of their tokenizer."""
-    write_tensors(path, parts.state_dict(), {"tokenizer": tokenizer.digest})
+def save_weights(
+    parts: nn.Module,
+    path: Path,
+    tokenizer: Tokenizer,
+    write_others: Callable[[], object] = lambda: None,
+) -> None:
+    """Write weights as `write_tensors` does, with the digest of their tokenizer."""
+    write_tensors(path, parts.state_dict(), {"tokenizer": tokenizer.digest}, write_others)
 
 
 def tokenizer_of(weights: Path) -> str | None:

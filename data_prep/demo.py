@@ -6,6 +6,7 @@ sentences of dev and test are not in train. The package espeakng-loader brings t
 
 import ctypes
 import hashlib
+import io
 import multiprocessing
 import os
 import random
@@ -248,9 +249,14 @@ def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> str | None:
 
 def _write(path: Path, wave_N: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()  # libsndfile does not say why it could not write
+    sf.write(content, wave_N, SAMPLE_RATE, subtype="PCM_16", format="WAV")
     partial = path.with_suffix(".partial")
-    sf.write(partial, wave_N, SAMPLE_RATE, subtype="PCM_16", format="WAV")
-    partial.replace(path)
+    try:
+        partial.write_bytes(content.getvalue())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _waveform(line: Line) -> np.ndarray:

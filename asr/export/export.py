@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any, get_args
 
@@ -71,12 +72,15 @@ def export(bundle: Bundle, kind: str, out: Path) -> float:
     model = bundle.model.cpu().eval().requires_grad_(False)
     if not all(layer.attends_to_all_past for layer in model.decoder.each_layer()):
         raise ConfigError("model.decoder.attention: only kind full can be exported")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        folder = Path(scratch) / out.name
-        folder.mkdir()
-        difference = _write(bundle, model, kind, folder)
-        folder.rename(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as scratch:
+            folder = Path(scratch) / out.name
+            folder.mkdir()
+            difference = _write(bundle, model, kind, folder)
+            folder.rename(out)
+    except OSError as error:
+        raise AsrError(f"{out}: cannot be written ({error.strerror or error})") from error
     return difference
 
 
@@ -163,7 +167,9 @@ def _read_onnx(path: Path, ports: Ports) -> Graph:
 
 
 def _write_torch(program: Any, ports: Ports, path: Path) -> None:  # noqa: ARG001
-    torch.export.save(program, path)
+    content = BytesIO()  # on a full disk torch's own writer aborts the process
+    torch.export.save(program, content)
+    path.write_bytes(content.getvalue())
 
 
 def _read_torch(path: Path, ports: Ports) -> Graph:  # noqa: ARG001

@@ -1,7 +1,7 @@
 """Files of tensors: safetensors, with a checksum."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,11 +15,24 @@ from asr.runtime.files import write_atomically
 _DIGEST = "sha256"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors atomically, with their checksum in the file's metadata."""
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: dict[str, str],
+    write_others: Callable[[], object] = lambda: None,
+) -> None:
+    """Write tensors atomically, with their checksum in the file's metadata.
+
+    `write_others` writes smaller files of the same folder, when the disk has taken the tensors.
+    """
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     content = save(tensors, metadata | {_DIGEST: _digest(tensors)})
-    write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+        write_others()
+
+    write_atomically(path, write)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
