@@ -24,10 +24,11 @@ class Outbox:
 
     def put(self, pipe: Connection, message: messages.Transcribe) -> None:
         """Send a recording."""
-        self._waiting[message.id] = message
-        sent = self._run(self._send_waiting, pipe, message.id)
-        self._sent[message.id] = sent, len(message.audio)
-        sent.add_done_callback(lambda _: self._sent.pop(message.id))
+        id = message.id  # nothing but `_waiting` may refer to the message
+        self._waiting[id] = message
+        sent = self._run(self._send_waiting, pipe, id)
+        self._sent[id] = sent, len(message.audio)
+        sent.add_done_callback(lambda _: self._sent.pop(id))
 
     def cancel(self, pipe: Connection, id: int) -> None:
         """Drop a recording, or have the engine drop it."""
