@@ -27,6 +27,7 @@ from rich.progress import track
 from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
 from asr.errors import AsrError, DataError
+from asr.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
@@ -237,8 +238,8 @@ def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> str | None:
                 if not path.exists():
                     _write(path, wave_N)
             status = 0
-        except OSError as error:
-            status = error.errno or 1
+        except (AsrError, OSError) as error:
+            status = getattr(error.__cause__ or error, "errno", None) or 1
         finally:
             os._exit(status)
     if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
@@ -251,12 +252,7 @@ def _write(path: Path, wave_N: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()  # libsndfile does not say why it could not write
     sf.write(content, wave_N, SAMPLE_RATE, subtype="PCM_16", format="WAV")
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_bytes(content.getvalue())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
 
 
 def _waveform(line: Line) -> np.ndarray:
