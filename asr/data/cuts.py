@@ -6,6 +6,7 @@ recording's sources.
 """
 
 import gzip
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,7 @@ _LINE = 1 << 26  # bytes; recordings may be inside
 # The only sources and transforms that a manifest may name; in shards, `shar` stands for a
 # recording beside it.
 _SOURCES = {"file", "memory", "shar"}
+_RATES = range(1_000, 384_001)  # resampling from a lower one makes any recording large
 _TRANSFORMS = {"Speed", "Tempo", "Resample", "Volume", "Narrowband", "Clipping"}
 
 
@@ -53,9 +55,21 @@ def parse_line(line: bytes) -> Cut:
         raise TypeError("its items are not cuts")
     for recording in _recordings(cut):
         _check_sources(cut.id, recording)
+        if recording.sampling_rate not in _RATES:
+            raise ValueError(f"{cut.id}: its recording has {recording.sampling_rate} Hz")
         check_transforms(cut.id, recording.transforms)
     check_transforms(cut.id, cut.transforms if isinstance(cut, MixedCut) else None)
+    _check_values(cut)
     return cut
+
+
+def _check_values(cut: Cut) -> None:
+    """Raise an exception of some type where a value is of another than its key's."""
+    texts = [said.text or "" for said in cut.supervisions]
+    if not all(isinstance(text, str) for text in (cut.id, *texts)):
+        raise TypeError("an id or a text is not a string")
+    if not 0 < float(cut.duration) < math.inf:
+        raise ValueError(f"{cut.id}: lasts {cut.duration} seconds")
 
 
 def _recordings(cut: Cut) -> list[Recording]:

@@ -54,9 +54,9 @@ class Engine:
 class App:
     """The application, called as uvicorn calls it."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         with patch("serve.app.EngineClient", Engine):
-            self.app = app.create_app(Settings.read(bundles=("tiny=/tiny",), device="cpu"))
+            self.app = app.create_app(Settings.read(bundles=(f"tiny={folder}",), device="cpu"))
         self.loop = asyncio.new_event_loop()
 
     def call(self, scope: dict[str, Any], received: Iterator[dict[str, Any]]) -> list[Any]:
@@ -103,9 +103,9 @@ def _request(data: bytes) -> tuple[dict[str, Any], bytes]:
     return scope, body
 
 
-def form(_folder: Path) -> Target:
+def form(folder: Path) -> Target:
     """Requests with forms, as raw HTTP: a line, headers, and a body in three parts."""
-    server = App()
+    server = App(folder)
 
     def run(data: bytes) -> None:
         scope, body = _request(data)
@@ -146,9 +146,9 @@ def form(_folder: Path) -> Target:
     return Target(seeds, run, tokens)
 
 
-def live(_folder: Path) -> Target:
+def live(folder: Path) -> Target:
     """Messages of live sessions with lines of -- between them; text where one begins with {."""
-    server = App()
+    server = App(folder)
 
     def run(data: bytes) -> None:
         messages: list[dict[str, Any]] = [{"type": "websocket.connect"}]
