@@ -7,6 +7,7 @@ among the seeds, and the exit code is 1.
 """
 
 import argparse
+import faulthandler
 import hashlib
 import logging
 import multiprocessing
@@ -83,6 +84,7 @@ def fuzz(name: str, seed: int, seconds: float, count: int, replay: bool, slot: S
 
 def _silence() -> None:
     """Drop what libraries print, some of them on standard output; findings still get there."""
+    faulthandler.disable()
     sys.stdout = os.fdopen(os.dup(1), "w")
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
