@@ -3,7 +3,6 @@
 Everything else that goes wrong is a bug, and stays an ordinary exception with its traceback.
 """
 
-
 _LONGEST = 4000  # characters of a message: what it quotes of a file can be megabytes
 
 
