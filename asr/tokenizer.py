@@ -59,14 +59,14 @@ class Tokenizer:
         try:
             self._sp = spm.SentencePieceProcessor(model_proto=model)
             ids = (self._sp.pad_id(), self._sp.bos_id(), self._sp.eos_id(), self._sp.unk_id())
-        except RuntimeError as error:
+            tokens = self.tokens() if self.vocab_size <= MOST_TOKENS else None
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise BundleError("tokenizer.model is not a sentencepiece model") from error
         if ids != SPECIAL:
             raise BundleError(
                 f"tokenizer.model has PAD, SOS, EOS, UNK at {ids}, expected {SPECIAL}: use the one "
                 "that `asr train` wrote"
             )
-        tokens = self.tokens() if self.vocab_size <= MOST_TOKENS else None
         if tokens is None or max(map(len, tokens)) > _LONGEST_PIECE:
             raise BundleError(
                 f"tokenizer.model has more than {MOST_TOKENS:,} tokens, or one of more than "

@@ -240,11 +240,10 @@ def test_absurd_sizes_are_refused_by_name(tmp_path: Path, change: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"model__d_model": 65536, "model__d_inner": 65536, "model__n_heads": 64},
-        {"model__encoder": {"n_layers": 128}},
-        {"model__projection": {"kind": "dense"}},
+        {"model__d_model": 16384, "model__projection": {"kind": "dense"}},
+        {"model__d_inner": 65536, "model__encoder": {"n_layers": 128}},
     ],
-    ids=["wide", "deep", "dense"],
+    ids=["wide", "deep"],
 )
 def test_a_bundle_whose_weights_do_not_fit_takes_no_memory(
     tmp_path: Path, tiny_bundle: Path, change: dict
