@@ -134,7 +134,7 @@ def is_cancelled(service) -> float:
 @pytest.mark.parametrize("decoding", [False, True])
 def test_the_slot_of_a_client_that_disconnected_is_free(service, decoding):
     wave = encode_audio(beeps(1, 55.0 if decoding else 0.5))
-    request = httpx.Request("POST", "http://x" + URL, files={"file": ("a", wave)},
+    request = httpx.Request("POST", "http://localhost" + URL, files={"file": ("a", wave)},
                             data={"model": "tiny"})  # fmt: skip
     lines = [f"POST {URL} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
     before, waited = is_cancelled(service), service.metric("asr_wait_seconds_count")
