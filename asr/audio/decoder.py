@@ -12,6 +12,8 @@ from asr.errors import AudioError
 
 BLOCK = 16384
 _RATES = range(1_000, 384_001)
+# MIDI sample dumps: libsndfile prints each of their damaged blocks on standard output.
+_SAMPLE_DUMP = b"\xf0\x7e"
 _MAX_CHANNELS = 8
 # Programs that write to a pipe leave a length near the largest that 32 bits hold, signed or not: it
 # means that the length is unknown, not that the file is truncated.
@@ -113,9 +115,13 @@ class Decoder:
 def open_sound(part: Part, label: str) -> soundfile.SoundFile:
     """Open a file for decoding; its content decides on the format, never its name."""
     part.seek(0)
+    start = part.read(len(_SAMPLE_DUMP))
+    part.seek(0)
     # soundfile takes the format from the name of a file that ends in `.raw`.
     nameless = SimpleNamespace(read=part.read, seek=part.seek, tell=part.tell)
     try:
+        if start == _SAMPLE_DUMP:
+            raise soundfile.LibsndfileError(1)
         sound = _ForwardFile(nameless)
     except soundfile.LibsndfileError as error:
         raise AudioError(

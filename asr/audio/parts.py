@@ -90,10 +90,11 @@ def find_parts(binary: BinaryIO, size: int) -> Iterator[Part]:
 
     Each is to be decoded before the next is asked for (see `Part.end_early`).
     """
-    start: int | None = _skip_junk(binary, 0, size) or 0
-    while start is not None:
+    start, end = _skip_junk(binary, 0, size) or 0, 0
+    while start < size:
         kind = _kind(_read(binary, start, 4))
-        end = _end(binary, kind, start, size)
+        if start >= end:  # else the last part ended early, and the next mark is known
+            end = _end(binary, kind, start, size)
         part = Part(binary, start, end, end - start)
         if kind == b"RIFF":
             part.patch = _unknown_length(_read(binary, start, _WINDOW), end - start)
@@ -104,7 +105,7 @@ def find_parts(binary: BinaryIO, size: int) -> Iterator[Part]:
             if not _MP3_LENGTH.match(_read(binary, frame, _OVERLAP)):
                 part.length *= _BITRATE_RATIO  # else it ends where its first bit rate would
         yield part
-        start = part.end if part.end < size else None
+        start = part.end
 
 
 def _kind(head: bytes) -> bytes:

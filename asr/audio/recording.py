@@ -23,6 +23,7 @@ from asr.runtime.files import open_regular
 _PART_SAMPLES = 2**16  # the time to open a part of a file is about that to decode so many samples
 # A tag at the end of a file, which is no audio, is seldom larger.
 _IGNORED_BYTES = 2**12
+_MOST_WARNINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,15 +143,20 @@ class Recording:
                 "again"
             )
         found = decoder.warnings(self.sample_rate, self.seconds, part.end == size)
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *found)))
+        self._warn(*found)
         if decoder.n_bytes_left > _IGNORED_BYTES:
             self._warn_of_rest(part.end - decoder.n_bytes_left, size)
 
     def _warn_of_rest(self, at: int, size: int) -> None:
-        self.warnings += (
-            f"{self.label} goes on after {self.seconds:.2f} seconds with "
-            f"{max(1, round(100 * (1 - at / size)))} % of its bytes, which could not be decoded",
+        percent = max(1, round(100 * (1 - at / size)))
+        self._warn(
+            f"{self.label} goes on after {self.seconds:.2f} seconds with {percent} % of its bytes, "
+            "which could not be decoded"
         )
+
+    def _warn(self, *sentences: str) -> None:
+        """Add warnings, each once; a file of thousands of damaged parts does not need them all."""
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *sentences)))[:_MOST_WARNINGS]
 
     def _advance(self, seconds: float, n_samples: int) -> None:
         self.seconds = seconds
