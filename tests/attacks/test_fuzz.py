@@ -1,14 +1,19 @@
 """The fuzzer finds nothing in a few inputs of each parser, and would find what it looks for."""
 
 import ctypes
+import io
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile as sf
 
+from asr.audio.recording import Recording
+from asr.errors import AudioError
 from tests.attacks.fuzz import __main__ as fuzzer
 from tests.attacks.fuzz.target import Target
 from tests.attacks.fuzz.targets import TARGETS
@@ -66,3 +71,14 @@ def test_the_fuzzer_stores_the_input_that_does_harm(
     n_inputs, _, sound = fuzzer.supervise("broken", 1, 1.0, 0)
     assert not sound and n_inputs
     assert [path.read_bytes() for path in (tmp_path / "broken").iterdir()] == [b"bad"]
+
+
+def test_no_recording_makes_the_decoder_print(capfd: pytest.CaptureFixture[str]) -> None:
+    """M13: a damaged MIDI sample dump, which the fuzzer found, wrote between the transcripts."""
+    file = io.BytesIO()
+    sf.write(file, np.zeros(800), 16000, format="SDS", subtype="PCM_16")
+    damaged = file.getvalue()[:-100].replace(b"\x40", b"\x41")
+    with pytest.raises(AudioError, match="known format"):
+        list(Recording(io.BytesIO(damaged), 16000))
+    ctypes.CDLL(None).fflush(None)
+    assert not capfd.readouterr().out
