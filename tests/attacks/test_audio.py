@@ -161,9 +161,9 @@ def test_many_empty_recordings_in_a_file_are_work_that_is_limited() -> None:
 def test_thousands_of_damaged_recordings_in_a_file_cost_what_their_samples_do() -> None:
     """C1, S10: the search for the next begins where the last ended, and warnings are few."""
     damaged = MP3[0][:3000] + b"\1" * 1000
-    recording = Recording(io.BytesIO(MP3[0] + damaged * 1000), RATE, max_samples=2**25)
+    recording = Recording(io.BytesIO(MP3[0] + damaged * 1000), RATE, max_samples=2**23)
     began = time.process_time()
     with pytest.raises(AudioError) as caught:
         list(recording)
-    assert caught.value.code == "too_long" and time.process_time() - began < 5
+    assert caught.value.code == "too_long" and time.process_time() - began < 3
     assert 0 < len(recording.warnings) <= 8

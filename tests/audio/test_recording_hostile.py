@@ -105,7 +105,7 @@ def test_empty_files_are_refused(tmp_path):
 def test_what_cannot_be_opened_is_named(tmp_path):
     for source, reason in (
         (tmp_path / "missing.wav", "no such file"),
-        (tmp_path, "is a directory"),
+        (tmp_path, "not a plain file"),
         ("a\0b.wav", "null"),
     ):
         code, message = refusal(source)
