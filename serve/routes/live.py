@@ -151,7 +151,9 @@ async def _message(websocket: WebSocket, seconds: float) -> str | bytes:
         async with asyncio.timeout(seconds):
             received = await websocket.receive()
     except TimeoutError as error:
-        raise Refusal(1008, "no audio came for too long: begin again", "idle") from error
+        idle = websocket.app.state.settings.live_idle_seconds
+        reason = f"next to no audio came for {idle:g} seconds: begin again"
+        raise Refusal(1008, reason, "idle") from error
     if received["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(received["code"])
     message: str | bytes = received.get("bytes") or received.get("text") or b""

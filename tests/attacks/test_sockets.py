@@ -68,13 +68,16 @@ def test_a_peer_that_does_not_read_loses_its_place(service, monkeypatch):
     """S3: pings without end, then silence: the place was lost, and the memory grew."""
     monkeypatch.setattr(protocols, "_STALL_SECONDS", 1.0, raising=False)
     with changed(service, max_live_sessions=1), raw_session(service) as raw:
-        pings = frame(PING, bytes(125)) * 500
+        pings, held, deadline = frame(PING, bytes(125)) * 500, 0, time.monotonic() + 40
+        kind = WebSocketsSansIOProtocol
+        peers = [o for o in gc.get_objects() if issubclass(type(o), kind) and not o.disconnected]
         with suppress(OSError):
             for _ in range(100):  # 6.5 MB: more than all buffers of the kernel
                 raw.sendall(pings)
-        found = [o for o in gc.get_objects() if issubclass(type(o), WebSocketsSansIOProtocol)]
-        assert sum(o.transport.get_write_buffer_size() for o in found) < 2**18
-        wait_for(lambda: service.state.n_live == 0, 20)
+        while service.state.n_live:
+            held = max(held, *(peer.transport.get_write_buffer_size() for peer in peers))
+            assert held < 2**17 and time.monotonic() < deadline
+            time.sleep(0.1)
         with session(service) as client:
             client.send('{"type": "end"}')
             assert last(client)[0] == 1000
@@ -84,11 +87,12 @@ def test_a_peer_that_does_not_read_loses_its_place(service, monkeypatch):
 def test_messages_with_next_to_no_audio_hold_no_place(service, message):
     """S3: a message now and then held a place for ever."""
     with changed(service, live_idle_seconds=2.0), session(service) as client:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 20
         with suppress(ConnectionClosed):
             while time.monotonic() < deadline:
                 client.send(message)
                 time.sleep(0.2)
+        assert time.monotonic() < deadline
         code, error = last(client)
     assert (code, error["error"]["code"]) == (1008, "idle")
 
@@ -96,11 +100,12 @@ def test_messages_with_next_to_no_audio_hold_no_place(service, message):
 def test_a_session_ends_by_the_clock_as_by_its_audio(service):
     """S3: what comes slowly enough held a place for days."""
     with changed(service, max_live_seconds=2.0), session(service) as client:
-        began = time.monotonic()
+        deadline = time.monotonic() + 20
         with suppress(ConnectionClosed):
-            while time.monotonic() < began + 30:
-                client.send(SECOND[:3200])
-                time.sleep(0.5)
+            while time.monotonic() < deadline:
+                client.send(SECOND[:640])
+                time.sleep(0.3)
+        assert time.monotonic() < deadline
         code, error = last(client)
     assert (code, error["error"]["code"]) == (1009, "too_long")
 
@@ -113,11 +118,7 @@ def test_a_flood_of_small_messages_is_ended(service, opcode):
         with suppress(OSError):
             for _ in range(20):
                 raw.sendall(flood)
-        with suppress(ConnectionError):
-            while raw.recv(2**16):
-                pass
-    assert service.client.get("/health/live", timeout=5).status_code == 200
-    wait_for(lambda: service.state.n_live == 0, 20)
+        wait_for(lambda: service.state.n_live == 0, 10)
 
 
 @pytest.fixture
