@@ -1,16 +1,17 @@
 """Files of tensors: safetensors, with a checksum."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from asr.errors import BundleError
-from asr.runtime.files import write_atomically
+from asr.runtime.files import open_regular, write_atomically
 
 _DIGEST = "sha256"
 
@@ -38,13 +39,17 @@ def write_tensors(
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file. Raises BundleError where it is damaged.
 
-    Files of older versions have no checksum.
+    Files of older versions have no checksum. The file is read and not mapped: the death of the
+    process would be the answer to one that is cut meanwhile.
     """
-    expected = read_metadata(path).get(_DIGEST)
     try:
-        tensors = load_file(path)
+        with open_regular(path) as file:
+            content = file.read()
+        tensors = load(content)
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    expected = header.get("__metadata__", {}).get(_DIGEST)
     if expected is not None and expected != _digest(tensors):
         raise _damaged(path, "its checksum does not match")
     return tensors

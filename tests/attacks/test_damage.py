@@ -115,7 +115,7 @@ def test_weights_without_a_checksum_are_those_of_older_versions(run: Path) -> No
 def test_a_flipped_byte_of_an_epochs_weights_is_reported(run: Path) -> None:
     """M3: they are averaged into the bundle."""
     path = run / "training" / "epoch2.safetensors"
-    whole = read_tensors(path)
+    whole = {name: tensor.clone() for name, tensor in read_tensors(path).items()}
     for _ in flips(path, 20):
         with pytest.raises(BundleError) as caught:
             assert same_state(read_tensors(path), whole)
@@ -126,7 +126,7 @@ def test_a_flipped_byte_of_an_epochs_weights_is_reported(run: Path) -> None:
 @pytest.mark.parametrize("name", ["evaluation.json", "cost.json", "training/history.csv"])
 def test_a_flipped_byte_of_a_runs_records_is_reported_or_harmless(run: Path, name: str) -> None:
     """M3: `asr report` reads them."""
-    for _ in flips(run / name, 25):
+    for _ in flips(run / name, 12):
         try:
             read_run(run)
         except BundleError as error:
