@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +51,8 @@ from data_prep import aishell1
 from data_prep.corpus_writer import Utterance, write_corpus
 from serve.app import create_app
 from serve.engine.client import EngineClient
+from serve.engine.messages import Done, Failed, Transcribe
+from serve.engine.process import Engine
 from serve.server import configure
 from serve.settings import Settings
 
@@ -495,3 +498,47 @@ def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.02)
+
+
+@contextmanager
+def engine(recognizer: Any, batch_seconds: float = 80, wait: float = 0.05) -> Iterator[Any]:
+    """An engine's loop in a thread of this process; yields the service's end of its pipe."""
+    ours, theirs = Pipe()
+    patch = pytest.MonkeyPatch()
+    patch.setattr("serve.engine.process._end", lambda: None)
+    settings = Settings(max_seconds=60.0, batch_seconds=batch_seconds, batch_wait=wait)
+    loop = Engine(theirs, {"m": recognizer}, settings)
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            loop.recognize_next()
+
+    threads = [threading.Thread(target=run), threading.Thread(target=loop._listen)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield ours
+    finally:
+        ended.set()
+        ours.close()
+        for thread in threads:
+            thread.join()  # before the patch is undone, else it ends the process
+        loop._readers.shutdown()
+        theirs.close()
+        patch.undo()
+
+
+def transcribe(id: int, wave: bytes, **options: Any) -> Transcribe:
+    return Transcribe(id, "m", wave, **options)
+
+
+def last_messages(pipe: Any, n: int) -> dict[int, Done | Failed]:
+    """The last messages of so many jobs."""
+    found: dict[int, Done | Failed] = {}
+    while len(found) < n:
+        assert pipe.poll(60)
+        message = pipe.recv()
+        if isinstance(message, Done | Failed):
+            found[message.id] = message
+    return found

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import pairwise
-from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -18,11 +17,9 @@ from asr.decoding.request import Request
 from asr.errors import AudioError
 from asr.transcription.recognizer import result_of
 from asr.transcription.transcript import Segment
-from serve.engine.messages import Cancel, Done, Failed, Transcribe
-from serve.engine.process import Engine
+from serve.engine.messages import Cancel, Done, Failed
 from serve.engine.queue import FairQueue
-from serve.settings import Settings
-from tests.helpers import beeps, encode_audio
+from tests.helpers import beeps, encode_audio, engine, last_messages, transcribe
 
 
 def test_short_recordings_do_not_wait_for_long_ones() -> None:
@@ -80,50 +77,6 @@ def test_a_dropped_owner_is_forgotten() -> None:
 
 
 # --- the engine's loop, with its pipe -----------------------------------------------------------
-
-
-@contextmanager
-def engine(recognizer: Any, batch_seconds: float = 80, wait: float = 0.05) -> Iterator[Any]:
-    """An engine's loop in a thread of this process; yields the service's end of its pipe."""
-    ours, theirs = Pipe()
-    patch = pytest.MonkeyPatch()
-    patch.setattr("serve.engine.process._end", lambda: None)
-    settings = Settings(max_seconds=60.0, batch_seconds=batch_seconds, batch_wait=wait)
-    loop = Engine(theirs, {"m": recognizer}, settings)
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            loop.recognize_next()
-
-    threads = [threading.Thread(target=run), threading.Thread(target=loop._listen)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield ours
-    finally:
-        ended.set()
-        ours.close()
-        for thread in threads:
-            thread.join()  # before the patch is undone, else it ends the process
-        loop._readers.shutdown()
-        theirs.close()
-        patch.undo()
-
-
-def transcribe(id: int, wave: bytes, **options: Any) -> Transcribe:
-    return Transcribe(id, "m", wave, **options)
-
-
-def last_messages(pipe: Any, n: int) -> dict[int, Done | Failed]:
-    """The last messages of so many jobs."""
-    found: dict[int, Done | Failed] = {}
-    while len(found) < n:
-        assert pipe.poll(60)
-        message = pipe.recv()
-        if isinstance(message, Done | Failed):
-            found[message.id] = message
-    return found
 
 
 def torch_without_memory() -> RuntimeError:
