@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,6 +20,8 @@ from serve.settings import Settings
 
 logger = logging.getLogger("serve.server")
 
+# After the first signal, for requests that are on their way: they get a 503, not a closed connection.
+_LAST_SECONDS = 1.0
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -50,7 +51,7 @@ class Server(uvicorn.Server):
         super().__init__(configure(app, host, port))
         self._engine: EngineClient = app.state.engine
         self._load: Load = app.state.load
-        self._end = float("inf")
+        self._idle_end = self._end = float("inf")
         self._next_report = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -58,11 +59,12 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(self._report)
         await super().startup(sockets)
 
-    def _report(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    def _report(self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
         """Log an error that has no caller; a lack of descriptors at most once a second."""
-        error: BaseException | None = context.get("exception")
+        error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in _FULL):
-            logger.error("%s", context["message"], exc_info=error)
+            cause = error if isinstance(error, BaseException) else None
+            logger.error("%s", context["message"], exc_info=cause)
         elif time.monotonic() > self._next_report:
             self._next_report = time.monotonic() + 1
             logger.error("no connection can be accepted: %s", error.strerror)
@@ -73,6 +75,7 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             self._engine.kill()
         self._load.draining = True
+        self._idle_end = time.monotonic() + _LAST_SECONDS
         self._end = time.monotonic() + self._load.settings.grace_seconds
 
     async def on_tick(self, counter: int) -> bool:
@@ -83,7 +86,8 @@ class Server(uvicorn.Server):
                 self._load.end()  # uploads get a 503
                 self._engine.close()  # and so do other requests
                 await asyncio.sleep(0.1)
-            self.should_exit = late or not self._load.n_accepted
+            is_idle = time.monotonic() > self._idle_end and not self._load.n_accepted
+            self.should_exit = late or is_idle
         return await super().on_tick(counter)
 
 
