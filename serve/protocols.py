@@ -2,8 +2,8 @@
 
 import asyncio
 import resource
-from typing import Any
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
@@ -193,7 +193,7 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
         if self.writable.is_set():
             self.transport.write(answer)
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: ASGISendEvent) -> None:
         """Send; after a refusal the handshake is complete, which uvicorn forgets."""
         await super().send(message)
         self.handshake_complete |= self.close_sent
