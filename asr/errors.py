@@ -43,5 +43,5 @@ class BundleError(AsrError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether memory ran out: Python's error, or torch's, which has a class on GPUs only."""
-    signs = ("out of memory", "allocate memory", "bad_alloc")
+    signs = ("out of memory", "allocate memory", "bad_alloc", "failed to map", "start new thread")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)

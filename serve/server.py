@@ -20,7 +20,7 @@ from serve.settings import Settings
 
 logger = logging.getLogger("serve.server")
 
-# After the first signal, for requests that are on their way: they get a 503, not a closed connection.
+# After the first signal, for requests on their way: they get a 503 and not a closed connection.
 _LAST_SECONDS = 1.0
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
