@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -26,6 +27,11 @@ OWN = [
     *map(Path, ("/proc", "/sys", "/dev/null", "/dev/shm", "/usr")),
     *map(Path, ("/etc/localtime", "/etc/mime.types", "/etc/ld.so.cache", "/etc/os-release")),
 ]  # fmt: skip
+# matplotlib asks for fonts, codecarbon for the processor and its meters.
+TOOLS = re.compile(
+    r"\('(fc-list|rocm-smi|nvidia-smi|uname|lscpu|file)', \['\1', |\('[^']+', \['[^']+', "
+    r"'[^']+/site-packages/cpuinfo/cpuinfo\.py', '--json'\]"
+)
 STAIN = "touch STAIN; cat "
 
 
@@ -51,9 +57,9 @@ class Audit:
         assert len(self.results) == len(lines)
 
     def started(self) -> list[list[str]]:
-        """Return the connections, and the processes but matplotlib's search for fonts."""
+        """Return the connections, and the processes but a library's search for its tools."""
         found = [e for e in self.events if e[0] not in ("open", "verb", "result")]
-        return [e for e in found if not e[1].startswith("('fc-list', ['fc-list',")]
+        return [e for e in found if not TOOLS.match(e[1])]
 
     def foreign(self) -> list[str]:
         """Return the files that were opened outside the folder and the program."""
