@@ -29,7 +29,7 @@ OWN = [
 ]  # fmt: skip
 # matplotlib asks for fonts, codecarbon for the processor and its meters.
 TOOLS = re.compile(
-    r"\('(fc-list|rocm-smi|nvidia-smi|uname|lscpu|file)', \['\1', |\('[^']+', \['[^']+', "
+    r"\('(fc-list|rocm-smi|nvidia-smi|uname|lscpu|file)', \['\1'[,\]]|\('[^']+', \['[^']+', "
     r"'[^']+/site-packages/cpuinfo/cpuinfo\.py', '--json'\]"
 )
 STAIN = "touch STAIN; cat "
