@@ -70,7 +70,7 @@ def _add_middleware(app: FastAPI) -> None:
     MultiPartParser.spool_max_size = settings.max_bytes  # bodies never touch the disk
     app.add_middleware(ConcurrencyLimitMiddleware, load=app.state.load)
     app.add_middleware(ApiKeyMiddleware, settings=settings)
-    app.add_middleware(OriginMiddleware, settings=settings)
+    app.add_middleware(OriginMiddleware)
     app.add_middleware(BodyLimitMiddleware, load=app.state.load)
     if settings.cors_origins:
         app.add_middleware(

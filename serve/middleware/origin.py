@@ -21,37 +21,40 @@ class OriginMiddleware:
     under any name.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._hosts = {"localhost", *(host.lower() for host in settings.allowed_hosts)}
-        self._origins = {origin.lower() for origin in settings.cors_origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it unread with a 403."""
         error = None
         if scope["type"] != "lifespan" and not f"{scope['path']}/".startswith("/health/"):
-            error = self._refusal(Headers(scope=scope))
+            error = _refusal(Headers(scope=scope), scope["app"].state.settings)
         await (reply(error, scope) if error else self.app)(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> ApiError | None:
-        host = ", ".join(headers.getlist("host")).lower()
-        found = _AUTHORITY.fullmatch(host)
-        if "*" not in self._hosts and not (found and self._knows(found[1])):
-            reason = f"the host {quoted(host)} is unknown: call by localhost or an IP address"
-            message = f"{reason}, or add the name to ASR_ALLOWED_HOSTS of the service"
-            return ApiError(403, message, code="host_not_allowed")
-        origin = ", ".join(headers.getlist("origin")).lower()
-        if not origin or self._origins & {"*", origin} or _is_of(origin, host):
-            return None
-        reason = f"pages of {quoted(origin)} may not call"
-        message = f"{reason}: add the origin to ASR_CORS_ORIGINS of the service"
-        return ApiError(403, message, code="origin_not_allowed")
 
-    def _knows(self, name: str) -> bool:
-        try:
-            return name in self._hosts or bool(ip_address(name.strip("[]")))
-        except ValueError:
-            return False
+def _refusal(headers: Headers, settings: Settings) -> ApiError | None:
+    host = ", ".join(headers.getlist("host")).lower()
+    if not _knows(host, {name.lower() for name in settings.allowed_hosts}):
+        reason = f"the host {quoted(host)} is unknown: call by localhost or an IP address"
+        message = f"{reason}, or add the name to ASR_ALLOWED_HOSTS of the service"
+        return ApiError(403, message, code="host_not_allowed")
+    origin = ", ".join(headers.getlist("origin")).lower()
+    allowed = {"", *(each.lower() for each in settings.cors_origins)}
+    if origin in allowed or "*" in settings.cors_origins or _is_of(origin, host):
+        return None
+    reason = f"pages of {quoted(origin)} may not call"
+    message = f"{reason}: add the origin to ASR_CORS_ORIGINS of the service"
+    return ApiError(403, message, code="origin_not_allowed")
+
+
+def _knows(host: str, names: set[str]) -> bool:
+    found = _AUTHORITY.fullmatch(host)
+    if "*" in names or (found and found[1] in {"localhost", *names}):
+        return True
+    try:
+        return bool(found and ip_address(found[1].strip("[]")))
+    except ValueError:
+        return False
 
 
 def _is_of(origin: str, host: str) -> bool:

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from asr.errors import ConfigError
 from serve.settings import Settings
-from tests.helpers import URL, beeps, encode_audio, refused, running, started, wait_for
+from tests.helpers import URL, beeps, changed, encode_audio, refused, started, wait_for
 
 WAV = encode_audio(beeps(1, 0.2))
 POST = (
@@ -136,10 +136,10 @@ def test_other_hosts_and_origins_are_refused(service, host, origin, code):
         assert service.client.get(path, headers=headers).status_code == 200
 
 
-def test_hosts_and_origins_that_are_named_may_call(tiny_bundle):
+def test_hosts_and_origins_that_are_named_may_call(service):
     """S4: the two settings hold for HTTP and WebSocket alike."""
     page = "https://page.example"
-    with running(tiny_bundle, allowed_hosts="Asr.example,asr", cors_origins=page) as service:
+    with changed(service, allowed_hosts=("Asr.example", "asr"), cors_origins=(page,)):
         base = f"{service.host}:{service.port}"
         for host, origin, status in [
             ("asr.example", None, 200), ("asr:8000", page, 200), (base, page, 200),
