@@ -220,7 +220,7 @@ def test_a_second_run_in_one_folder_is_refused(run: Path, recipe: Config, tmp_pa
 
 
 def test_a_run_removes_what_killed_ones_left_half_written(run: Path, recipe: Config) -> None:
-    """M10, M11: under the lock it is nobody else's, and a bundle's is removed after a day."""
+    """M10, M11: under the lock no other writes there; a bundle's is removed after a day."""
     state = run / "training"
     for left in (state / ".asr-1.tmp", run / ".asr-1.tmp", run / ".asr-2.tmp"):
         left.touch()
