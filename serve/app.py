@@ -43,6 +43,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings, app.state.metrics, app.state.n_live = settings, metrics, 0
     app.state.load = Load(settings, metrics)
     app.state.engine = EngineClient(settings, metrics, app.state.load.hold)
+    app.state.created = {k: int(v.stat().st_mtime) for k, v in settings.models.items()}
     _add_middleware(app)
     install_handlers(app)
     for routes in (transcriptions, operations, live, page, document):

@@ -1,14 +1,11 @@
 """The routes that take no recording: models, health, metrics."""
 
-from pathlib import Path
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from serve.errors import ErrorReply, unavailable, unknown_model
 from serve.routes.schemas import Health, Model, ModelList
-from serve.settings import Settings
 
 router = APIRouter()
 
@@ -16,8 +13,8 @@ router = APIRouter()
 @router.get("/v1/models", summary="List the models", tags=["models"])
 async def list_models(request: Request) -> ModelList:
     """Return the names that `model` may have; `whisper-1`, an alias of the first, is not listed."""
-    settings: Settings = request.app.state.settings
-    return ModelList(data=[_model(*item) for item in settings.models.items()])
+    created: dict[str, int] = request.app.state.created
+    return ModelList(data=[Model(id=name, created=time) for name, time in created.items()])
 
 
 @router.get(
@@ -28,14 +25,10 @@ async def list_models(request: Request) -> ModelList:
 )
 async def show_model(request: Request, model: str) -> Model:
     """Return one of those that GET /v1/models lists."""
-    settings: Settings = request.app.state.settings
-    if model not in settings.models:
-        raise unknown_model(model, settings.models)
-    return _model(model, settings.models[model])
-
-
-def _model(name: str, folder: Path) -> Model:
-    return Model(id=name, created=int(folder.stat().st_mtime))
+    created: dict[str, int] = request.app.state.created
+    if model not in created:
+        raise unknown_model(model, created)
+    return Model(id=model, created=created[model])
 
 
 @router.get("/health", include_in_schema=False)

@@ -138,11 +138,11 @@ def test_partial_texts_grow_while_one_speaks(trained_service, library):
 
 
 def test_partial_texts_come_without_the_bundle_s_language_model(trained_bundle, library, tmp_path):
-    arpa = tmp_path / "tones.arpa"
+    tuned = shutil.copytree(trained_bundle, tmp_path / "tuned")
+    arpa = tuned / "tones.arpa"
     words = [f"-0.8 {word}" for word in ("</s>", "<unk>", *TONES)]
     head = ["\\data\\", f"ngram 1={len(words) + 1}", "", "\\1-grams:", "-99 <s>"]
     arpa.write_text("\n".join([*head, *words, "", "\\end\\", ""]), "utf-8")
-    tuned = shutil.copytree(trained_bundle, tmp_path / "tuned")
     write_weights(tuned, library.config.decoding.changed({"lm": arpa, "lm_weight": 0.1}))
     audio = recording(2, seed=50)
     with running(tuned) as service, session(service) as socket:
