@@ -165,17 +165,23 @@ async def _exchange(client: httpx.AsyncClient, method: str, url: str, **body: An
 
 
 async def _patiently(client: httpx.AsyncClient, send: Callable[[], Awaitable[Reply]]) -> Reply:
-    """Return the reply of a service that may be full or restarting. Raises AsrError in the end."""
+    """Return the reply of a service that may be full or restarting.
+
+    In the end raises AsrError, or AudioError where connections break while a recording is sent.
+    """
     end, pause = float("inf"), 1.0
     while True:
         try:
             reply = await send()
             if reply.status not in (429, 503):
                 return reply
-            reason, delay = reply.reason, max(pause, reply.retry_after)
+            reason, delay, is_broken = reply.reason, max(pause, reply.retry_after), False
         except httpx.RequestError as error:
             reason, delay = str(error) or type(error).__name__, pause
+            is_broken = isinstance(error, httpx.ReadError | httpx.WriteError)
         end = min(end, time.monotonic() + _PATIENCE)
+        if time.monotonic() + delay > end and is_broken:
+            raise AudioError(f"its connection breaks ({reason}): is it too large for the service?")
         if time.monotonic() + delay > end:
             raise AsrError(
                 f"{client.base_url} does not accept more work ({reason}): try again later, "
