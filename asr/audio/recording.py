@@ -1,7 +1,8 @@
 """Recordings to waveforms: any file that libsndfile reads, mono, at the model's sample rate.
 
 soxr resamples: torchaudio takes eight times as long, and gigabytes for two rates without a common
-divisor. Training reads its cuts by lhotse instead (`asr.data.manifest.read_wave`).
+divisor. Training reads its cuts by lhotse and resamples in the same way
+(`asr.data.manifest.read_wave`).
 """
 
 from collections.abc import Iterator

@@ -25,6 +25,7 @@ _LINE = 1 << 26  # bytes; recordings may be inside
 # recording beside it.
 _SOURCES = {"file", "memory", "shar"}
 _RATES = range(1_000, 384_001)  # resampling from a lower one makes any recording large
+_MOST_TERMS = 1 << 12
 _TRANSFORMS = {"Speed", "Tempo", "Resample", "Volume", "Narrowband", "Clipping"}
 
 
@@ -58,6 +59,7 @@ def parse_line(line: bytes) -> Cut:
         if recording.sampling_rate not in _RATES:
             raise ValueError(f"{cut.id}: its recording has {recording.sampling_rate} Hz")
         check_transforms(cut.id, recording.transforms)
+        _check_resampling(cut.id, recording)
     check_transforms(cut.id, cut.transforms if isinstance(cut, MixedCut) else None)
     _check_values(cut)
     return cut
@@ -86,6 +88,21 @@ def _check_sources(cut_id: str, recording: Recording) -> None:
             )
         if source.type == "file":
             check_local(Path(source.source))
+
+
+def _check_resampling(cut_id: str, recording: Recording) -> None:
+    """Raise ValueError for a change of speed or rate that takes much memory.
+
+    torchaudio's filter has as many taps as the reduced fraction of the rates has terms, squared.
+    """
+    for transform in recording.transforms or ():
+        values = transform["kwargs"] if isinstance(transform, dict) else vars(transform)
+        rate = recording.sampling_rate
+        wanted = {round(rate * float(values.get("factor", 1)))}
+        wanted |= {int(v) for key, v in values.items() if key.endswith("_sampling_rate")}
+        for other in wanted:
+            if max(rate, other) // math.gcd(rate, other) > _MOST_TERMS:
+                raise ValueError(f"{cut_id}: is resampled from {rate} to {other} Hz")
 
 
 def check_files(cut: Cut) -> None:

@@ -9,6 +9,8 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
+import soxr
 import torch
 from lhotse import CutSet
 from lhotse.audio.backend import LibsndfileBackend, audio_backend
@@ -79,20 +81,22 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
         check_files(cut)
         # By default lhotse reads SPHERE files with a shell command, `sph2pipe`.
         with audio_backend(LibsndfileBackend):
-            wave_CN = torch.from_numpy(fetch(cut).resample(sample_rate).load_audio())
+            wave_CN = fetch(cut).load_audio()
     except Exception as error:  # lhotse's audio backends raise many types
         # After its first line, lhotse describes its objects.
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise AudioError(
             f"{cut.id}: the recording cannot be read ({reason}): prepare the corpus again"
         ) from error
-    wave_N = wave_CN.float().mean(0)
-    if not wave_N.isfinite().all():
+    wave_N = wave_CN.mean(0, dtype=np.float32)
+    if cut.sampling_rate != sample_rate:
+        wave_N = soxr.resample(wave_N, cut.sampling_rate, sample_rate)
+    if not np.isfinite(wave_N).all():
         raise AudioError(
             f"{cut.id}: the recording holds samples that are NaN or infinite: record it again",
             "non_finite_audio",
         )
-    return wave_N
+    return torch.from_numpy(wave_N)
 
 
 def filter_cuts(cuts: CutSet, config: DataConfig, source: Path) -> CutSet:
