@@ -1,9 +1,12 @@
 """Files of a run in progress: its state, the weights of its best epochs, its history."""
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import lightning as L
@@ -11,7 +14,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
-from asr.errors import ConfigError, DataError
+from asr.errors import AsrError, ConfigError, DataError
+from asr.model.size import count_parameters
 from asr.runtime.files import write_atomically, write_csv
 from asr.runtime.tensors import read_tensors, write_tensors
 from asr.train.datamodule import TrainingData
@@ -150,6 +154,24 @@ class Checkpoints(Callback):
 def states(folder: Path) -> list[Path]:
     """Return the states that a run's folder holds, the latest first."""
     return [path for path in (folder / LAST, folder / PREVIOUS) if path.is_file()]
+
+
+def check_room(folder: Path, model: nn.Module, average: int) -> None:
+    """Make the folder. Raises AsrError where its disk is too small for a whole run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Weights of the best epochs and of two more; a state with Adam's two moments, and the bundle,
+    # twice while one replaces the other; the state before.
+    copies = average + 2 + 3 * 3 + 2
+    size = 4 * copies * count_parameters(model)
+    try:
+        with TemporaryFile(dir=folder) as file:
+            if sys.platform == "linux":  # elsewhere neither quotas nor full disks are found here
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise AsrError(
+            f"{folder}: no room for the {size / 1e6:.0f} MB that this run will write "
+            f"({error.strerror}): free some, or give another --out"
+        ) from error
 
 
 def has_run(out: Path, resume: bool) -> bool:

@@ -25,7 +25,7 @@ from asr.errors import DataError
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.runtime.files import open_regular
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
-from asr.train.checkpoints import Checkpoints, has_run
+from asr.train.checkpoints import Checkpoints, check_room, has_run
 from asr.train.datamodule import TrainingData
 from asr.train.distributed import sole_run
 from asr.train.step import TrainingModule
@@ -107,6 +107,8 @@ def _train_lm(
     config = bundle.config.model_copy(update={"training": training})
     torch.manual_seed(config.seed)
     model = LanguageTransformer(LmConfig(vocab_size=tokenizer.vocab_size, model=config.model))
+    if not has_run(out, resume=True):
+        check_room(out / "training", model, average=1)
     module = LanguageModule(model, config, n_steps)
     module.identity = {"tokenizer": tokenizer.digest, "sizes": config.model.model_dump_json()}
     for name, found in (("texts", train), ("dev texts", dev)):

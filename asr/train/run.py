@@ -7,11 +7,8 @@ weights; the best epochs; TensorBoard's curves. Checkpoints are read as tensors 
 
 import copy
 import logging
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import lightning as L
@@ -29,7 +26,7 @@ from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.memory import keep_buffers
 from asr.tokenizer import Tokenizer
 from asr.train.callbacks import MemoryProbe
-from asr.train.checkpoints import Checkpoints, average_into, has_run, states
+from asr.train.checkpoints import Checkpoints, average_into, check_room, has_run, states
 from asr.train.datamodule import SpeechDataModule
 from asr.train.distributed import init_distributed, rank, rank_zero_first, sole_run, world_size
 from asr.train.energy import CostMeter
@@ -181,20 +178,7 @@ def _tokenizer_of_run(state: Path) -> Tokenizer:
 
 def _write_run_files(config: Config, bundle: Bundle, state: Path) -> None:
     """Write tokens and recipe. Raises AsrError where the disk is too small for the whole run."""
-    state.mkdir(parents=True, exist_ok=True)
     (state / _FINISHED).unlink(missing_ok=True)
-    # Weights of the best epochs and of two more; a state with Adam's two moments, and the bundle,
-    # twice while one replaces the other; the state before.
-    copies = config.training.average + 2 + 3 * 3 + 2
-    size = 4 * copies * count_parameters(bundle.model)
-    try:
-        with TemporaryFile(dir=state) as file:
-            if sys.platform == "linux":  # elsewhere neither quotas nor full disks are found here
-                os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        raise AsrError(
-            f"{state}: no room for the {size / 1e6:.0f} MB that this run will write "
-            f"({error.strerror}): free some, or give another --out"
-        ) from error
+    check_room(state, bundle.model, config.training.average)
     write_atomically(state / TOKENIZER, lambda path: path.write_bytes(bundle.tokenizer.model))
     write_text(state / CONFIG, dump_config(config))
