@@ -2,9 +2,11 @@
 
 import io
 import itertools
+import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -180,6 +182,38 @@ def say(n_tones: int, seed: int) -> tuple[np.ndarray, list[tuple[str, float, flo
 def read_card(bundle: Path) -> str:
     """Read a bundle's model card, each run of spaces as one."""
     return re.sub(" +", " ", (bundle / "README.md").read_text("utf-8"))
+
+
+def write_manifest(path: Path, *sources: dict) -> Path:
+    """A manifest of a cut for each source of a recording."""
+    lines = []
+    for i, source in enumerate(sources):
+        recording = {
+            "id": f"r{i}", "sampling_rate": 16000, "num_samples": 3200, "duration": 0.2,
+            "sources": [{"channels": [0], **source}],
+        }  # fmt: skip
+        text = {"id": f"s{i}", "recording_id": f"r{i}", "start": 0, "duration": 0.2, "channel": 0,
+                "text": "好"}  # fmt: skip
+        lines.append(json.dumps({
+            "id": f"c{i}", "start": 0, "duration": 0.2, "channel": 0, "type": "MonoCut",
+            "supervisions": [text], "recording": recording,
+        }))  # fmt: skip
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+def copied(bundle: Path, folder: Path, **changes: object) -> Path:
+    """A copy of a bundle with other values of its configuration, by dotted keys."""
+    shutil.copytree(bundle, folder)
+    values = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    for key, value in changes.items():
+        *parents, last = key.split("__")
+        part = values
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(values), "utf-8")
+    return folder
 
 
 def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -15,8 +15,7 @@ import pytest
 
 import asr
 from asr.bundle import Bundle
-from tests.attacks.test_strangers_files import copied, write_manifest
-from tests.helpers import make_tree, tones_recipe, write_recipe
+from tests.helpers import copied, make_tree, tones_recipe, write_manifest, write_recipe
 
 ROOT = Path(asr.__file__).parents[1]
 # What the interpreter and its libraries read for themselves.

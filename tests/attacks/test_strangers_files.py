@@ -26,42 +26,17 @@ from asr.lm.loading import load_language_model
 from asr.runtime.files import remove_stale, write_atomically, write_text
 from asr.tokenizer import Tokenizer, normalize_text
 from data_prep import aishell1, hkust
-from tests.helpers import make_tree, tone, tones_recipe, write_recipe
+from tests.helpers import (
+    copied,
+    make_tree,
+    tone,
+    tones_recipe,
+    write_manifest,
+    write_recipe,
+)
 
 CPU = torch.device("cpu")
 PIPE = "pipe:touch PWNED; cat real.jsonl"
-
-
-def write_manifest(path: Path, *sources: dict) -> Path:
-    """A manifest of a cut for each source of a recording."""
-    lines = []
-    for i, source in enumerate(sources):
-        recording = {
-            "id": f"r{i}", "sampling_rate": 16000, "num_samples": 3200, "duration": 0.2,
-            "sources": [{"channels": [0], **source}],
-        }  # fmt: skip
-        text = {"id": f"s{i}", "recording_id": f"r{i}", "start": 0, "duration": 0.2, "channel": 0,
-                "text": "好"}  # fmt: skip
-        lines.append(json.dumps({
-            "id": f"c{i}", "start": 0, "duration": 0.2, "channel": 0, "type": "MonoCut",
-            "supervisions": [text], "recording": recording,
-        }))  # fmt: skip
-    path.write_text("\n".join(lines) + "\n", "utf-8")
-    return path
-
-
-def copied(bundle: Path, folder: Path, **changes: object) -> Path:
-    """A copy of a bundle with other values of its configuration, by dotted keys."""
-    shutil.copytree(bundle, folder)
-    values = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
-    for key, value in changes.items():
-        *parents, last = key.split("__")
-        part = values
-        for parent in parents:
-            part = part[parent]
-        part[last] = value
-    (folder / "config.yaml").write_text(yaml.safe_dump(values), "utf-8")
-    return folder
 
 
 @pytest.fixture
