@@ -27,13 +27,22 @@ def write_tensors(
     `write_others` writes smaller files of the same folder, when the disk has taken the tensors.
     """
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    content = save(tensors, metadata | {_DIGEST: _digest(tensors)})
+    content = _sorted(save(tensors, metadata | {_DIGEST: _digest(tensors)}))
 
     def write(temporary: Path) -> None:
         temporary.write_bytes(content)
         write_others()
 
     write_atomically(path, write)
+
+
+def _sorted(content: bytes) -> bytes:
+    """Return a file with its metadata in order, which safetensors writes in a random one."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return content[:8] + text.ljust(end - 8) + content[end:]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
