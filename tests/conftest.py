@@ -1,7 +1,10 @@
 """What several tests need: a tiny corpus of tones and a recipe that learns it in seconds."""
 
-from collections.abc import Iterator
+import fcntl
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile as sf
@@ -24,20 +27,52 @@ from tests.helpers import (
     write_tones,
 )
 
-
-@pytest.fixture(scope="session")
-def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tone corpus, once for all tests."""
-    return write_tones(tmp_path_factory.mktemp("tones") / "data")
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
-def trained_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Return a folder that a function has filled, once for all of pytest's processes.
+
+    Nothing may be written into it afterwards.
+    """
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def make(name: str, fill: Callable[[Path], object]) -> Path:
+        folder, done = root / name, root / f"{name}.done"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tones(once: Once) -> Path:
+    """The tone corpus."""
+    return once("tones", lambda folder: write_tones(folder / "data")) / "data"
+
+
+@pytest.fixture(scope="session")
+def learned(once: Once, tones: Path) -> Path:
+    """A bundle that has learned the tones."""
+    return (
+        once("learned", lambda folder: _train(learning_recipe(tones), folder / "bundle")) / "bundle"
+    )
+
+
+@pytest.fixture(scope="session")
+def trained_bundle(once: Once) -> Path:
     """A bundle that has learned tones with pauses between them."""
-    from asr.config import Config
-    from asr.train.run import train
+    return once("paused", _train_with_pauses) / "model"
 
-    root = tmp_path_factory.mktemp("paused")
+
+def _train_with_pauses(root: Path) -> None:
     splits: dict[str, list[Utterance]] = {"train": [], "dev": [], "test": []}
     for split, n in (("train", 160), ("dev", 6), ("test", 6)):
         for i in range(n):
@@ -50,7 +85,13 @@ def trained_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = learning_recipe(root / "data")
     recipe["training"]["epochs"] = 5
     recipe.setdefault("decoding", {})["chunk_seconds"] = 20
-    return train(Config.model_validate(recipe), root / "model")
+    _train(recipe, root / "model")
+
+
+def _train(recipe: dict[str, Any], out: Path) -> None:
+    from asr.train.run import train  # most tests need no training, whose import takes seconds
+
+    train(Config.model_validate(recipe), out)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,13 +25,6 @@ from asr.train.schedule import rate
 from tests.helpers import learning_recipe, read_card, run_cli, speak, tones_recipe, write_recipe
 
 
-@pytest.fixture(scope="session")
-def learned(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle that has learned the tones."""
-    folder = tmp_path_factory.mktemp("learned")
-    return train(Config.model_validate(learning_recipe(tones)), folder / "bundle")
-
-
 def test_it_recognizes_utterances_that_it_was_not_trained_on(learned: Path, tmp_path: Path) -> None:
     import soundfile as sf
 
@@ -48,9 +42,10 @@ def weights(bundle: Path) -> dict[str, torch.Tensor]:
     return load_file(bundle / "model.safetensors")
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(Config.model_validate(tones_recipe(tones)), tmp_path_factory.mktemp("u") / "run")
+@pytest.fixture(scope="session")
+def undisturbed(once, tones: Path) -> Path:
+    config = Config.model_validate(tones_recipe(tones))
+    return once("undisturbed", lambda folder: train(config, folder / "run")) / "run"
 
 
 KILLS = {  # a function, the step at which it kills, and the epochs of the bundle that is left
@@ -114,15 +109,16 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(
 def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
     learned: Path, tones: Path, tmp_path: Path
 ) -> None:
+    run = Path(shutil.copytree(learned, tmp_path / "run"))
     values = learning_recipe(tones)
     with pytest.raises(ConfigError, match="--resume"):
-        train(Config.model_validate(values), learned)
-    before = (learned / "model.safetensors").stat().st_mtime_ns
-    train(Config.model_validate(values), learned, resume=True)
-    assert (learned / "model.safetensors").stat().st_mtime_ns == before
+        train(Config.model_validate(values), run)
+    before = (run / "model.safetensors").stat().st_mtime_ns
+    train(Config.model_validate(values), run, resume=True)
+    assert (run / "model.safetensors").stat().st_mtime_ns == before
     values["model"] = {**values["model"], "d_inner": 96}
     with pytest.raises(ConfigError, match="another model"):
-        train(Config.model_validate(values), learned, resume=True)
+        train(Config.model_validate(values), run, resume=True)
 
 
 def test_a_damaged_or_foreign_state_is_refused_in_a_sentence(tones: Path, tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert a["val_cer_percent"] == b["val_cer_percent"]
 
 
-@pytest.fixture(scope="module")
-def in_one(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def in_one(once, tones: Path) -> Path:
     """One process, 8 s a step."""
-    folder = tmp_path_factory.mktemp("one")
-    return train(Config.model_validate(without_randomness(tones, 8)), folder / "run")
+    config = Config.model_validate(without_randomness(tones, 8))
+    return once("in_one", lambda folder: train(config, folder / "run")) / "run"
 
 
 def test_accumulated_batches_are_one_batch(tones: Path, in_one: Path, tmp_path: Path) -> None:
