@@ -44,7 +44,7 @@ def write_recordings(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-@pytest.mark.parametrize("where", ["here", "server"])
+@pytest.mark.parametrize("where", [pytest.param("here", marks=pytest.mark.slow), "server"])
 def test_a_name_that_cannot_be_written_is_an_error_of_its_own(
     tiny_bundle: Path, service: Service, tmp_path: Path, where: str
 ) -> None:

@@ -114,7 +114,13 @@ SLOW = [pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS if verb != 
 
 
 @pytest.mark.parametrize("verb", ["prepare", *SLOW])
-@pytest.mark.parametrize("fault", ["No space left on device", "Read-only file system"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "No space left on device",
+        pytest.param("Read-only file system", marks=pytest.mark.slow),
+    ],
+)
 def test_a_disk_that_takes_no_more_is_a_sentence(
     disk: Disk, inputs: Path, verb: str, fault: str
 ) -> None:
@@ -137,7 +143,10 @@ def test_a_disk_that_takes_no_more_is_a_sentence(
         assert not left
 
 
-@pytest.mark.parametrize("arguments", [["info", "{inputs}/recipe.yaml"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param(["info", "{inputs}/recipe.yaml"], marks=pytest.mark.slow), ["--help"]],
+)
 def test_output_to_a_full_disk_is_a_sentence(inputs: Path, arguments: list[str]) -> None:
     """What was not tried: results that cannot be printed are no success."""
     command = [part.format(inputs=inputs) for part in arguments]
