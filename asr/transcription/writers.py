@@ -88,14 +88,16 @@ def cues(segments: Iterable[Segment]) -> Iterator[Cue]:
     They end at pauses and with their segment, at the latest when they are full.
     """
     for segment in segments:
-        cue: list[Word] = []
+        cue, lines = list[Word](), list[str]()
         for word in words(segment):
-            if cue and _is_full(cue, word):
-                yield _cue(cue)
-                cue = []
+            longer = _wrapped(lines, word)
+            if cue and (len(longer) > _LINES or _is_over(cue, word)):
+                yield _cue(cue, lines)
+                cue, longer = [], [word.text]
             cue.append(word)
+            lines = longer
         if cue:
-            yield _cue(cue)
+            yield _cue(cue, lines)
 
 
 def words(segment: Segment) -> list[Word]:
@@ -129,25 +131,19 @@ def _joined(one: Word, other: Word) -> Word:
     return Word(one.text + other.text, one.start, other.end, confidence)
 
 
-def _is_full(cue: list[Word], word: Word) -> bool:
-    return (
-        word.start - cue[-1].end > _PAUSE
-        or word.end - cue[0].start > _LONGEST
-        or len(_wrapped([*cue, word])) > _LINES
-    )
+def _is_over(cue: list[Word], word: Word) -> bool:
+    return word.start - cue[-1].end > _PAUSE or word.end - cue[0].start > _LONGEST
 
 
-def _cue(words: list[Word]) -> Cue:
-    return Cue(words[0].start, words[-1].end, "\n".join(_wrapped(words)))
+def _cue(words: list[Word], lines: list[str]) -> Cue:
+    return Cue(words[0].start, words[-1].end, "\n".join(map(normalize_text, lines)))
 
 
-def _wrapped(words: list[Word]) -> list[str]:
-    lines = [""]
-    for word in words:
-        if lines[-1] and _columns(normalize_text(lines[-1] + word.text)) > _COLUMNS:
-            lines.append("")
-        lines[-1] += word.text
-    return [normalize_text(line) for line in lines]
+def _wrapped(lines: list[str], word: Word) -> list[str]:
+    """Return the lines of a subtitle with one more word."""
+    if lines and _columns(normalize_text(lines[-1] + word.text)) <= _COLUMNS:
+        return [*lines[:-1], lines[-1] + word.text]
+    return [*lines, word.text]
 
 
 def _columns(text: str) -> int:

@@ -53,14 +53,13 @@ Events = AsyncGenerator[Event, None]
 @router.post(
     "/audio/transcriptions",
     response_model=Transcription | VerboseTranscription,
-    response_model_exclude_none=True,
     responses={200: {"description": "The text, as response_format says", "content": _TEXTS}},
     summary="Transcribe a recording, as OpenAI's clients ask for it",
 )
 async def transcribe(
     request: Request,
     form: Annotated[TranscriptionForm, Form(media_type="multipart/form-data")],
-) -> BaseModel | Response:
+) -> Response:
     """Return the text: as JSON, by itself, as subtitles, or as events while it is recognized."""
     events = _events(request, await _submit(request, form, form.stream))
     if form.stream:
@@ -72,7 +71,7 @@ async def transcribe(
         subtitles = FORMATS[form.response_format](transcript)
         return Response(subtitles, media_type=_SUBTITLES[form.response_format])
     body = responses.verbose if form.response_format == "verbose_json" else responses.brief
-    return body(transcript, form)
+    return await _json(lambda: body(transcript, form), exclude_none=True)
 
 
 @router.post(
@@ -83,13 +82,14 @@ async def transcribe(
 )
 async def transcribe_natively(
     request: Request, form: Annotated[NativeForm, Form(media_type="multipart/form-data")]
-) -> BaseModel | Response:
+) -> Response:
     """Return the text with n best hypotheses, confidences, words, subtitles and timings."""
     job = await _submit(request, form, form.stream)
     events = _events(request, job)
     if form.stream:
         return await _stream(request, events, lambda done: responses.native(done, job.model))
-    return responses.native(await _outcome(events), job.model)
+    done = await _outcome(events)
+    return await _json(lambda: responses.native(done, job.model))
 
 
 async def _submit(request: Request, form: RecordingForm, partials: bool) -> Job:
@@ -131,6 +131,15 @@ async def _events(request: Request, job: Job) -> Events:
         watch.cancel()
 
 
+async def _json(make: Callable[[], BaseModel], exclude_none: bool = False) -> Response:
+    """Return a body as a response; that of a long recording takes too long for the event loop."""
+
+    def write() -> str:
+        return make().model_dump_json(exclude={"type"}, exclude_none=exclude_none)  # of events
+
+    return Response(await asyncio.to_thread(write), media_type="application/json")
+
+
 async def _outcome(events: Events) -> Done:
     async for event in events:
         if isinstance(event, Done):
@@ -160,7 +169,7 @@ async def _as_stream(
             if isinstance(event, Partial):
                 yield _data(TextDelta(delta=event.delta, progress=event.progress))
             else:
-                yield _data(last(event))
+                yield _data(await asyncio.to_thread(last, event))
             event = await anext(events, None)
     except ApiError as error:
         request.scope["asr.record"].error = error.code

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -138,3 +139,16 @@ def test_nothing_said_is_no_error(name: str) -> None:
     assert text == {"txt": "\n", "srt": "", "vtt": "WEBVTT\n\n", "tsv": "start\tend\ttext\n"}.get(
         name, as_json(nothing)
     )
+
+
+def test_subtitles_take_time_in_proportion_to_the_words() -> None:
+    """Half an hour of dense text stopped the service for five seconds: lines were wrapped anew."""
+    tokens = tuple(Token("好", i / 8, (i + 1) / 8) for i in range(20_000))
+    segment = Segment(
+        0.0, 2500.0, "好" * 20_000, 0.0, "eos", (5,) * 20_000, (0.9,) * 20_000, tokens
+    )
+    transcript = Transcript.join([segment], 2500.0, ())
+    begun = time.process_time()
+    text = as_srt(transcript)
+    assert time.process_time() - begun < 2
+    assert text.count("好") == 20_000 and max(map(len, text.splitlines())) < 40
