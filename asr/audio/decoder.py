@@ -123,6 +123,7 @@ def open_sound(part: Part, label: str) -> soundfile.SoundFile:
         if start == _SAMPLE_DUMP:
             raise soundfile.LibsndfileError(1)
         sound = _ForwardFile(nameless)
+        part.hides_tags = sound.subtype.startswith("MPEG")  # a WAV too may hold MP3
     except soundfile.LibsndfileError as error:
         raise AudioError(
             f"{label} is not a recording in a known format (wav, flac, ogg, mp3): convert it "

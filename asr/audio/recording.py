@@ -136,7 +136,7 @@ class Recording:
             self.fraction = (part.start + part.at) / size
             yield rate, block
         if decoder.broken and not decoder.n_decoded:
-            if part.start:
+            if before:
                 self._warn_of_rest(part.start, size)
                 return
             raise AudioError(

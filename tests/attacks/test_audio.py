@@ -167,3 +167,80 @@ def test_thousands_of_damaged_recordings_in_a_file_cost_what_their_samples_do() 
         list(recording)
     assert caught.value.code == "too_long" and time.process_time() - began < 3
     assert 0 < len(recording.warnings) <= 8
+
+
+def tag(n_comments: int, revision: int = 0) -> bytes:
+    """An ID3 tag of so many comments, each of its own description."""
+    frames = b"".join(
+        b"COMM" + struct.pack(">I", 12) + b"\0\0\0eng%06x\0x" % i for i in range(n_comments)
+    )
+    length = bytes(len(frames) >> 7 * i & 127 for i in (3, 2, 1, 0))
+    return b"ID3\3" + bytes([revision, 0]) + length + frames
+
+
+def wav_of(mp3: bytes) -> bytes:
+    """A WAV whose data are an MP3."""
+    head = b"fmt " + struct.pack("<IHHIIHH", 30, 0x55, 1, RATE, 8000, 1, 0)
+    head += struct.pack("<HHIHHH", 12, 1, 2, 576, 1, 0) + b"fact" + struct.pack("<II", 4, 48000)
+    body = b"WAVE" + head + b"data" + struct.pack("<I", len(mp3)) + mp3
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+MANY, LAYER_II = tag(30_000), b"\xff\xf5\x84\xc0" + bytes(284)
+NO_LENGTH = [mp3[XING_BYTES:] for mp3 in MP3]
+
+
+@pytest.mark.parametrize(
+    ("data", "seconds"),
+    [
+        (MANY + MP3[0], 3), (tag(1) * 900 + MANY + MP3[0], 3), (MP3[0] + MANY + MP3[1], 6),
+        (NO_LENGTH[0] + tag(30_000, 1) + NO_LENGTH[1], 6), (wav_of(MP3[0]), 3),
+        (MP3[0] + tag(1, 1) + MP3[1], 6), (tag(1) * 9 + bytes(99) + tag(1) + MP3[0], 3),
+    ],
+    ids=["begin", "many", "middle", "revision", "wav", "M2", "zeros"],
+)  # fmt: skip
+def test_tags_cost_no_time_and_no_audio(data, seconds) -> None:
+    """K1: libmpg123 compared each comment of a tag with all before it. M2: of any revision."""
+    began = time.process_time()
+    audio = read_all(io.BytesIO(data), RATE)
+    assert time.process_time() - began < 0.8
+    assert audio.seconds == pytest.approx(seconds, abs=0.4) and audio.warnings == ()
+    assert pitches(audio.wave[-40000:-8000]) == {1000 if seconds == 6 else 400}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        tag(1) * 2000 + MP3[0], wav_of(MANY + MP3[0]), MANY, MANY[:-9], tag(1)[:9],
+        LAYER_II * 9 + MANY + MP3[0], b"\xff\xf3\x14\xc0" + bytes(20) + MANY + MP3[0],
+    ],
+    ids=["many", "wav", "tag", "cut", "cut_short", "other_layer", "short_frame"],
+)  # fmt: skip
+def test_tags_in_what_cannot_be_decoded_cost_no_time(data) -> None:
+    """K1: no audio behind them; a WAV of MP3 with tags; broken frames before them."""
+    began = time.process_time()
+    with pytest.raises(AudioError):
+        read_all(io.BytesIO(data), RATE)
+    assert time.process_time() - began < 0.5
+
+
+def test_a_large_picture_before_an_mp3_is_skipped() -> None:
+    """K1: tags with 4 MB are usual."""
+    picture = b"APIC" + struct.pack(">I", 2**22) + bytes(2) + b"\xff\xe2ID3\4\0" * 2**19
+    length = bytes(len(picture) >> 7 * i & 127 for i in (3, 2, 1, 0))
+    audio = read_all(io.BytesIO(b"ID3\3\0\0" + length + picture + MP3[0]), RATE)
+    assert audio.seconds == pytest.approx(3) and audio.warnings == ()
+
+
+def test_a_tag_that_is_longer_than_the_file_is_told() -> None:
+    """K1, M2."""
+    cut = MP3[0] + tag(1)[:6] + b"\x7f" * 4 + MP3[1]
+    assert "could not be decoded" in warned(cut)
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\xff\xe2", b"Xing", b"ID3\4"])
+def test_the_search_for_the_next_mp3_takes_a_time_that_is_linear(junk) -> None:
+    """S5: 25 MB of 0xff took 1.8 s in one slice."""
+    began = time.process_time()
+    assert read_all(io.BytesIO(MP3[0] + junk * (2**24 // len(junk))), RATE).warnings
+    assert time.process_time() - began < 1
