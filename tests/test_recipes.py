@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from asr.config import load_config
+from asr.train.run import train
 from tests.helpers import make_tree, tones_recipe, write_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -58,10 +60,12 @@ def test_from_a_corpus_on_disk_to_text(checkout: Path) -> None:
 
 
 def test_a_prepared_corpus_is_not_asked_for_and_a_run_continues(
-    checkout: Path, tones: Path
+    checkout: Path, tones: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(tones, checkout / "data" / "hkust")
-    assert run(checkout, "hkust", "tiny", "", "--set", "training.epochs=1").returncode == 0
+    monkeypatch.chdir(checkout)
+    recipe = Path("recipes", "hkust", "tiny.yaml")
+    train(load_config(recipe, ["training.epochs=1"]), Path("exp", "hkust", "tiny"))
     result = run(checkout, "hkust", "tiny")
     assert result.returncode == 0, result.stderr
     assert "epoch 3/3" in result.stderr and "epoch 1/3" not in result.stderr
