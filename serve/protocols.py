@@ -3,7 +3,9 @@
 import asyncio
 import resource
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGISendEvent
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
@@ -12,10 +14,13 @@ from serve.errors import ApiError
 
 # A peer that takes less than so many bytes of what it is sent, in so many seconds, is cut off.
 _STALL_SECONDS, _STALL_BYTES = 20.0, 2**14
-_MAX_HEAD, _MAX_FIELDS = 2**16, 200  # of a request: bytes, and header fields
+# Of a request: bytes of its head, or between two parts of its body; and header fields.
+_MAX_HEAD, _MAX_FIELDS = 2**16, 200
 # Chunks of a body and messages of a WebSocket: so many may be small. Each costs the time of 1 kB.
-_MAX_SMALL, _SMALL = 1024, 64
+# A message of 2.5 ms at 8 kHz has 40 bytes.
+_MAX_SMALL, _SMALL, _SMALL_MESSAGE = 1024, 64, 32
 _SLICE = 2**13  # bytes of a WebSocket that are parsed before their messages are counted
+_BODY_FIELDS = {b"content-length", b"transfer-encoding"}
 _RESERVE = 40  # descriptors for the rest: logs, the engine's pipe, the start of another engine
 
 
@@ -38,16 +43,28 @@ def _most_descriptors() -> int:
 
 
 class _Impatient(asyncio.Protocol):
-    """Cut off a peer that does not read; senders that wait for it then go on."""
+    """Cut off a peer that does not read, or that begins neither a request nor a session.
 
+    Senders that wait for one that does not read then go on.
+    """
+
+    config: Config
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
+    waiting_since: float | None = None  # for a request or a session
+    _waiting: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Make the transport call `pause_writing` for each byte that the socket does not take."""
+        """Wait; the transport calls `pause_writing` for each byte that the socket does not take."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=0)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        self._stop_waiting()
 
     def pause_writing(self) -> None:
         """Begin to watch the peer."""
@@ -70,6 +87,17 @@ class _Impatient(asyncio.Protocol):
         else:
             self._watch()
 
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self.waiting_since = self.loop.time()
+        seconds = self.config.timeout_keep_alive
+        self._waiting = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        self.waiting_since = None
+        if self._waiting:
+            self._waiting.cancel()
+
 
 class HttpProtocol(_Impatient, HttpToolsProtocol):
     """HTTP/1.1 without pipelining, with limits on heads, on chunks and on connections.
@@ -78,63 +106,98 @@ class HttpProtocol(_Impatient, HttpToolsProtocol):
     waited longest for a request.
     """
 
-    _waiting_since: float | None = None
-    _head_timer: asyncio.TimerHandle | None = None
-    _n_head = _n_fields = _n_parts = _n_bytes = 0
+    _n_quiet = _n_data = _n_fields = _n_parts = _n_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request, where there is room."""
         super().connection_made(transport)
-        self._await_head()
         if len(self.connections) > _most_connections():
-            since = {c._waiting_since: c for c in self.connections if isinstance(c, HttpProtocol)}
+            since = {c.waiting_since: c for c in self.connections if isinstance(c, _Impatient)}
             oldest = since[min(time for time in since if time is not None)]  # this one waits, too
             self.connections.discard(oldest)
             oldest.transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        super().connection_lost(exc)
-        self._have_head()
-
     def data_received(self, data: bytes) -> None:
-        """Parse, but not the head of a request without end."""
-        super().data_received(data)
-        if self._waiting_since is not None and not self.transport.is_closing():
-            self._n_head += len(data)
-            if self._n_head > _MAX_HEAD:
-                self.send_400_response("")
+        """Parse, but neither a head nor what stands between parts of a body without end."""
+        self._unset_keepalive_if_required()
+        self._n_data = len(data)
+        self._n_quiet += len(data)
+        try:
+            self._feed(data)
+        except HttpParserError:
+            self.send_400_response("")
+        if self._n_quiet > _MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("")
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. An upgrade to anything but a WebSocket is ignored, as RFC 9110, 7.8 allows."""
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                head = self._head_without_upgrade()
+                self.parser = HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+                self.parser.feed_data(head + data[upgrade.args[0] :])
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def handle_websocket_upgrade(self) -> None:
+        """Leave the connection to a `LiveProtocol`, which waits itself."""
+        self._stop_waiting()
+        self._n_quiet = 0
+        super().handle_websocket_upgrade()
 
     def on_message_begin(self) -> None:
         """Begin a request, if the one before it is answered."""
         _require(self.cycle is None or self.cycle.response_complete)
-        self._n_head = self._n_fields = self._n_parts = self._n_bytes = 0
+        self._n_quiet = self._n_data
+        self._n_fields = self._n_parts = self._n_bytes = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a field of the head; those after the body are dropped."""
         self._n_fields += 1
         _require(self._n_fields <= _MAX_FIELDS)
-        if self._waiting_since is not None:
+        if self.waiting_since is not None:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
-        self._have_head()
-        super().on_headers_complete()
+        """Begin to answer, unless another protocol is asked for: `_feed` decides on that."""
+        method = self.parser.get_method()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+            self._stop_waiting()
+        elif self._should_upgrade():
+            _require(method == b"GET" and _BODY_FIELDS.isdisjoint(dict(self.headers)))
+            super().on_headers_complete()  # only notes the method
+        else:
+            _require(method != b"CONNECT")
 
     def on_body(self, body: bytes) -> None:
         """Take a chunk, or what has come of a body."""
         self._n_parts += 1
         self._n_bytes += len(body)
         _require(self._n_parts <= _MAX_SMALL + self._n_bytes // _SMALL)
+        self._n_quiet = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a body, if a request has begun."""
+        if self.waiting_since is None:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
         if not self.transport.is_closing():
-            self._await_head()
+            self._wait()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         """Answer what is no HTTP in OpenAI's shape, and close the connection."""
@@ -150,16 +213,6 @@ class HttpProtocol(_Impatient, HttpToolsProtocol):
         self.transport.write(head % len(body) + body)
         self.transport.close()
 
-    def _await_head(self) -> None:
-        self._waiting_since = self.loop.time()
-        seconds = self.config.timeout_keep_alive
-        self._head_timer = self.loop.call_later(seconds, self.transport.abort)
-
-    def _have_head(self) -> None:
-        self._waiting_since = None
-        if self._head_timer:
-            self._head_timer.cancel()
-
 
 class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
     """A WebSocket with limits on small messages and on answers to pings.
@@ -170,6 +223,11 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
     _n_frames = _n_bytes = 0
     _read_at = 0.0
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection, which may have given its place to another."""
+        self.connections.add(self)
+        super().connection_lost(exc)
+
     def data_received(self, data: bytes) -> None:
         """Parse so much that the messages in it take little time, and so on."""
         self._read_at = self.loop.time()
@@ -177,8 +235,11 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
             if self.transport.is_closing():
                 return
             super().data_received(data[start : start + _SLICE])
-            if self._n_frames > _MAX_SMALL + self._n_bytes // _SMALL:
+            if self._n_frames > _MAX_SMALL + self._n_bytes // _SMALL_MESSAGE:
                 self._fail(1008, "too many small messages")
+        if not self.handshake_initiated:  # the first data are a whole head, but not as they must be
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
 
     def handle_events(self) -> None:
         """Count and handle what has come."""
@@ -197,6 +258,8 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
         """Send; after a refusal the handshake is complete, which uvicorn forgets."""
         await super().send(message)
         self.handshake_complete |= self.close_sent
+        if self.handshake_complete:
+            self._stop_waiting()
 
     def keepalive_timeout(self) -> None:
         """Close if the peer is silent, though it was listened to."""

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,7 +14,19 @@ from serve.metrics import Metrics
 from serve.settings import Settings
 
 # How long a client may go on sending after its response, before its connection is closed.
-_LINGER_SECONDS = 5.0
+_LINGER_SECONDS, _SHORT_LINGER_SECONDS = 5.0, 0.5
+# Where all slots are taken, an upload that brings fewer bytes a second, after so many, is ended.
+_SLOW_BYTES, _SLOW_SECONDS = 2**14, 1.0
+
+
+@dataclass(eq=False)
+class Upload:
+    """A body that arrives: when it began, and whether it was ended to make room for a request."""
+
+    began: float
+    n_bytes: int = 0
+    has_slot: bool = False
+    was_ended: bool = False
 
 
 class Load:
@@ -24,7 +37,7 @@ class Load:
         self.draining = False
         self.held_bytes = 0
         self.ended = False
-        self._uploads: set[asyncio.Timeout] = set()
+        self._uploads: dict[Upload, asyncio.Timeout] = {}
         self._by_client: Counter[str] = Counter()
 
     @property
@@ -33,7 +46,10 @@ class Load:
         return self._by_client.total()
 
     def refusal(self, client: str) -> ApiError | None:
-        """Return why a request of a client cannot be accepted now, or None."""
+        """Return why a request of a client cannot be accepted now, or None.
+
+        Where all slots are taken, the slowest upload is ended for it.
+        """
         most = self.settings.max_requests_per_client
         if self.draining:
             return unavailable("the service is being stopped: try another replica")
@@ -41,7 +57,7 @@ class Load:
             return unavailable(
                 f"{most} requests of yours are open: wait for one", "rate_limit", 429
             )
-        if self.n_accepted >= self.settings.max_requests:
+        if self.n_accepted >= self.settings.max_requests and not self._end_slowest():
             return unavailable("all request slots are taken: try again in a second", "busy")
         return None
 
@@ -58,18 +74,34 @@ class Load:
             self.metrics.in_flight.set(self.n_accepted)
 
     @contextmanager
-    def upload(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Wait for a client within a time limit, which `end` makes pass."""
-        self._uploads.add(limit)
+    def upload(self, upload: Upload, limit: asyncio.Timeout) -> Iterator[None]:
+        """Wait for a client within a time limit, which passes early where the upload is ended."""
+        self._uploads[upload] = limit
         try:
             yield
         finally:
-            self._uploads.discard(limit)
+            del self._uploads[upload]
+
+    def _end_slowest(self) -> bool:
+        """End the slowest upload that has a slot, if it is slow at all."""
+        now = asyncio.get_running_loop().time()
+        rates = {
+            upload: upload.n_bytes / (now - upload.began)
+            for upload, limit in self._uploads.items()
+            if upload.has_slot and not upload.was_ended and not limit.expired()
+            if now > upload.began + _SLOW_SECONDS
+        }
+        slowest = min(rates, key=lambda upload: rates[upload], default=None)
+        if slowest is None or rates[slowest] >= _SLOW_BYTES:
+            return False
+        slowest.was_ended = True
+        self._uploads[slowest].reschedule(0)
+        return True
 
     def end(self) -> None:
         """Wait for no client any more: what has not arrived is refused."""
         self.ended = True
-        for limit in self._uploads:
+        for limit in self._uploads.values():
             if not limit.expired():
                 limit.reschedule(0)
 
@@ -95,6 +127,7 @@ class ConcurrencyLimitMiddleware:
             await reply(refusal, scope)(scope, receive, send)
             return
         with self.load.slot(client):
+            scope["asr.upload"].has_slot = True
             await self.app(scope, receive, send)
 
 
@@ -109,20 +142,22 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = _Body(Headers(scope=scope), receive, send, self.load)
+        upload = scope["asr.upload"] = Upload(asyncio.get_running_loop().time())
+        body = _Body(Headers(scope=scope), receive, send, self.load, upload)
         try:
             await self.app(scope, body.receive, body.send)
         finally:
-            self.load.hold(-body.n_received)
+            self.load.hold(-upload.n_bytes)
 
 
 class _Body:
-    def __init__(self, headers: Headers, receive: Receive, send: Send, load: Load) -> None:
-        self._receive, self._send, self._load = receive, send, load
+    def __init__(
+        self, headers: Headers, receive: Receive, send: Send, load: Load, upload: Upload
+    ) -> None:
+        self._receive, self._send, self._load, self._upload = receive, send, load, upload
         self._n_declared = int(headers.get("content-length", 0))
         self._arrived = not self._n_declared and "transfer-encoding" not in headers
-        self._deadline = asyncio.get_running_loop().time() + load.settings.upload_seconds
-        self.n_received = 0
+        self._deadline = upload.began + load.settings.upload_seconds
 
     async def receive(self) -> Message:
         """Return the next part of the body, and after the last one the server's messages.
@@ -137,24 +172,28 @@ class _Body:
             raise _too_large(limits.max_bytes)
         try:
             async with asyncio.timeout_at(self._deadline) as limit:
-                with self._load.upload(limit):
+                with self._load.upload(self._upload, limit):
                     message = await self._receive()
         except TimeoutError:
-            if self._load.ended:
-                raise unavailable("the service is being stopped: try another replica") from None
-            reason = f"the request did not arrive within {limits.upload_seconds:g} seconds"
-            raise ApiError(
-                408, f"{reason}: send a smaller recording", code="upload_timeout"
-            ) from None
+            raise self._late() from None
         n_bytes = len(message.get("body", b""))
-        self.n_received += n_bytes
+        self._upload.n_bytes += n_bytes
         self._load.hold(n_bytes)
-        if self.n_received > limits.max_bytes:
+        if self._upload.n_bytes > limits.max_bytes:
             raise _too_large(limits.max_bytes)
         if self._load.held_bytes > limits.max_held_bytes:
             raise unavailable("other recordings fill the memory: try again in a second", "busy")
         self._arrived = not message.get("more_body", False)
         return message
+
+    def _late(self) -> ApiError:
+        if self._load.ended:
+            return unavailable("the service is being stopped: try another replica")
+        if self._upload.was_ended:
+            reason = "all request slots are taken, and this request arrived slowly"
+            return unavailable(f"{reason}: try again in a second", "busy")
+        reason = f"the request did not arrive within {self._load.settings.upload_seconds:g} seconds"
+        return ApiError(408, f"{reason}: send a smaller recording", code="upload_timeout")
 
     async def send(self, message: Message) -> None:
         """Pass the response on; where the body has not ended, read it on so that it arrives.
@@ -168,10 +207,11 @@ class _Body:
         last = message["type"] == "http.response.body" and not message.get("more_body")
         if last and not self._arrived:
             await self._send({**message, "more_body": True})
-            seconds = 0.5 if self._load.ended else _LINGER_SECONDS
+            hurry = self._load.ended or self._upload.was_ended
+            seconds = _SHORT_LINGER_SECONDS if hurry else _LINGER_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds) as limit:
-                    with self._load.upload(limit):
+                    with self._load.upload(self._upload, limit):
                         while (await self._receive()).get("more_body"):
                             pass
             message = {"type": "http.response.body"}

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.errors import ApiError, quoted, reply
 from serve.settings import Settings
 
-_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::(\d{1,5}))?", re.ASCII)
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::(\d{0,5}))?", re.ASCII)
 _PORTS = {"http": "80", "https": "443"}
 
 
@@ -34,7 +34,7 @@ class OriginMiddleware:
 
 def _refusal(headers: Headers, settings: Settings) -> ApiError | None:
     host = ", ".join(headers.getlist("host")).lower()
-    if not _knows(host, {name.lower() for name in settings.allowed_hosts}):
+    if not _knows(host, {name.lower().removesuffix(".") for name in settings.allowed_hosts}):
         reason = f"the host {quoted(host)} is unknown: call by localhost or an IP address"
         message = f"{reason}, or add the name to ASR_ALLOWED_HOSTS of the service"
         return ApiError(403, message, code="host_not_allowed")
@@ -49,10 +49,11 @@ def _refusal(headers: Headers, settings: Settings) -> ApiError | None:
 
 def _knows(host: str, names: set[str]) -> bool:
     found = _AUTHORITY.fullmatch(host)
-    if "*" in names or (found and found[1] in {"localhost", *names}):
+    name = found[1].removesuffix(".") if found else ""  # a full name may end in a dot
+    if "*" in names or (found and name in {"localhost", *names}):
         return True
     try:
-        return bool(found and ip_address(found[1].strip("[]")))
+        return bool(found and ip_address(name.strip("[]")))
     except ValueError:
         return False
 

@@ -26,6 +26,14 @@ POST = (
 )
 CHUNKED = f"{POST}transfer-encoding: chunked\r\n\r\n".encode()
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+FORM = b"".join(
+    (
+        b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n',
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n',
+    )
+)
+UPGRADE = b"/v1/live HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+KEY = b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 
 
 def raw_reply(host: str, port: int, request: bytes) -> bytes:
@@ -64,11 +72,7 @@ def test_small_chunks_are_refused_while_health_is_answered(service):
 
 def test_chunks_of_usual_sizes_are_taken(service):
     """S2: the limit is far from what clients send."""
-    form = (
-        b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\ntiny\r\n'
-        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-    )
-    body = form + encode_audio(beeps(1, 5)) + b"\r\n--b--\r\n"
+    body = FORM + encode_audio(beeps(1, 5)) + b"\r\n--b--\r\n"
     parts = (body[i : i + 100] for i in range(0, len(body), 100))
     headers = {"content-type": "multipart/form-data; boundary=b"}
     assert service.client.post(URL, content=parts, headers=headers).status_code == 200
@@ -85,12 +89,71 @@ def test_chunks_of_usual_sizes_are_taken(service):
         pytest.param(GET + b"x: " + b"y" * 2**20, id="a field without end"),
         pytest.param(b"\r\n" * 2**17, id="a head that never begins"),
         pytest.param((GET + b"\r\n") * 1000, id="1000 requests at once"),
+        pytest.param(CHUNKED + b"1\r\n-\r\n0\r\nx: " + b"y" * 2**20, id="a trailer without end"),
+        pytest.param(CHUNKED + b"1;" + b"y" * 2**20, id="a chunk extension without end"),
+        pytest.param(b"GET " + UPGRADE + KEY + b"content-length: 1\r\n\r\n", id="upgrade, length"),
+        pytest.param(
+            b"GET " + UPGRADE + KEY + b"transfer-encoding: chunked\r\n\r\n", id="upgrade, chunks"
+        ),
+        pytest.param(b"POST " + UPGRADE + KEY + b"\r\n", id="upgrade of a POST"),
+        pytest.param(b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", id="CONNECT"),
     ],
 )
 def test_malformed_requests_close_the_connection(service, request_):
     """M17: Content-Length with Transfer-Encoding was obeyed, and the connection kept."""
     assert raw_reply(service.host, service.port, request_).startswith(b"HTTP/1.1 400")
     assert service.client.get("/health/live").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "field", [b"cookie: " + b"a" * 9000, b"cookie: " + b"a" * 50_000, b"\r\n".join([b"x: y"] * 150)]
+)
+def test_heads_that_no_session_may_have_are_refused(service, field):
+    """K3: nothing was answered and nothing closed, and such sockets took all connections."""
+    answer = raw_reply(service.host, service.port, b"GET " + UPGRADE + KEY + field + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("way", ["one write", "two writes", "chunked"])
+def test_other_upgrades_are_ignored(service, way):
+    """S2: Java's client and `curl --http2` offer HTTP/2; their bodies were lost."""
+    offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+    body = FORM + WAV + b"\r\n--b--\r\n"
+    length = f"content-length: {len(body)}"
+    if way == "chunked":
+        body, length = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), "transfer-encoding: chunked"
+    head = f"{POST}{offer}{length}\r\n\r\n".encode()
+    with socket.create_connection((service.host, service.port), timeout=30) as raw:
+        for _ in range(2):  # the connection is kept
+            if way == "two writes":
+                raw.sendall(head)
+                time.sleep(0.2)
+                raw.sendall(body)
+            else:
+                raw.sendall(head + body)
+            assert raw.recv(2**16).startswith(b"HTTP/1.1 200")
+
+
+def test_uploads_that_do_not_arrive_make_room(service):
+    """S4: 256 heads without bodies took all slots for a minute."""
+    head = f"{POST}content-length: 1000\r\n\r\n".encode()
+    with changed(service, max_requests=3), ExitStack() as held:
+        silent = []
+        for n in range(1, 4):
+            raw = socket.create_connection((service.host, service.port), timeout=10)
+            silent.append(held.enter_context(raw))
+            raw.sendall(head)
+            wait_for(lambda n=n: service.metric("asr_requests_in_flight") == n)
+        time.sleep(1.1)
+        data = {"model": "tiny"}
+        assert service.client.post(URL, files={"file": WAV}, data=data).status_code == 200
+        answer = silent[0].recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503")
+        for raw in silent[1:]:
+            raw.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                raw.recv(4096)
+    wait_for(lambda: service.metric("asr_requests_in_flight") == 0)
 
 
 # --- hosts and origins ----------------------------------------------------------------------
@@ -109,6 +172,10 @@ def test_malformed_requests_close_the_connection(service, request_):
         ("localhost:8000", "http://localhost:8001", "origin_not_allowed"),
         ("localhost:8000", "http://localhost", "origin_not_allowed"),
         ("localhost", None, None),
+        ("localhost:", None, None),
+        ("localhost.", None, None),
+        ("localhost.:8000", "http://localhost.:8000", None),
+        ("evil.example.", None, "host_not_allowed"),
         ("LOCALHOST:8000", "http://localhost:8000", None),
         ("[::1]:8000", "http://[::1]:8000", None),
         ("192.168.1.5", "https://192.168.1.5", None),

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from uvicorn import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -119,6 +120,32 @@ def test_a_flood_of_small_messages_is_ended(service, opcode):
             for _ in range(20):
                 raw.sendall(flood)
         wait_for(lambda: service.state.n_live == 0, 10)
+
+
+def test_messages_of_a_few_milliseconds_are_taken(service):
+    """M7: 2.5 ms at 8 kHz are 40 bytes, which were too small."""
+    with session(service) as client:
+        for _ in range(4000):
+            client.send(bytes(40))
+        client.send('{"type": "end"}')
+        code, end = last(client)
+    assert (code, end["type"], end["duration"]) == (1000, "end", 5.0)
+
+
+def test_a_session_is_not_taken_for_a_peer_that_waits(service, monkeypatch):
+    """K3: who begins neither a request nor a session is cut off, and nobody else."""
+    configs = [o for o in gc.get_objects() if type(o) is Config]
+    (config,) = [o for o in configs if getattr(o.app, "state", None) is service.state]
+    monkeypatch.setattr(config, "timeout_keep_alive", 0.5)
+    with (
+        session(service) as client,
+        socket.create_connection((service.host, service.port), timeout=5) as idle,
+    ):
+        with suppress(ConnectionError):
+            assert not idle.recv(1)
+        time.sleep(1)
+        client.send('{"type": "end"}')
+        assert last(client)[0] == 1000
 
 
 @pytest.fixture
