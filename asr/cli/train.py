@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from asr.cli.options import Bundle, Device, Overrides, app, note, show
+from asr.errors import ConfigError
 
 Resume = Annotated[bool, typer.Option(help="Continue the run that --out holds.")]
 
@@ -53,10 +54,15 @@ def train_lm(
 ) -> None:
     """Train a language model with a recognizer's tokens and sizes, for --lm."""
     from asr.bundle import Bundle as Loaded
+    from asr.bundle import is_within
     from asr.runtime.devices import choose_device
     from asr.train.language_model import train_lm as run
 
-    out_dir = out_dir or bundle / "lm"
+    if out_dir is None:
+        out_dir = bundle / "lm"
+        for path in (out_dir, *out_dir.rglob("*")):
+            if not is_within(bundle, path):  # a stranger's bundle would choose what is overwritten
+                raise ConfigError(f"{path}: leads out of {bundle}: give --out DIR")
     files = "".join(f" {path}" for path in texts or [])
     with _resumable(f"train-lm {bundle}{files} --epochs {epochs} --out {out_dir}"):
         run(Loaded.load(bundle), texts or [], out_dir, epochs, resume, choose_device(device))

@@ -16,12 +16,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from asr.bundle import Bundle
+from asr.bundle import TOKENIZER, Bundle
 from asr.config import Config, LinearSchedule, TrainingConfig
 from asr.data.dataset import Batch, MicroBatches
 from asr.data.manifest import load_cuts, text_of
 from asr.data.sampling import EpochSteps
-from asr.errors import DataError
+from asr.errors import ConfigError, DataError
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.runtime.files import open_regular
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
@@ -80,9 +80,14 @@ def train_lm(
     """Train on the transcripts of the bundle's training cuts, or on `texts`, one per line.
 
     The model has the recognizer's own sizes; `out` holds the epoch of the lowest loss on the dev
-    cuts' texts. Raises ConfigError where `out` holds a run already, or one of other tokens or texts
-    is to be resumed; DataError where there is no text.
+    cuts' texts. Raises ConfigError where `out` holds a bundle, or a run already, or one of other
+    tokens or texts is to be resumed; DataError where there is no text.
     """
+    if (out / TOKENIZER).exists():
+        raise ConfigError(
+            f"{out}: holds a recognizer, which the language model would overwrite: give another "
+            "--out"
+        )
     with sole_run(out / "training"):
         has_run(out, resume)
         _train_lm(bundle, texts, out, epochs, device)

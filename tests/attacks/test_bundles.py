@@ -1,0 +1,136 @@
+"""Bundles and language models of strangers: what a token becomes, and where training writes."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from asr.bundle import Bundle
+from asr.errors import BundleError, ConfigError
+from asr.lm.loading import load_language_model
+from asr.runtime.tensors import read_tensors
+from asr.tokenizer import Tokenizer, TokenizerConfig
+from asr.train.language_model import train_lm
+from tests.helpers import beeps, encode_audio, run_cli
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def field(key: int, content: bytes) -> bytes:
+    """Return a field of a protobuf message, of less than 128 bytes."""
+    return bytes([key << 3 | 2, len(content)]) + content
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_language_model_does_not_replace_a_recognizer(bundle: Path, resume: bool) -> None:
+    """S7: `asr train-lm B --out B`."""
+    before = contents(bundle)
+    with pytest.raises(ConfigError, match="holds a recognizer"):
+        train_lm(Bundle.load(bundle), [], bundle, 1, resume, CPU)
+    assert contents(bundle) == before
+
+
+@pytest.mark.parametrize("link", ["lm", "lm/training"])
+def test_a_bundles_link_does_not_lead_a_training_elsewhere(
+    bundle: Path, tmp_path: Path, link: str
+) -> None:
+    """S6: without --out, `asr train-lm` writes into the bundle."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (bundle / link).parent.mkdir(exist_ok=True)
+    (bundle / link).symlink_to(elsewhere)
+    text = tmp_path / "text"
+    text.write_text("一二三\n", "utf-8")
+    result = run_cli("train-lm", bundle, text, "--epochs", "1")
+    assert result.returncode == 2 and f"{link}: leads out of" in result.stderr, result.stderr
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        field(5, field(2, b"rules")),
+        field(5, b""),
+        field(3, field(2, b"rules")),
+        field(3, field(6, b"rules")),
+        field(3, b"\x92\x80\x80\x80\x10\x05rules"),  # field 2, in bits that protobuf cuts off
+        field(4, field(1, field(1, "一".encode()))),
+        b"\xaa\x00" + field(2, b"rules"),
+        b"\x2b" + field(2, b"rules") + b"\x2c",
+        b"\x0a\x00" * 300_000,
+    ],
+)
+def test_a_tokenizer_that_rewrites_texts_is_refused(part: bytes) -> None:
+    """S5: a rule can make a million characters of each token, or of a test of the model itself."""
+    model = Tokenizer.train(["一二三"], TokenizerConfig()).model
+    with pytest.raises(BundleError, match=r"tokenizer\.model (has|is not)"):
+        Tokenizer(model + part)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
+def test_tokenizers_that_training_makes_are_accepted(kind: str) -> None:
+    """S5: they have no rules."""
+    texts = ["今天天气 GO ON", "一二三 GO"] * 3
+    tokenizer = Tokenizer.train(
+        texts, TokenizerConfig.model_validate({"kind": kind, "vocab_size": 15})
+    )
+    assert tokenizer.decode(tokenizer.encode("今天 GO")) == "今天GO"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bool])
+def test_weights_of_other_types_are_refused_in_a_sentence(bundle: Path, dtype: torch.dtype) -> None:
+    """S5: torch cannot compute with all of them; halves and doubles are read."""
+    from safetensors.torch import save_file
+
+    path = bundle / "model.safetensors"
+    good, digest = read_tensors(path), Bundle.load(bundle).tokenizer.digest
+
+    def write(dtype: torch.dtype) -> None:
+        changed = {k: v.to(dtype) if v.is_floating_point() else v for k, v in good.items()}
+        save_file(changed, path, {"tokenizer": digest})
+
+    for sound in (torch.float16, torch.bfloat16, torch.float64):
+        write(sound)
+        Bundle.load(bundle)
+    write(dtype)
+    with pytest.raises(BundleError, match=r"tensor .* is (of type F8|torch)"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("order", [-1, 0, 21, 4000])
+def test_orders_that_no_language_model_has_are_refused(tmp_path: Path, order: int) -> None:
+    """S5: each order is a step of every look-up."""
+    arpa = tmp_path / "lm.arpa"
+    grams = f"\\{order}-grams:\n-1{' 一' * order}\n"
+    arpa.write_text(
+        f"\\data\\\nngram 1=1\nngram {order}=1\n\n\\1-grams:\n-1 一 -1\n{grams}\\end\\\n", "utf-8"
+    )
+    tokenizer = Tokenizer.train(["一二三"], TokenizerConfig())
+    with pytest.raises(BundleError, match=re.escape(f"the order is {order}, 1 to 20")):
+        load_language_model(arpa, tokenizer, CPU)
+
+
+def test_a_bundle_with_a_language_model_elsewhere_works(bundle: Path, tmp_path: Path) -> None:
+    """S9: the verbs warn, and --lm gives it."""
+    config = bundle / "config.yaml"
+    text = config.read_text("utf-8").replace("lm: null", f"lm: {json.dumps(str(tmp_path / 'x'))}")
+    config.write_text(text.replace("lm_weight: 0.0", "lm_weight: 0.5"), "utf-8")
+    (tmp_path / "a.wav").write_bytes(encode_audio(beeps(1)))
+    token = Bundle.load(bundle).tokenizer.tokens()[-1]
+    arpa = tmp_path / "lm.arpa"
+    arpa.write_text(f"\\data\\\nngram 1=1\n\n\\1-grams:\n-1 {token}\n\n\\end\\\n", "utf-8")
+    for options in ([], ["--lm-weight", "0"], ["--lm", arpa, "--lm-weight", "0.5"]):
+        result = run_cli("transcribe", bundle, tmp_path / "a.wav", *options)
+        assert result.returncode == 0 and result.stderr.count("is not used") == 1, result.stderr
