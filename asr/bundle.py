@@ -5,6 +5,7 @@ model.safetensors (weights and feature statistics) and README.md (the model card
 outside its folder, and takes no memory before the weights are known to fit the configuration.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from asr.model.transformer import SpeechTransformer
 from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.tensors import read_metadata, read_shapes, read_tensors, write_tensors
 from asr.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 TOKENIZER = "tokenizer.model"
@@ -95,8 +98,9 @@ class Bundle:
 def load_bundle_config(folder: Path, overrides: list[str] | None = None) -> Config:
     """Read the configuration of a bundle, its language model's path made absolute.
 
-    Raises BundleError if it is missing or wrong, or a language model that it uses is not in the
-    bundle's folder: a path elsewhere would let a stranger's bundle open any file.
+    A language model that is not in the bundle's folder is left out with a warning: a path elsewhere
+    would let a stranger's bundle open any file. Raises BundleError if the configuration is missing
+    or wrong.
     """
     _check_exists(folder, CONFIG)
     try:
@@ -106,16 +110,17 @@ def load_bundle_config(folder: Path, overrides: list[str] | None = None) -> Conf
     decoding = config.decoding
     if decoding.lm is None:
         return config
-    lm: Path | None = folder.absolute() / decoding.lm
-    assert lm is not None
-    if not is_within(folder, lm):
+    changes: dict[str, Path | float | None] = {"lm": folder.absolute() / decoding.lm}
+    if not is_within(folder, folder / decoding.lm):
         if decoding.lm_weight:
-            raise BundleError(
-                f"{folder}: decoding.lm of {CONFIG} is {decoding.lm}, which is not in the bundle's "
-                f"folder: copy it there and write its path within the folder into {CONFIG}"
+            log.warning(
+                "%s: its language model %s is not used, for it is not in this folder: give it by "
+                "--lm and --lm-weight",
+                folder,
+                decoding.lm,
             )
-        lm = None
-    return config.model_copy(update={"decoding": decoding.model_copy(update={"lm": lm})})
+        changes = {"lm": None, "lm_weight": 0.0}
+    return config.model_copy(update={"decoding": decoding.model_copy(update=changes)})
 
 
 def is_within(folder: Path, path: Path) -> bool:
@@ -175,8 +180,13 @@ def check_shapes(parts: nn.Module, path: Path) -> None:
 def load_weights(parts: nn.Module, path: Path) -> None:
     """Read weights into a module. Raises BundleError that names the tensor that is wrong."""
     check_shapes(parts, path)
-    found = read_tensors(path)
+    found, wanted = read_tensors(path), parts.state_dict()
     for name, tensor in sorted(found.items()):
+        if tensor.is_floating_point() != wanted[name].is_floating_point():
+            raise BundleError(
+                f"{path}: tensor {name} is {tensor.dtype}, {wanted[name].dtype} is expected: the "
+                "file is of another model"
+            )
         if not torch.isfinite(tensor).all():
             raise BundleError(f"{path}: tensor {name} holds NaN or infinity: train it again")
     parts.load_state_dict(found)

@@ -14,6 +14,7 @@ from asr.errors import BundleError
 from asr.runtime.files import open_regular, write_atomically
 
 _DIGEST = "sha256"
+_TYPES = {"F16", "BF16", "F32", "F64", "BOOL", "U8", "I8", "I16", "I32", "I64"}
 
 
 def write_tensors(
@@ -76,13 +77,23 @@ def read_metadata(path: Path) -> dict[str, str]:
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Read the shapes of the tensors alone. Raises BundleError where the file is damaged.
 
-    They are those of the file: its size is checked against them.
+    They are those of the file: its size is checked against them. Raises BundleError for types that
+    no model has, too.
     """
     try:
         with safe_open(path, "pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            types = {name: each.get_dtype() for name, each in slices.items()}
+            shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
+    for name, found in types.items():
+        if found not in _TYPES:
+            raise BundleError(
+                f"{path}: tensor {name} is of type {found}: convert it to float32, which `asr "
+                "train` writes"
+            )
+    return shapes
 
 
 def _damaged(path: Path, reason: object) -> BundleError:

@@ -1,7 +1,9 @@
 """Files of a run in progress: its state, the weights of its best epochs, its history."""
 
+import errno
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -164,6 +166,8 @@ def check_room(folder: Path, model: nn.Module, average: int) -> None:
     copies = average + 2 + 3 * 3 + 2
     size = 4 * copies * count_parameters(model)
     try:
+        if shutil.disk_usage(folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with TemporaryFile(dir=folder) as file:
             if sys.platform == "linux":  # elsewhere neither quotas nor full disks are found here
                 os.posix_fallocate(file.fileno(), 0, size)

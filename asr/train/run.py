@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, load_weights
+from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, is_within, load_weights
 from asr.config import Config, dump_config, load_config
 from asr.data.manifest import text_of
 from asr.errors import AsrError, ConfigError
@@ -44,8 +44,16 @@ _FREE = {"batch_seconds": 1.0, "num_workers": 0}
 def train(config: Config, out: Path, resume: bool = False, device: str = "auto") -> Path:
     """Train a recipe into the bundle `out`, and return it; under torchrun, with its processes.
 
-    Raises ConfigError where `out` holds another run, DataError where the cuts are unusable.
+    Raises ConfigError where `out` holds another run, or the recipe uses a language model that is
+    not in it; DataError where the cuts are unusable.
     """
+    decoding = config.decoding
+    if decoding.lm_weight and decoding.lm and not is_within(out, decoding.lm):
+        raise ConfigError(
+            f"decoding.lm: {decoding.lm} is not in {out}, and a bundle opens no file outside its "
+            "folder: leave decoding.lm and lm_weight out, and set them after the training by "
+            "`asr tune --write` or by --lm"
+        )
     chosen, state = choose_device(device), out / "training"
     if config.training.precision == "bfloat16" and chosen.type == "cpu":
         raise ConfigError(
@@ -179,6 +187,7 @@ def _tokenizer_of_run(state: Path) -> Tokenizer:
 def _write_run_files(config: Config, bundle: Bundle, state: Path) -> None:
     """Write tokens and recipe. Raises AsrError where the disk is too small for the whole run."""
     (state / _FINISHED).unlink(missing_ok=True)
-    check_room(state, bundle.model, config.training.average)
+    if not states(state):  # a run that resumes has its files already
+        check_room(state, bundle.model, config.training.average)
     write_atomically(state / TOKENIZER, lambda path: path.write_bytes(bundle.tokenizer.model))
     write_text(state / CONFIG, dump_config(config))

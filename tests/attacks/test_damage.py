@@ -1,5 +1,6 @@
 """Damaged files of a run's folder give a sentence or do no harm; two runs do not share a folder."""
 
+import errno
 import os
 import random
 import shutil
@@ -217,6 +218,33 @@ def test_a_second_run_in_one_folder_is_refused(run: Path, recipe: Config, tmp_pa
         assert train(recipe, run, resume=True, device="cpu") == run
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_run_that_resumes_needs_no_room_for_a_whole_one(
+    run: Path, recipe: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S11: its files are there; a new run is refused before anything is reserved."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    (run / "training" / "finished").unlink()
+    assert train(recipe, run, resume=True, device="cpu") == run
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2, 1, 1))
+    monkeypatch.setattr(os, "posix_fallocate", pytest.fail)
+    with pytest.raises(AsrError, match=r"no room for .* No space left|no room for"):
+        train(recipe, tmp_path / "new", device="cpu")
+
+
+def test_a_recipe_with_a_language_model_elsewhere_is_not_trained(
+    recipe: Config, tmp_path: Path
+) -> None:
+    """S9: its bundle could not name the model; it is said before the first step."""
+    decoding = DecodingOptions(lm=tmp_path / "lm.arpa", lm_weight=0.3)
+    with pytest.raises(ConfigError, match=r"decoding\.lm: .* is not in .*--lm"):
+        train(recipe.model_copy(update={"decoding": decoding}), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_removes_what_killed_ones_left_half_written(run: Path, recipe: Config) -> None:
