@@ -138,7 +138,7 @@ def _show_transcript(name: str, text: str, format: str, alone: bool) -> None:
     """Print a transcript; of several in txt, each is a line, whatever its name and text hold."""
     if format == "json":
         # JSON is UTF-8: other names are escaped, and json.loads restores them.
-        line = {"file": name, **json.loads(text)}
+        line = {"file": name, **json.loads(text)} | {"file": name}  # a service may send one
         text = json.dumps(line, ensure_ascii=not name.isprintable())
     elif not alone:
         text = f"{name.translate(_ESCAPES)}\t{' '.join(text.splitlines())}"

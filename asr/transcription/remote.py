@@ -59,7 +59,10 @@ def _connect(url: str, jobs: int) -> httpx.AsyncClient:
     try:
         return httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1") + "/v1/",
-            headers={b"authorization": b"Bearer " + key} if key else {},
+            headers={
+                b"accept-encoding": b"identity",
+                **({b"authorization": b"Bearer " + key} if key else {}),
+            },
             limits=httpx.Limits(max_connections=jobs),
             timeout=httpx.Timeout(30, read=_DECODE, pool=None),
         )
@@ -147,12 +150,19 @@ async def _transcribe(
 async def _exchange(client: httpx.AsyncClient, method: str, url: str, **body: Any) -> Reply:
     """Send a request and return its response.
 
-    Raises ConfigError for a response that is too large, httpx.RequestError for all other failures.
+    Raises ConfigError for a response that is too large or compressed, httpx.RequestError for all
+    other failures.
     """
     content = bytearray()
     try:
         async with asyncio.timeout(_DECODE), client.stream(method, url, **body) as response:
-            async for part in response.aiter_bytes():
+            encoding = response.headers.get("content-encoding", "identity").strip().lower()
+            if encoding not in ("", "identity"):  # a small response could unpack to any size
+                raise ConfigError(
+                    f"{response.url} answers in {shortened(encoding)}, though no compression was "
+                    "asked for: check --server"
+                )
+            async for part in response.aiter_raw():
                 content += part
                 if len(content) > _MAX_REPLY:
                     raise ConfigError(
