@@ -8,7 +8,7 @@ import hashlib
 import io
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import sentencepiece as spm
@@ -23,6 +23,11 @@ MOST_TOKENS = 1 << 18
 # sentencepiece itself makes pieces of 16 characters at most. A text is as many times as long as
 # its tokens.
 _LONGEST_PIECE = 256
+
+# Of a sentencepiece model: pieces, settings of the trainer, the normalizer; and its rules.
+_PARTS = (1, 2, 3)
+_NORMALIZER, _RULES = 3, (2, 6)
+_SIZES = {1: 8, 2: 0, 5: 4}  # bytes of a protobuf field by its kind, 0 where it says its own
 
 _HAN = r"\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _SPACE_BESIDE_HAN = re.compile(rf"(?<=[{_HAN}]) | (?=[{_HAN}])")
@@ -56,6 +61,7 @@ class Tokenizer:
 
     def __init__(self, model: bytes) -> None:
         self.model = model
+        _check_model(model)
         try:
             self._sp = spm.SentencePieceProcessor(model_proto=model)
             ids = (self._sp.pad_id(), self._sp.bos_id(), self._sp.eos_id(), self._sp.unk_id())
@@ -68,10 +74,7 @@ class Tokenizer:
                 "that `asr train` wrote"
             )
         if tokens is None or max(map(len, tokens)) > _LONGEST_PIECE:
-            raise BundleError(
-                f"tokenizer.model has more than {MOST_TOKENS:,} tokens, or one of more than "
-                f"{_LONGEST_PIECE} characters: use the one that `asr train` wrote"
-            )
+            raise _too_large()
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
@@ -145,6 +148,71 @@ class Tokenizer:
         tokens = self.tokens()[len(SPECIAL) :]
         is_char = all(len(token) == 1 for token in tokens)
         return [0] * len(SPECIAL) + [1 if is_char else _words_begun(token) for token in tokens]
+
+
+def _check_model(model: bytes) -> None:
+    """Refuse a model (sentencepiece_model.proto) that rewrites texts, or tests itself when loaded.
+
+    Rules of a normalizer or denormalizer can make any number of characters of a token.
+    """
+    try:
+        for number, (key, content) in enumerate(_fields(model)):
+            if number > MOST_TOKENS + len(_PARTS):
+                raise _too_large()
+            if key not in _PARTS or not isinstance(content, bytes):
+                raise BundleError(
+                    "tokenizer.model has a denormalizer, or other parts that `asr train` does not "
+                    "write: use the one that `asr train` wrote"
+                )
+            if key == _NORMALIZER and any(
+                rule in _RULES and text for rule, text in _fields(content)
+            ):
+                raise BundleError(
+                    "tokenizer.model has a normalizer with rules: use the one that `asr train` "
+                    "wrote"
+                )
+    except (IndexError, ValueError) as error:
+        raise BundleError("tokenizer.model is not a sentencepiece model") from error
+
+
+def _too_large() -> BundleError:
+    return BundleError(
+        f"tokenizer.model has more than {MOST_TOKENS:,} tokens, or one of more than "
+        f"{_LONGEST_PIECE} characters: use the one that `asr train` wrote"
+    )
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield the fields of a protobuf message by number, as bytes or a number.
+
+    Raises IndexError or ValueError where it is none.
+    """
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place, value, shift = place + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+            if shift >= 70:
+                raise ValueError("a number of more than 10 bytes")
+
+    while place < len(message):
+        key, kind = divmod(number() & 0xFFFFFFFF, 8)  # as protobuf's tags are cut
+        if kind == 0:
+            yield key, number()
+            continue
+        if kind not in _SIZES:
+            raise ValueError(f"a field of kind {kind}")
+        size = _SIZES[kind] or number()
+        end = place + size
+        if end > len(message):
+            raise ValueError("a field ends after the message")
+        yield key, message[place:end]
+        place = end
 
 
 def _words_begun(token: str) -> int:

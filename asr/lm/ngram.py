@@ -18,6 +18,7 @@ from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 
 # The log10 probability of <unk> where a file has none, as in KenLM.
 _UNKNOWN = -100.0
+_MOST_ORDER = 20  # each is a step of every look-up
 _LINE = 10_000  # characters; a longer one is none of an ARPA file
 _NAMES = {"<s>": SOS, "</s>": EOS, "<unk>": UNK, "<UNK>": UNK}
 
@@ -138,9 +139,9 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float
                 line = raw.strip(" \t\r\n")
                 if line.startswith("ngram ") and not order:
                     n, _, count = line.removeprefix("ngram ").partition("=")
-                    expected[int(n)] = int(count)
+                    expected[_order(n)] = int(count)
                 elif line.startswith("\\") and line.endswith("-grams:"):
-                    order = int(line[1 : -len("-grams:")])
+                    order = _order(line[1 : -len("-grams:")])
                 elif line == "\\end\\":
                     ended = True
                 elif line and order and not ended:
@@ -163,6 +164,13 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float
             ": copy it again"
         )
     return grams
+
+
+def _order(text: str) -> int:
+    order = int(text)
+    if not 1 <= order <= _MOST_ORDER:
+        raise ValueError(f"the order is {order}, 1 to {_MOST_ORDER} are possible")
+    return order
 
 
 def _entry(line: str, order: int) -> tuple[list[str], tuple[float, float]]:
