@@ -40,13 +40,28 @@ class _Line(NamedTuple):
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose name takes little memory; tarfile would read one of any size."""
+    """A member whose name takes little memory; tarfile would read one of any size.
+
+    Sparse files are refused before tarfile reads their map, which can have any length.
+    """
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if not (self.isreg() or self.isdir()) and self.size > _HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {self.size:,} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            self._refuse_sparse()
         found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return found
+
+    def _refuse_sparse(self, *_: object) -> None:
+        raise tarfile.ReadError("a sparse file")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+
+    def _apply_pax_info(self, pax_headers: dict[str, str], *rest: str) -> None:
+        if any(key.startswith("GNU.sparse.") for key in pax_headers):
+            self._refuse_sparse()
+        super()._apply_pax_info(pax_headers, *rest)  # type: ignore[misc]
 
 
 class _Unpacked:
@@ -240,7 +255,9 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
             while unpacked.read(1 << 20):
                 if unpacked.tell() > MAX_BYTES:
                     raise tarfile.ReadError(f"more than {MAX_BYTES:,} bytes")
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (
+        tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError, ValueError,
+    ) as error:  # fmt: skip
         raise DataError(
             f"{archive}: is damaged or incomplete ({error}): download it again"
         ) from error
