@@ -78,10 +78,13 @@ def _broken_lines(path: Path) -> str:
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:
     """Return the mono samples (N,) of a cut at a rate in Hz; AudioError if it is unreadable."""
     try:
-        check_files(cut)
+        fetched = fetch(cut)
+        check_files(fetched)
         # By default lhotse reads SPHERE files with a shell command, `sph2pipe`.
         with audio_backend(LibsndfileBackend):
-            wave_CN = fetch(cut).load_audio()
+            wave_CN = fetched.load_audio()
+        if wave_CN is None:
+            raise ValueError("there is none")
     except Exception as error:  # lhotse's audio backends raise many types
         # After its first line, lhotse describes its objects.
         reason = (str(error) or type(error).__name__).splitlines()[0]

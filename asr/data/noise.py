@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# The key of the noise's seed in a cut's `custom`.
+NOISE_SEED = "noise_seed"
+
 
 def noise(n: int, sample_rate: int, rng: np.random.Generator) -> Tensor:
     """Return random noise (samples,) of RMS 1 without any speech.

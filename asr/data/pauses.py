@@ -13,10 +13,7 @@ from lhotse.cut import Cut, PaddingCut, append_cuts
 from torch import Tensor
 
 from asr.audio.augmentation import PausesConfig
-from asr.data.noise import noise
-
-# The key of the noise's seed in a cut's `custom`.
-_SEED = "noise_seed"
+from asr.data.noise import NOISE_SEED, noise
 
 
 def augment_with_pauses(cuts: Iterable[Cut], config: PausesConfig, rng: Random) -> CutSet:
@@ -62,7 +59,7 @@ def _with_pauses(parts: list[Cut], config: PausesConfig, rng: Random) -> Cut:
 def _silence(seconds: float, like: Cut, rng: Random) -> PaddingCut:
     rate = like.sampling_rate
     n = max(1, round(seconds * rate))
-    seed = {_SEED: rng.getrandbits(32)}
+    seed = {NOISE_SEED: rng.getrandbits(32)}
     return PaddingCut(like.id, n / rate, rate, 0.0, num_samples=n, custom=seed)
 
 
@@ -72,7 +69,7 @@ def with_noise(wave_N: Tensor, sample_rate: int, cut: Cut) -> Tensor:
     The noise's RMS is 30 to 80 dB below the waveform's peak; one in five gets none.
     """
     parts = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
-    seeds = [part.custom[_SEED] for part in parts if part.custom and _SEED in part.custom]
+    seeds = [part.custom[NOISE_SEED] for part in parts if part.custom and NOISE_SEED in part.custom]
     if not seeds:
         return wave_N
     rng, peak = np.random.default_rng(seeds[0]), float(wave_N.abs().max())

@@ -14,7 +14,8 @@ from lhotse.cut import Cut, MixedCut, PaddingCut
 from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line
 
-from asr.data.cuts import check_transforms, read_cuts
+from asr.data.cuts import read_cuts
+from asr.data.recordings import check_recording
 from asr.runtime.files import open_regular
 
 _LINE = 1 << 20  # bytes of a recording's description
@@ -63,7 +64,7 @@ def _shard(manifest: Path) -> Iterator[Cut]:
             text = tar.extractfile(description)
             if text is not None and not description.name.endswith(".nometa"):
                 recording = Recording.from_dict(decode_json_line(text.read(_LINE).decode("utf-8")))
-                check_transforms(cut.id, recording.transforms)
+                check_recording(cut.id, recording)
                 member = f"{path}:{data.offset_data}:{data.size}"
                 recording.sources = [AudioSource(MEMBER, recording.channel_ids, member)]
                 cut.recording = recording
