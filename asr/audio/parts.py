@@ -4,10 +4,13 @@ libsndfile decodes the first one only, or fails. So each gets a view of its own 
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
 from os import SEEK_CUR, SEEK_END
 from typing import BinaryIO
+
+from asr.audio.ogg import Pages, find_pages
 
 _WINDOW, _OVERLAP = 2**16, 64
 _MP3_LENGTH = re.compile(rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:Xing|Info|VBRI)", re.DOTALL)
@@ -15,7 +18,6 @@ _MP3_LENGTH = re.compile(rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:Xing|Info|VB
 _TAG = rb"ID3[\x02-\x04][^\xff][\0\x10 0@P`p\x80\x90\xa0\xb0\xc0\xd0\xe0\xf0][\0-\x7f]{4}"
 _NEXT = {
     b"fLaC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
-    b"OggS": re.compile(rb"OggS\x00[\x02\x06]\x00{8}"),
     # The group that matches says how far behind the frame's header its mark is. Looking behind the
     # mark takes a time that does not depend on the bytes before it.
     b"mp3": re.compile(
@@ -27,7 +29,8 @@ _NEXT = {
 _HEAD, _HEAD_BYTES = re.compile(_TAG, re.DOTALL), 10
 _MP3_MARKS = (b"ID3", b"Xing", b"Info", b"VBRI")  # to look for these is ten times as fast
 _BEHIND_HEADER = (0, 13, 21, 36)  # by the number of that group
-_MOST_GROUPED, _MOST_TAGS = 64, 1000  # Ogg streams side by side; ID3 tags behind each other
+_MOST_TAGS = 1000  # ID3 tags behind each other
+_STEP = 2**24  # bytes that are searched in some 10 ms
 
 # By the version bits of an MP3 frame's header: bit rates of layer III in kbit/s, sample rates in
 # Hz, and bytes of a frame by bit rate / sample rate (ISO 11172-3 and 13818-3, 2.4).
@@ -53,7 +56,8 @@ class Part:
 
     `length` is what it says of its length, and `patch` replaces bytes at an offset: both are for
     headers from which libsndfile would conclude that there is less audio than there is. What
-    libmpg123 decodes must not hold ID3 tags: where `hides_tags`, their heads are read as zeros.
+    libmpg123 decodes must not hold ID3 tags: where `hides_tags`, their heads are read as zeros,
+    as are the `holes` of the file.
     """
 
     binary: BinaryIO
@@ -63,6 +67,7 @@ class Part:
     patch: tuple[int, bytes] = (0, b"")
     at: int = 0
     hides_tags: bool = True
+    holes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def is_estimate(self) -> bool:
@@ -78,6 +83,11 @@ class Part:
             found = _HEAD.sub(bytes(_HEAD_BYTES), found)[before:][: min(n_bytes, n_left)]
         else:
             found = _read(self.binary, at, min(n_bytes, n_left))
+        for hole in self.holes[bisect(self.holes, at, key=lambda hole: hole[1]) :]:
+            begin, end = (min(max(edge - at, 0), len(found)) for edge in hole)
+            if begin == len(found):
+                break
+            found = found[:begin] + bytes(end - begin) + found[end:]
         if self.is_estimate and self.at >= self.length - _TAG_BYTES:
             found = bytes(n_bytes)  # where libsndfile looks for a tag: there is none
         offset, patch = self.patch
@@ -103,13 +113,14 @@ class Part:
             self.end = _skip_junk(self.binary, behind, self.end) or self.end
 
 
-def find_parts(binary: BinaryIO, size: int) -> Iterator[Part]:
+def find_parts(binary: BinaryIO, size: int) -> Iterator[Part | None]:
     """Yield the recordings of a file of so many bytes; a file in no known format is one part.
 
-    Each is to be decoded before the next is asked for (see `Part.end_early`).
+    None is a pause in the search for the end of the next, after some 10 ms. Each is to be decoded
+    before the next is asked for (see `Part.end_early`).
     """
     start = _skip_junk(binary, 0, size) or 0
-    ends: dict[bytes, int] = {}  # by kind: where the next of it begins
+    ends: dict[bytes, Pages] = {}  # by kind: where the next of it begins
     while start < size:
         behind = _after_tags(binary, start, size)
         if behind >= size and (start == 0 or behind > size):
@@ -119,10 +130,10 @@ def find_parts(binary: BinaryIO, size: int) -> Iterator[Part]:
         if behind > start:
             start = _skip_junk(binary, behind, size) or behind
         kind = _kind(_read(binary, start, 4))
-        if start >= ends.get(kind, 0):  # else the last part ended early: the next mark is known
-            ends[kind] = _end(binary, kind, start, size)
-        end = min(end for end in ends.values() if end > start)
-        part = Part(binary, start, end, end - start)
+        if kind not in ends or start >= ends[kind].end:  # else the last part ended early
+            ends[kind] = yield from _end(binary, kind, start, size)
+        end = min(each.end for each in ends.values() if each.end > start)
+        part = Part(binary, start, end, end - start, holes=ends[kind].holes)
         if kind == b"RIFF":
             part.patch = _unknown_length(_read(binary, start, _WINDOW), end - start)
         elif kind == b"mp3" and not _MP3_LENGTH.match(_read(binary, start, _OVERLAP)):
@@ -138,21 +149,23 @@ def _kind(head: bytes) -> bytes:
     return b"mp3" if re.match(rb"\xff[\xe0-\xff]", head) else b""  # of any layer
 
 
-def _end(binary: BinaryIO, kind: bytes, start: int, size: int) -> int:
+def _end(binary: BinaryIO, kind: bytes, start: int, size: int) -> Generator[None, None, Pages]:
     """Return where the recording that begins at `start` ends: before the next, or with the file."""
+    if kind == b"OggS":
+        return (yield from find_pages(binary, start, size))
     if kind == b"RIFF":
         n_bytes = int.from_bytes(_read(binary, start + 4, 4), "little")
         for at in (start + 8 + n_bytes, start + 8 + n_bytes + n_bytes % 2):
             if re.fullmatch(rb"RIFF....WAVE", _read(binary, at, 12), re.DOTALL):
-                return at
-        return size
-    if kind not in _NEXT:
-        return size
-    behind = start + 4
-    if kind == b"OggS":
-        behind = _after_group(binary, start)
-    found = _find(binary, _NEXT[kind], behind, size)
-    return size if found is None else found
+                return Pages(at)
+    elif kind in _NEXT:
+        for at in range(start + 4, size, _STEP):
+            found = _find(binary, _NEXT[kind], at, min(at + _STEP + _OVERLAP, size))
+            if found is not None:
+                return Pages(found)
+            if at + _STEP < size:
+                yield
+    return Pages(size)
 
 
 def _skip_junk(binary: BinaryIO, start: int, end: int) -> int | None:
@@ -200,16 +213,6 @@ def _after_tags(binary: BinaryIO, start: int, size: int) -> int:
             found = _find(binary, re.compile(rb"[^\0]"), start, size)
             start = size if found is None else found
     return size + 1
-
-
-def _after_group(binary: BinaryIO, start: int) -> int:
-    """Return the end of the Ogg pages that begin the streams of one recording (RFC 3533)."""
-    for _ in range(_MOST_GROUPED):
-        head = _read(binary, start, 27 + 255)
-        if head[:4] != b"OggS" or len(head) < 27 or not head[5] & 2:
-            break
-        start += 27 + head[26] + sum(head[27 : 27 + head[26]])
-    return start
 
 
 def _unknown_length(head: bytes, size: int) -> tuple[int, bytes]:

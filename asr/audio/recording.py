@@ -22,6 +22,7 @@ from asr.errors import AudioError
 from asr.runtime.files import open_regular
 
 _PART_SAMPLES = 2**16  # the time to open a part of a file is about that to decode so many samples
+_PAUSE_SAMPLES = 2**21  # and that of the search for a part from one pause to the next
 # A tag at the end of a file, which is no audio, is seldom larger.
 _IGNORED_BYTES = 2**12
 _MOST_WARNINGS = 8
@@ -87,6 +88,9 @@ class Recording:
         resampler: Any = None
         current, end = 0, np.zeros(0, np.float32)
         for rate, block in self._blocks():
+            if not rate:
+                yield block
+                continue
             if rate != current:
                 if resampler:
                     yield resampler.resample_chunk(end, last=True)
@@ -98,7 +102,10 @@ class Recording:
         yield resampler.resample_chunk(end, last=True)
 
     def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the source's sample rate and mono float32 blocks of its samples."""
+        """Yield the source's sample rate and mono float32 blocks of its samples.
+
+        A rate of 0 is a pause without samples.
+        """
         if isinstance(self.source, Samples):
             samples_N, rate = self.source.samples_N, self.source.sample_rate
             scale = np.float32(1 / 2**15 if samples_N.dtype == np.int16 else 1)
@@ -109,15 +116,20 @@ class Recording:
                 yield rate, block
             return
         with _binary(self.source, self.label) as binary:
-            size = _size(binary, self.label)
+            size, is_first = _size(binary, self.label), True
             for part in find_parts(binary, size):
+                if not part:
+                    self._advance(self.seconds, _PAUSE_SAMPLES)
+                    yield 0, np.zeros(0, np.float32)
+                    continue
                 try:
                     sound = open_sound(part, self.label)
                 except AudioError:
-                    if not self.n_samples:
+                    if is_first:
                         raise
                     self._warn_of_rest(part.start, size)
                     return
+                is_first = False
                 with sound:
                     yield from self._decoded(sound, part, size)
 
@@ -145,6 +157,11 @@ class Recording:
             )
         found = decoder.warnings(self.sample_rate, self.seconds, part.end == size)
         self._warn(*found)
+        if n_bad := sum(end - begin for begin, end in part.holes if end < part.end):
+            self._warn(
+                f"{self.label} is damaged: {n_bad} bytes inside it could not be decoded, and audio "
+                "may be missing there"
+            )
         if decoder.n_bytes_left > _IGNORED_BYTES:
             self._warn_of_rest(part.end - decoder.n_bytes_left, size)
 

@@ -238,9 +238,80 @@ def test_a_tag_that_is_longer_than_the_file_is_told() -> None:
     assert "could not be decoded" in warned(cut)
 
 
-@pytest.mark.parametrize("junk", [b"\xff", b"\xff\xe2", b"Xing", b"ID3\4"])
+@pytest.mark.parametrize(
+    "junk", [b"\xff" * 2**24, b"\xff\xe2" * 2**23, b"Xing" * 2**20, b"ID3\4" * 2**20], ids=range(4)
+)
 def test_the_search_for_the_next_mp3_takes_a_time_that_is_linear(junk) -> None:
     """S5: 25 MB of 0xff took 1.8 s in one slice."""
     began = time.process_time()
-    assert read_all(io.BytesIO(MP3[0] + junk * (2**24 // len(junk))), RATE).warnings
+    assert read_all(io.BytesIO(MP3[0] + junk), RATE).warnings
     assert time.process_time() - began < 1
+
+
+OGG = encode_audio(hum(400, 3.0), RATE, "OGG", "VORBIS")
+FALSE = b"OggS\xff\xff\xff"
+
+
+def page(body: bytes, flags: int = 0, is_whole: bool = True) -> bytes:
+    """An Ogg page of another stream, with its checksum (RFC 3533, 6)."""
+    lacing = bytes([255] * (len(body) // 255) + [len(body) % 255])
+    data = b"OggS\0" + bytes([flags]) + bytes(8) + b"abcd" + bytes(8) + bytes([len(lacing)])
+    data += lacing + body
+    register = 0
+    for byte in data:
+        register ^= byte << 24
+        for _ in range(8):
+            register = register << 1 ^ (0x104C11DB7 if register >> 31 else 0)
+    return data[:22] + struct.pack("<I", register + 1 - is_whole) + data[26:]
+
+
+NESTED = FALSE * 9000
+MIDDLE = OGG.index(b"OggS", len(OGG) // 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (OGG + FALSE * 2**19, "100 % of its bytes"), (MP3[0] + OGG + FALSE * 2**19, "its bytes"),
+        (OGG + page(NESTED, is_whole=False) * 60, "100 % of its bytes"),
+        (OGG + page(NESTED) * 60, "100 % of its bytes"), (FALSE * 2**19 + OGG, None),
+        (OGG[:MIDDLE] + page(b"") * 60_000 + OGG[MIDDLE:], ""), (OGG + bytes(2**22), ""),
+        (OGG[:MIDDLE] + FALSE * 300 + OGG[MIDDLE:], " 2100 bytes inside it"),
+        (OGG + b"OggS" * 2**20, "its bytes"),
+        (OGG + b"OggS\0" * 2**19, "its bytes"), (OGG + b"TAG" + bytes(125), ""),
+    ],
+    ids=[
+        "false", "after_mp3", "nested", "nested_in_whole", "first", "empty", "zeros", "middle",
+        "mark", "version", "tag"
+    ],
+)  # fmt: skip
+def test_false_pages_of_an_ogg_file_cost_no_time_and_no_audio(data, told) -> None:
+    """K2: libogg computed the checksum of up to 65 kB for each."""
+    began = time.process_time()
+    if told is None:
+        with pytest.raises(AudioError):
+            read_all(io.BytesIO(data), RATE)
+    else:
+        audio = read_all(io.BytesIO(data), RATE)
+        assert audio.seconds == pytest.approx(6 if data[:2] == b"\xff\xf3" else 3)
+        assert told in "".join(audio.warnings) and bool(told) == bool(audio.warnings)
+        assert pitches(audio.wave[3200:40000]) == {400}
+    assert time.process_time() - began < 1
+
+
+def test_a_damaged_page_of_an_ogg_file_does_not_end_it() -> None:
+    """K2: one page is missing, what follows is decoded."""
+    data = bytearray(encode_audio(hum(400, 20.0), RATE, "OGG", "VORBIS"))
+    third = len(data) // 3
+    data[third] ^= 1
+    audio = read_all(io.BytesIO(data), RATE)
+    assert "bytes inside it could not be decoded" in audio.warnings[0]
+    assert 12 < len(audio.wave) / RATE <= 20 and pitches(audio.wave[-40000:-1600]) == {400}
+
+
+def test_the_search_for_the_end_of_a_recording_pauses() -> None:
+    """K2: a slice takes some 10 ms, and pages without samples are work that is limited."""
+    data = OGG[:MIDDLE] + page(b"") * 100_000 + OGG[MIDDLE:]
+    assert list(ChunkedRecording(Recording(io.BytesIO(data), RATE), 20.0).slices()).count(None) > 9
+    with pytest.raises(AudioError, match="samples of all channels"):
+        read_all(io.BytesIO(data), RATE, max_samples=2**22)
