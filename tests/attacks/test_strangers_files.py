@@ -11,15 +11,21 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile as sf
 import torch
 import yaml
+from lhotse import Recording, SupervisionSegment
+from lhotse.cut import Cut, MonoCut
 
 from asr.bundle import Bundle, load_bundle_config
 from asr.config import Config, dump_config, load_config
 from asr.data.manifest import load_cuts, read_wave
+from asr.data.noise import NOISE_SEED
 from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError, AudioError, BundleError, ConfigError, DataError
 from asr.lm.loading import load_language_model
@@ -116,6 +122,225 @@ def test_a_recordings_source_is_a_file(here: Path, source: dict) -> None:
     with pytest.raises(DataError, match=r"strange\.jsonl: is not a lhotse manifest.*at line 2"):
         load_cuts(write_manifest(here / "strange.jsonl", {"type": "file", "source": "a"}, source))
     assert not (here / "PWNED").exists()
+
+
+def cut_of(wav: Path, name: str = "c") -> MonoCut:
+    recording = Recording.from_file(wav, recording_id=name)
+    said = SupervisionSegment(name, name, 0.0, recording.duration, 0, "好")
+    return MonoCut(name, 0.0, recording.duration, 0, [said], recording=recording)
+
+
+def written(path: Path, *items: dict) -> Path:
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in items), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cut: cut,
+        lambda cut: cut.perturb_volume(4 / 3),
+        lambda cut: cut.perturb_volume(0.123456789),
+        lambda cut: cut.perturb_speed(1.1),
+        lambda cut: cut.resample(8000).perturb_speed(0.9).resample(22050),
+        lambda cut: cut.narrowband("mulaw"),
+        lambda cut: cut.narrowband("mulaw", restore_orig_sr=False).resample(16000),
+        lambda cut: cut.resample(44100).perturb_volume(1.7),
+        lambda cut: cut.clip_amplitude(gain_db=3.0),
+        lambda cut: cut.pad(duration=1.0),
+        lambda cut: cut.pad(duration=1.0, direction="both").resample(8000),
+        lambda cut: cut.append(cut.perturb_speed(1.1)).append(cut),
+        lambda cut: cut.mix(cut, snr=10).mix(cut.pad(duration=1.0), snr=5),
+        lambda cut: cut.truncate(offset=0.05, duration=0.1),
+    ],
+    ids=[
+        "plain", "volume", "quiet", "speed", "rates", "narrowband", "narrowest", "resample", "clip",
+        "pad", "pad both", "append", "mix", "truncate",
+    ],
+)  # fmt: skip
+def test_what_lhotse_writes_is_read(tmp_path: Path, change: Callable[[Cut], Cut]) -> None:
+    """S1, S2: a factor of loudness is no speed, and honest manifests pass all checks."""
+    wanted = change(cut_of(tone(tmp_path / "a.wav")))
+    (cut,) = load_cuts(written(tmp_path / "m.jsonl", wanted.to_dict()))
+    assert len(read_wave(cut, wanted.sampling_rate)) == wanted.num_samples
+
+
+@pytest.mark.parametrize("deep", [1, 2])
+@pytest.mark.parametrize("what", ["source", "transform"])
+def test_a_mix_inside_a_mix_hides_nothing(here: Path, deep: int, what: str) -> None:
+    """C1: neither a command nor a transform is run from below a track."""
+    hidden = cut_of(here / "a.wav").to_dict()
+    run = {"type": "command", "channels": [0], "source": "touch PWNED; cat a.wav"}
+    if what == "source":
+        hidden["recording"]["sources"] = [run]
+    else:
+        rir = hidden["recording"] | {"sources": [run]}
+        hidden["recording"] = hidden["recording"] | {
+            "transforms": [{"name": "ReverbWithImpulseResponse", "kwargs": {"rir": rir}}]
+        }
+    mixed = hidden
+    for name in range(deep):
+        other = {"type": "MonoCut", "cut": cut_of(here / "a.wav").to_dict(), "offset": 0}
+        tracks = [{"type": mixed["type"], "cut": mixed, "offset": 0}, other]
+        mixed = {"type": "MixedCut", "id": str(name), "tracks": tracks}
+    with pytest.raises(DataError, match="at line 1: "):
+        (cut,) = load_cuts(written(here / "m.jsonl", mixed))
+        read_wave(cut, 16000)
+    assert not (here / "PWNED").exists()
+
+
+def test_an_honest_mix_inside_a_mix_is_refused_by_name(here: Path) -> None:
+    """C1: lhotse writes none, for it makes one mix of several."""
+    mono = cut_of(here / "a.wav")
+    inner = mono.pad(duration=1.0).to_dict()
+    tracks = [{"type": "MixedCut", "cut": inner, "offset": 0}]
+    mixed = {"type": "MixedCut", "id": "m", "tracks": tracks}
+    with pytest.raises(DataError, match="m: a track is a MixedCut"):
+        load_cuts(written(here / "m.jsonl", mixed))
+
+
+def resample(source: int, target: int) -> dict:
+    return {
+        "name": "Resample",
+        "kwargs": {"source_sampling_rate": source, "target_sampling_rate": target},
+    }
+
+
+def narrowband(source: int) -> dict:
+    kwargs = {"codec": "mulaw", "source_sampling_rate": source, "restore_orig_sr": True}
+    return {"name": "Narrowband", "kwargs": kwargs}
+
+
+SLOW = {"name": "Speed", "kwargs": {"factor": 0.2}}
+COSTLY = {
+    "pair": (364807, [resample(364200, 364206)]),
+    "steps": (16000, [resample(16000, 47777), resample(47777, 16000)]),
+    "order": (16000, [resample(8000, 48000), resample(8000, 16000)]),
+    "narrowband": (383999, [narrowband(383999)]),
+    "tiny rate": (16000, [resample(16000, 1), resample(1, 16000)]),
+    "speed": (44101, [{"name": "Speed", "kwargs": {"factor": 1.0123}}]),
+    "slow": (8000, [{"name": "Speed", "kwargs": {"factor": 1e-3}}]),
+    "slower": (8000, [SLOW, SLOW]),
+    "tempo": (8000, [{"name": "Tempo", "kwargs": {"factor": 1e-4}}]),
+    "nan": (8000, [{"name": "Tempo", "kwargs": {"factor": float("nan")}}]),
+    "many": (8000, [resample(8000, 16000), resample(16000, 8000)] * 100),
+}
+
+
+@pytest.mark.parametrize("case", COSTLY)
+@pytest.mark.parametrize("kind", ["cut", "mix", "shard"])
+def test_changes_that_take_much_memory_are_refused(tmp_path: Path, case: str, kind: str) -> None:
+    """S2: each step's own rates count, in recordings, in mixes and in shards' descriptions."""
+    rate, transforms = COSTLY[case]
+    wav = tmp_path / "a.wav"
+    sf.write(wav, np.zeros(rate // 10), rate)
+    cut = cut_of(wav).to_dict()
+    described = cut["recording"] | {"transforms": transforms}
+    manifest = tmp_path / "cuts.000000.jsonl"
+    if kind == "cut":
+        written(manifest, cut | {"recording": described})
+    elif kind == "mix":
+        tracks = [{"type": "MonoCut", "cut": cut, "offset": 0}]
+        mixed = {"type": "MixedCut", "id": "m", "tracks": tracks, "transforms": transforms}
+        written(manifest, mixed)
+    else:
+        written(manifest, cut)
+        with tarfile.open(tmp_path / "recording.000000.tar", "w") as tar:
+            for name, content in (
+                ("c.wav", wav.read_bytes()), ("c.json", json.dumps(described).encode()),
+            ):  # fmt: skip
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(DataError, match=r"is resampled|its speed is|has 200 transforms"):
+        load_cuts(tmp_path if kind == "shard" else manifest)
+
+
+@pytest.mark.parametrize("kind", ["file", "shard"])
+@pytest.mark.parametrize(("channels", "rate"), [(1, 16000), (8, 96000)])
+def test_a_recording_longer_than_said_is_not_decoded(
+    tmp_path: Path, kind: str, channels: int, rate: int
+) -> None:
+    """S3: half a megabyte of FLAC would be gigabytes of samples."""
+    bomb = tmp_path / "a.flac"
+    with sf.SoundFile(bomb, "w", rate, channels, "PCM_16", format="FLAC") as file:
+        for _ in range(120):
+            file.write(np.zeros((rate, channels), "int16"))
+    cut = cut_of(tone(tmp_path / "a.wav")).to_dict()
+    cut["recording"]["sampling_rate"] = rate
+    cut["recording"]["num_samples"] = rate // 5
+    cut["recording"]["sources"][0]["source"] = str(bomb)
+    path = written(tmp_path / "cuts.000000.jsonl", cut)
+    if kind == "shard":
+        path = tmp_path
+        with tarfile.open(tmp_path / "recording.000000.tar", "w") as tar:
+            tar.add(bomb, "c.flac")
+            tar.add(written(tmp_path / "c.json", cut["recording"]), "c.json")
+    (cut,) = load_cuts(path)
+    with pytest.raises(AudioError, match=r"has [\d,]+ samples, its manifest says"):
+        read_wave(cut, 16000)
+
+
+def test_a_recording_of_another_rate_is_refused(here: Path) -> None:
+    """S3: the file's own header counts."""
+    cut = cut_of(here / "a.wav").to_dict()
+    cut["recording"] |= {"sampling_rate": 8000, "num_samples": 1600}
+    (cut,) = load_cuts(written(here / "m.jsonl", cut))
+    with pytest.raises(AudioError, match="has 16000 Hz, its manifest says 8000"):
+        read_wave(cut, 8000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sampling_rate": 10**12}, {"sampling_rate": 48000}, {"duration": 1e400}, {"duration": -1},
+        {"offset": -1.0}, {"offset": 1e400},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("first", [True, False])
+def test_padding_has_the_rate_of_its_mix(here: Path, change: dict, first: bool) -> None:
+    """S4: zeros are made at the padding's own rate."""
+    mixed = cut_of(here / "a.wav").pad(0.5, direction="left" if first else "right").to_dict()
+    (padding,) = (t for t in mixed["tracks"] if t["type"] == "PaddingCut")
+    (padding if "offset" in change else padding["cut"]).update(change)
+    with pytest.raises(DataError, match="at line 1: "):
+        load_cuts(written(here / "m.jsonl", mixed))
+
+
+def test_a_cut_does_not_start_before_its_recording(here: Path) -> None:
+    """S4: lhotse would read another part."""
+    for start in (-0.1, float("nan")):
+        cut = cut_of(here / "a.wav").to_dict() | {"start": start}
+        with pytest.raises(DataError, match="starts at "):
+            load_cuts(written(here / "m.jsonl", cut))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_manifest_gives_no_seed_of_noise(here: Path, mixed: bool) -> None:
+    """A key that only the training adds to its cuts is dropped, others stay."""
+    cut: Cut = cut_of(here / "a.wav")
+    cut.custom = {NOISE_SEED: "x", "other": 1}
+    cut = cut.pad(duration=1.0) if mixed else cut
+    (read,) = load_cuts(written(here / "m.jsonl", cut.to_dict()))
+    assert (read.tracks[0].cut if mixed else read).custom == {"other": 1}
+
+
+def test_a_tar_file_is_not_opened_by_a_recordings_path(here: Path) -> None:
+    """A pipe with such a name would have no end."""
+    os.mkfifo(here / "f.tar")
+    source = {"type": "file", "source": str(here / "f.tar/a.wav")}
+    with pytest.raises(DataError, match="inside a tar file"):
+        load_cuts(write_manifest(here / "m.jsonl", source))
+
+
+def test_a_colon_in_a_recordings_path_is_no_address(here: Path) -> None:
+    """An address has two slashes after its scheme."""
+    (here / "nas:").mkdir()
+    shutil.copy(here / "a.wav", here / "nas:")
+    source = {"type": "file", "source": "nas:/a.wav"}
+    (cut,) = load_cuts(write_manifest(here / "m.jsonl", source))
+    assert len(read_wave(cut, 16000)) == 3200
 
 
 @pytest.mark.parametrize("kind", ["/dev/zero", "fifo"])
