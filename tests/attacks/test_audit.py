@@ -91,6 +91,12 @@ def hostile_lines(here: Path) -> list[list[str]]:
             {"type": "tar_member", "source": f"{outside}:0:10"},
         ))
     ]  # fmt: skip
+    hidden = json.loads(manifests[1].read_text("utf-8"))
+    for name in ("inner", "outer"):  # a mix inside a mix
+        tracks = [{"type": hidden["type"], "cut": hidden, "offset": 0}]
+        hidden = {"id": name, "type": "MixedCut", "tracks": tracks}
+    manifests.append(here / "m4.jsonl")
+    manifests[-1].write_text(json.dumps(hidden) + "\n", "utf-8")
     shards = here / "shards"
     shards.mkdir()
     shutil.copy(manifests[1], shards / "cuts.000000.jsonl")
