@@ -87,6 +87,10 @@ class _Impatient(asyncio.Protocol):
         else:
             self._watch()
 
+    def idle_since(self) -> float | None:
+        """Return since when the connection has been of no use, if so."""
+        return self.waiting_since
+
     def _wait(self) -> None:
         self._stop_waiting()
         self.waiting_since = self.loop.time()
@@ -106,16 +110,22 @@ class HttpProtocol(_Impatient, HttpToolsProtocol):
     waited longest for a request.
     """
 
+    _began = 0.0
     _n_quiet = _n_data = _n_fields = _n_parts = _n_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request, where there is room."""
         super().connection_made(transport)
         if len(self.connections) > _most_connections():
-            since = {c.waiting_since: c for c in self.connections if isinstance(c, _Impatient)}
+            since = {c.idle_since(): c for c in self.connections if isinstance(c, _Impatient)}
             oldest = since[min(time for time in since if time is not None)]  # this one waits, too
             self.connections.discard(oldest)
             oldest.transport.abort()
+
+    def idle_since(self) -> float | None:
+        """Return it also for an answered request whose body goes on, as none of it is read."""
+        is_answered = self.cycle and self.cycle.response_started and self.cycle.more_body
+        return self._began if is_answered else super().idle_since()
 
     def data_received(self, data: bytes) -> None:
         """Parse, but neither a head nor what stands between parts of a body without end."""
@@ -174,6 +184,7 @@ class HttpProtocol(_Impatient, HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_headers_complete()
             self._stop_waiting()
+            self._began = self.loop.time()
         elif self._should_upgrade():
             _require(method == b"GET" and _BODY_FIELDS.isdisjoint(dict(self.headers)))
             super().on_headers_complete()  # only notes the method

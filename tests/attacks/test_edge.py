@@ -262,6 +262,12 @@ def test_idle_connections_neither_stop_the_service_nor_flood_its_log(tiny_bundle
                 with suppress(ConnectionError):
                     idle.sendall(b"GET / HTTP/1.1\r\n")
         assert client.get("/health/live").status_code == 200
+        for _ in range(40):  # answered at once, but waited for
+            late = held.enter_context(socket.create_connection(where))
+            late.sendall(GET + b"content-length: 1\r\n\r\n")
+        with httpx.Client(base_url=address, trust_env=False, timeout=20) as other:
+            time.sleep(0.3)
+            assert other.get("/health/live").status_code == 200
         engine.kill()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
         wait_for(lambda: client.get("/health/ready").status_code == 200, 60)
