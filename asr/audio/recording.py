@@ -22,7 +22,7 @@ from asr.errors import AudioError
 from asr.runtime.files import open_regular
 
 _PART_SAMPLES = 2**16  # the time to open a part of a file is about that to decode so many samples
-_PAUSE_SAMPLES = 2**21  # and that of the search for a part from one pause to the next
+_PAUSE_SAMPLES = 2**19  # and that of the search for a part from one pause to the next
 # A tag at the end of a file, which is no audio, is seldom larger.
 _IGNORED_BYTES = 2**12
 _MOST_WARNINGS = 8
