@@ -48,6 +48,7 @@ class Engine:
         self._jobs: dict[int, Job] = {}
         self._queue: FairQueue[tuple[Job, Chunk]] = FairQueue()
         self._to_read: FairQueue[Job] = FairQueue()  # by decoded samples instead of seconds
+        self._reading: dict[int, float] = {}  # since when each thread reads its slice
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._readers = ThreadPoolExecutor(2, "asr-read")
@@ -72,10 +73,16 @@ class Engine:
         before = -1
         while True:
             now = self._n_turns + sum(request.n_steps for request in self._batch)
-            if now != before:
+            if now != before and not self._is_stuck():
                 before = now
                 self._send(messages.Alive(len(self._queue), self._queue.seconds))
             time.sleep(_REPORT_SECONDS)
+
+    def _is_stuck(self) -> bool:
+        """Tell whether recordings wait while a slice of another has no end."""
+        limit = time.monotonic() - self._settings.hang_seconds
+        with self._changed:
+            return len(self._to_read) > 0 and min(self._reading.values(), default=limit) < limit
 
     def _listen(self) -> None:
         try:
@@ -121,10 +128,16 @@ class Engine:
 
     def _read_next(self) -> None:
         """Read a slice of the recording whose turn it is, if it was not cancelled meanwhile."""
+        me = threading.get_ident()
         with self._changed:
             turn = self._to_read.take(0)
-        for job in turn:
-            self._read(job)
+            self._reading[me] = time.monotonic()
+        try:
+            for job in turn:
+                self._read(job)
+        finally:
+            with self._changed:
+                del self._reading[me]
 
     def _read(self, job: Job) -> None:
         """Read a slice of a job; plan to read another one while the queue is short."""

@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,8 @@ import soundfile
 
 from asr.transcription.transcript import Segment
 from serve.engine.messages import Cancel, Transcribe
+from serve.engine.process import Engine
+from serve.settings import Settings
 from tests.helpers import (
     URL,
     beeps,
@@ -106,6 +110,34 @@ def test_costly_recordings_of_clients_that_leave_delay_others_by_less_than_a_sec
             assert timed(lambda: service.client.get("/health/live")) < 1
             time.sleep(0.3)
         refused(service.post(flac), 413, "file", "too_long")
+
+
+def test_readers_that_are_stuck_are_no_progress_while_a_recording_waits(
+    library, monkeypatch
+) -> None:
+    """K1: two recordings stopped all others for minutes, and the service was ready throughout."""
+    begun, goes_on = threading.Semaphore(0), threading.Event()
+
+    def stuck(*_, **__):
+        begun.release()
+        goes_on.wait(30)
+        yield from ()
+
+    monkeypatch.setattr("asr.transcription.chunks.ChunkedRecording.slices", stuck)
+    engine = Engine(Pipe()[0], {"m": library}, Settings(hang_seconds=0.2))
+    monkeypatch.setattr(engine, "_finish", lambda job: None)
+    try:
+        for i in range(2):
+            engine._accept(transcribe(i, WAV))
+            assert begun.acquire(timeout=10)
+        time.sleep(0.3)
+        assert not engine._is_stuck(), "nothing waits"
+        engine._accept(transcribe(2, WAV))
+        assert engine._is_stuck()
+    finally:
+        goes_on.set()
+        engine._readers.shutdown()
+    assert not engine._is_stuck()
 
 
 # --- a process that stands for the engine ---------------------------------------------------------
