@@ -29,6 +29,7 @@ ARCHIVE = "data_aishell.tgz"
 PUBLISHED = {"train": (120_098, 340), "dev": (14_326, 40), "test": (7_176, 20)}
 # The published archives have 142,330 members of 20 GB in all.
 MAX_MEMBERS, MAX_BYTES = 200_000, 40_000_000_000
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 _HEADER_BYTES = 1 << 20  # of a name or of other facts about a member
 
 
@@ -48,15 +49,13 @@ class _Member(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if not (self.isreg() or self.isdir()) and self.size > _HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {self.size:,} bytes")
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            self._refuse_sparse()
         found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
         return found
 
     def _refuse_sparse(self, *_: object) -> None:
         raise tarfile.ReadError("a sparse file")
 
-    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
     def _apply_pax_info(self, pax_headers: dict[str, str], *rest: str) -> None:
         if any(key.startswith("GNU.sparse.") for key in pax_headers):
@@ -255,9 +254,7 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
             while unpacked.read(1 << 20):
                 if unpacked.tell() > MAX_BYTES:
                     raise tarfile.ReadError(f"more than {MAX_BYTES:,} bytes")
-    except (
-        tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError, ValueError,
-    ) as error:  # fmt: skip
+    except (*_DAMAGE, RecursionError, ValueError) as error:  # of tarfile at hostile headers
         raise DataError(
             f"{archive}: is damaged or incomplete ({error}): download it again"
         ) from error
@@ -280,10 +277,8 @@ def _members(
                 "so it is not the published archive: download it again"
             )
         if member.isreg() and not name.parts:
-            raise DataError(
-                f"{archive}: holds a file named {member.name!r}, so it is not the published "
-                "archive: download it again"
-            )
+            reason = f"{archive}: holds a file named {member.name!r}, so it is not the published"
+            raise DataError(f"{reason} archive: download it again")
         if member.isreg() and not name.name.startswith("."):
             yield tarfile.data_filter(member, ".")
 

@@ -1,5 +1,6 @@
 """Bundles and language models of strangers: what a token becomes, and where training writes."""
 
+import io
 import json
 import re
 import shutil
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from sentencepiece import SentencePieceTrainer
 
 from asr.bundle import Bundle
 from asr.errors import BundleError, ConfigError
 from asr.lm.loading import load_language_model
 from asr.runtime.tensors import read_tensors
-from asr.tokenizer import Tokenizer, TokenizerConfig
+from asr.tokenizer import Tokenizer, TokenizerConfig, _fields
 from asr.train.language_model import train_lm
 from tests.helpers import beeps, encode_audio, run_cli
 
@@ -77,6 +79,24 @@ def test_a_tokenizer_that_rewrites_texts_is_refused(part: bytes) -> None:
     model = Tokenizer.train(["一二三"], TokenizerConfig()).model
     with pytest.raises(BundleError, match=r"tokenizer\.model (has|is not)"):
         Tokenizer(model + part)
+
+
+@pytest.mark.parametrize("place", [3, 5])
+def test_a_token_does_not_become_a_thousand(tmp_path: Path, place: int) -> None:
+    """S5: with rules as sentencepiece itself makes them, of a normalizer or a denormalizer."""
+    rules, model = tmp_path / "rules.tsv", io.BytesIO()
+    rules.write_text(f"{ord('一'):X}\t{' '.join(['957F'] * 1000)}\n")
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(["一二三"]), model_writer=model, model_type="char", vocab_size=20,
+        hard_vocab_limit=False, normalization_rule_tsv=str(rules), minloglevel=2,
+    )  # fmt: skip
+    (normalizer,) = (content for key, content in _fields(model.getvalue()) if key == 3)
+    (charsmap,) = (content for key, content in _fields(normalizer) if key == 2)
+    spec = b"\x12" + bytes([len(charsmap) & 127 | 128, len(charsmap) >> 7]) + charsmap
+    part = bytes([place << 3 | 2, len(spec) & 127 | 128, len(spec) >> 7]) + spec
+    good = Tokenizer.train(["一二三"], TokenizerConfig())
+    with pytest.raises(BundleError, match=r"has a (de)?normalizer"):
+        assert Tokenizer(good.model + part).decode(good.encode("一")) == "一"
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
