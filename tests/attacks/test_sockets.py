@@ -133,7 +133,7 @@ def test_messages_of_a_few_milliseconds_are_taken(service):
 
 
 def test_a_session_is_not_taken_for_a_peer_that_waits(service, monkeypatch):
-    """K3: who begins neither a request nor a session is cut off, and nobody else."""
+    """K3: who begins neither a request nor a session is cut off, and no others."""
     configs = [o for o in gc.get_objects() if type(o) is Config]
     (config,) = [o for o in configs if getattr(o.app, "state", None) is service.state]
     monkeypatch.setattr(config, "timeout_keep_alive", 0.5)
