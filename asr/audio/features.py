@@ -31,7 +31,7 @@ class _Framing(FrozenModel):
     kind: str
     sample_rate: int = Field(default=16000, ge=1000, le=384_000)
     window_ms: float = Field(default=20, gt=0, le=1000)
-    hop_ms: float = Field(default=10, gt=0)
+    hop_ms: float = Field(default=10, gt=0, le=1000)
     normalize: Literal["utterance", "corpus"] = "utterance"
 
     @property
