@@ -46,7 +46,7 @@ _MP3: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 }
 _LONGEST_FRAME = 1441
 _TAG_BYTES = 128  # ID3v1, at the end of a file
-_FRAMES_IN_ROW = 4  # so many valid frames, one after the other, are no chance
+_FRAMES_IN_ROW = 4  # so many valid frames in a row do not occur at random
 _BITRATE_RATIO = 40  # between the largest and the smallest bit rate
 
 

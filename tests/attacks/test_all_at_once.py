@@ -1,7 +1,6 @@
 """A good client beside fourteen hostile ones: what the whole of the defense is for."""
 
 import base64
-import io
 import json
 import multiprocessing
 import os
@@ -16,29 +15,15 @@ from statistics import median
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 import pytest
-import soundfile
 
-from tests.helpers import URL, beeps, encode_audio, started
+from tests.helpers import URL, beeps, bomb, encode_audio, started
 
 N_REQUESTS = 100
 HEAD = f"POST {URL} HTTP/1.1\r\nHost: localhost\r\n"
 FORM = "Content-Type: multipart/form-data; boundary=b\r\n"
 WAV = encode_audio(beeps(1, 1.0))
 Address = tuple[str, int]
-
-
-def bomb(seconds: int) -> bytes:
-    """Silence in 8 channels at 384 kHz, 0.2 kB a second, whose header does not tell its length."""
-    file = io.BytesIO()
-    with soundfile.SoundFile(file, "w", 384_000, 8, format="FLAC") as sound:
-        for _ in range(seconds):
-            sound.write(np.zeros((384_000, 8), np.int16))
-    data = bytearray(file.getvalue())
-    data[21] &= 0xF0
-    data[22:26] = bytes(4)
-    return bytes(data)
 
 
 FLAC = bomb(1799)

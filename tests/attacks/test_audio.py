@@ -1,4 +1,4 @@
-"""Recordings that end before the file does, or begin after it: all is decoded, or is told."""
+"""Recordings that end before the file does, or begin after it: all is decoded, or reported."""
 
 import io
 import struct
@@ -270,7 +270,7 @@ MIDDLE = OGG.index(b"OggS", len(OGG) // 2)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reported"),
     [
         (OGG + FALSE * 2**19, "100 % of its bytes"), (MP3[0] + OGG + FALSE * 2**19, "its bytes"),
         (OGG + page(NESTED, is_whole=False) * 60, "100 % of its bytes"),
@@ -285,16 +285,16 @@ MIDDLE = OGG.index(b"OggS", len(OGG) // 2)
         "mark", "version", "tag"
     ],
 )  # fmt: skip
-def test_false_pages_of_an_ogg_file_cost_no_time_and_no_audio(data, told) -> None:
+def test_false_pages_of_an_ogg_file_cost_no_time_and_no_audio(data, reported) -> None:
     """K2: libogg computed the checksum of up to 65 kB for each."""
     began = time.process_time()
-    if told is None:
+    if reported is None:
         with pytest.raises(AudioError):
             read_all(io.BytesIO(data), RATE)
     else:
         audio = read_all(io.BytesIO(data), RATE)
         assert audio.seconds == pytest.approx(6 if data[:2] == b"\xff\xf3" else 3)
-        assert told in "".join(audio.warnings) and bool(told) == bool(audio.warnings)
+        assert reported in "".join(audio.warnings) and bool(reported) == bool(audio.warnings)
         assert pitches(audio.wave[3200:40000]) == {400}
     assert time.process_time() - began < 1
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import io
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-import soundfile
 
 from asr.transcription.transcript import Segment
 from serve.engine.messages import Cancel, Transcribe
@@ -30,6 +28,7 @@ from serve.settings import Settings
 from tests.helpers import (
     URL,
     beeps,
+    bomb,
     encode_audio,
     engine,
     last_messages,
@@ -41,18 +40,6 @@ from tests.helpers import (
 )
 
 WAV = encode_audio(beeps(1, 1.0))
-
-
-def bomb(seconds: int) -> bytes:
-    """Silence in 8 channels at 384 kHz, whose header does not tell its length: 0.2 kB a second."""
-    file = io.BytesIO()
-    with soundfile.SoundFile(file, "w", 384_000, 8, format="FLAC") as sound:
-        for _ in range(seconds):
-            sound.write(np.zeros((384_000, 8), np.int16))
-    data = bytearray(file.getvalue())
-    data[21] &= 0xF0
-    data[22:26] = bytes(4)
-    return bytes(data)
 
 
 def test_a_short_recording_is_read_before_costly_ones_that_came_first(library, monkeypatch) -> None:

@@ -59,7 +59,7 @@ def fail(_data: bytes) -> None:
 def test_the_fuzzer_stores_the_input_that_does_harm(
     fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A crash, a hang, a loss of memory and an exception are each told, with their input."""
+    """A crash, a hang, a loss of memory and an exception are each reported, with their input."""
 
     def answer(data: bytes) -> None:
         if data == b"bad":

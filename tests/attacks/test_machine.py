@@ -190,8 +190,8 @@ def test_clocks_that_jump_by_hours_change_nothing(tiny_bundle: Path, tmp_path: P
     """What was not tried: jumps of hours under load, in the service and in its engine."""
     (tmp_path / "sitecustomize.py").write_text(
         "import time, random\n"
-        "clock, chance = time.time, random.Random(1)\n"
-        "time.time = lambda: clock() + 3600 * chance.randint(-9, 9)\n"
+        "clock, rng = time.time, random.Random(1)\n"
+        "time.time = lambda: clock() + 3600 * rng.randint(-9, 9)\n"
     )
     wav = encode_audio(beeps(1))
     with started(tiny_bundle, PYTHONPATH=str(tmp_path)) as (server, url):
