@@ -1,5 +1,7 @@
 """What several tests share: tone corpora, tiny models, brute-force scores and a real service."""
 
+import atexit
+import functools
 import io
 import itertools
 import json
@@ -18,6 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
+from subprocess import PIPE
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import httpx
@@ -217,9 +221,33 @@ def copied(bundle: Path, folder: Path, **changes: object) -> Path:
 
 
 def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
-    command = [sys.executable, "-c", "from asr.cli import main; main()", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+    """The command line in a process of its own.
+
+    With no options but `cwd` it is forked from one that has loaded torch, which saves seconds.
+    """
+    arguments = [str(arg) for arg in args]
+    if kwargs.keys() - {"cwd"}:
+        command = [sys.executable, "-c", "from asr.cli import main; main()", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+    server = _cli_server()
+    assert server.stdin and server.stdout
+    with NamedTemporaryFile() as out, NamedTemporaryFile() as err:
+        cwd = str(kwargs.get("cwd", Path.cwd()))
+        asked = {"arguments": arguments, "cwd": cwd, "outputs": [out.name, err.name]}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        texts = [Path(file.name).read_text("utf-8") for file in (out, err)]
+    return subprocess.CompletedProcess(arguments, code, *texts)
+
+
+@functools.cache
+def _cli_server() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.cli_server"]
+    root = Path(__file__).parents[1]
+    server = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=root)
+    atexit.register(server.communicate)
+    return server
 
 
 def tiny(
