@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asr.audio.recording import Samples
     from asr.decoding.hypothesis import Hypothesis
     from asr.decoding.options import DecodingOptions
     from asr.errors import AsrError, AudioError, BundleError, ConfigError, DataError
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsrError", "AudioError", "BundleError", "ConfigError", "DataError", "DecodingOptions",
-    "Hypothesis", "Recognizer", "Segment", "Token", "Transcript", "load",
+    "Hypothesis", "Recognizer", "Samples", "Segment", "Token", "Transcript", "load",
 ]  # fmt: skip
 
 # Modules of public names, which are imported at their first use: torch alone takes seconds.
 _MODULES = (
     "errors", "decoding.hypothesis", "decoding.options", "transcription.transcript",
-    "transcription.recognizer",
+    "transcription.recognizer", "audio.recording",
 )  # fmt: skip
 
 

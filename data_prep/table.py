@@ -132,7 +132,9 @@ def _split(
     order.sort(key=lambda name: len(groups[name]) > 2 * max(dev, test) * len(named))
     for name in order:
         room = {"test": test, "dev": dev}
-        into = next((s for s, share in room.items() if len(splits[s]) < share * len(named)), "train")
+        into = next(
+            (s for s, share in room.items() if len(splits[s]) < share * len(named)), "train"
+        )
         splits[into] += groups[name]
     return splits
 

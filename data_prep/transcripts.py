@@ -103,7 +103,9 @@ def _decoded(table: Transcripts) -> str:
     try:
         data = table.path.read_bytes()
     except OSError as error:
-        raise DataError(f"{table.path}: cannot be read ({error.strerror}): check the path") from error
+        raise DataError(
+            f"{table.path}: cannot be read ({error.strerror}): check the path"
+        ) from error
     marked = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     for encoding in ("utf-16",) if marked else ("utf-8-sig", "gb18030"):
         try:
@@ -119,9 +121,7 @@ def _decoded(table: Transcripts) -> str:
     )
 
 
-def _json_rows(
-    text: str, table: Transcripts, _: Mapping[str, str]
-) -> Iterator[tuple[int, Cells]]:
+def _json_rows(text: str, table: Transcripts, _: Mapping[str, str]) -> Iterator[tuple[int, Cells]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue

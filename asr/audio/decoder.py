@@ -11,7 +11,7 @@ from asr.audio.parts import Part
 from asr.errors import AudioError
 
 BLOCK = 16384
-_RATES = range(1_000, 384_001)
+RATES = range(1_000, 384_001)
 # MIDI sample dumps: libsndfile prints each of their damaged blocks on standard output.
 _SAMPLE_DUMP = b"\xf0\x7e"
 _MAX_CHANNELS = 8
@@ -104,16 +104,39 @@ class Decoder:
                 if is_last
                 else f"{self.label} is damaged after {seconds:.2f} seconds: audio is missing there"
             )
-        if rate < sample_rate:
-            found.append(
-                f"{self.label} is recorded at {rate} Hz for a model of {sample_rate} Hz: nothing "
-                f"above {rate // 2} Hz was recorded"
-            )
-        return tuple(found)
+        return (*found, *narrow_band(rate, sample_rate, self.label))
+
+
+def narrow_band(rate: int, sample_rate: int, label: str) -> tuple[str, ...]:
+    """Return the warning about a recording whose sample rate is lower than the model's."""
+    if rate >= sample_rate:
+        return ()
+    return (
+        f"{label} is recorded at {rate} Hz for a model of {sample_rate} Hz: nothing above "
+        f"{rate // 2} Hz was recorded",
+    )
+
+
+class UnknownFormatError(AudioError):
+    """A file that libsndfile does not read."""
+
+
+def check_sound(channels: int, rate: int, label: str) -> None:
+    """Raise AudioError for more channels, or another sample rate, than are decoded."""
+    if rate not in RATES or channels > _MAX_CHANNELS:
+        raise AudioError(
+            f"{label} has {channels} channels at {rate} Hz, expected at most {_MAX_CHANNELS} "
+            f"channels at {RATES[0]} to {RATES[-1]} Hz: convert it first, for instance with "
+            "ffmpeg's `-ar 16000 -ac 1`",
+            "unsupported_media",
+        )
 
 
 def open_sound(part: Part, label: str) -> soundfile.SoundFile:
-    """Open a file for decoding; its content decides on the format, never its name."""
+    """Open a file for decoding; its content decides on the format, never its name.
+
+    Raises UnknownFormatError, or AudioError as `check_sound` does.
+    """
     part.seek(0)
     start = part.read(len(_SAMPLE_DUMP))
     part.seek(0)
@@ -125,17 +148,14 @@ def open_sound(part: Part, label: str) -> soundfile.SoundFile:
         sound = _ForwardFile(nameless)
         part.hides_tags = sound.subtype.startswith("MPEG")  # a WAV too may hold MP3
     except soundfile.LibsndfileError as error:
-        raise AudioError(
+        raise UnknownFormatError(
             f"{label} is not a recording in a known format (wav, flac, ogg, mp3): convert it "
             "first, for instance with `ffmpeg -i INPUT -ar 16000 -ac 1 OUTPUT.wav`",
             "unsupported_media",
         ) from error
-    if sound.samplerate not in _RATES or sound.channels > _MAX_CHANNELS:
-        given = f"{sound.channels} channels at {sound.samplerate} Hz"
+    try:
+        check_sound(sound.channels, sound.samplerate, label)
+    except AudioError:
         sound.close()
-        raise AudioError(
-            f"{label} has {given}, expected at most {_MAX_CHANNELS} channels at {_RATES[0]} to "
-            f"{_RATES[-1]} Hz: convert it first, for instance with ffmpeg's `-ar 16000 -ac 1`",
-            "unsupported_media",
-        )
+        raise
     return sound

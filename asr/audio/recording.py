@@ -1,4 +1,4 @@
-"""Recordings to waveforms: any file that libsndfile reads, mono, at the model's sample rate.
+"""Recordings to waveforms: any file that libsndfile or FFmpeg reads, mono, at the model's rate.
 
 soxr resamples: torchaudio takes eight times as long, and gigabytes for two rates without a common
 divisor. Training reads its cuts by lhotse and resamples in the same way
@@ -8,6 +8,7 @@ divisor. Training reads its cuts by lhotse and resamples in the same way
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from io import BytesIO
 from os import SEEK_END
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,9 +17,10 @@ import numpy as np
 import soundfile
 import soxr
 
-from asr.audio.decoder import BLOCK, Decoder, open_sound
+from asr.audio.decoder import BLOCK, RATES, Decoder, UnknownFormatError, narrow_band, open_sound
+from asr.audio.media import Media, media_format, refusal
 from asr.audio.parts import Part, find_parts
-from asr.errors import AudioError
+from asr.errors import AudioError, ConfigError
 from asr.runtime.files import open_regular
 
 _PART_SAMPLES = 2**16  # the time to open a part of a file is about that to decode so many samples
@@ -26,27 +28,51 @@ _PAUSE_SAMPLES = 2**19  # and that of the search for a part from one pause to th
 # A tag at the end of a file, which is no audio, is seldom larger.
 _IGNORED_BYTES = 2**12
 _MOST_WARNINGS = 8
+_SAMPLE_TYPES = (np.dtype("int16"), np.dtype("float16"), np.dtype("float32"), np.dtype("float64"))
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Mono audio in memory: int16, or floats from -1 to 1, (samples,), at `sample_rate` Hz."""
+    """Audio in memory at `sample_rate` Hz: int16, or floats from -1 to 1.
+
+    Its axes are (samples,) or (samples, channels). Raises ConfigError for others.
+    """
 
     samples_N: np.ndarray
     sample_rate: int
 
+    def __post_init__(self) -> None:
+        kind, shape = getattr(self.samples_N, "dtype", None), np.shape(self.samples_N)
+        if not isinstance(self.samples_N, np.ndarray) or kind not in _SAMPLE_TYPES:
+            raise ConfigError(
+                f"samples are {kind or type(self.samples_N).__name__}, expected a numpy array of "
+                "int16, or of floats from -1 to 1: convert them"
+            )
+        if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] not in range(1, 9)):
+            raise ConfigError(
+                f"samples have the shape {shape}, expected (samples,) or (samples, channels) with "
+                "at most 8 channels: transpose or split them"
+            )
+        if self.sample_rate not in RATES:
+            raise ConfigError(
+                f"samples have a sample rate of {self.sample_rate}, expected {RATES[0]} to "
+                f"{RATES[-1]} Hz: give that of the recording"
+            )
 
-Source = str | Path | BinaryIO | Samples
+
+Source = str | Path | BinaryIO | bytes | Samples
 
 
 class Recording:
     """A recording that is decoded while it is iterated and never held as a whole.
 
-    `source` is a path, a seekable binary file (wav, flac, ogg or mp3), which stays open, or samples
-    in memory; `name` is what messages call it. Iterating yields blocks (samples,), at least one
-    sample in all, float32 mono at `sample_rate` Hz with the levels as recorded. Meanwhile `seconds`
-    (of the source) and `fraction` (of its bytes) are what has been read; `warnings` are complete at
-    the end. A truncated file is decoded as far as possible, with a warning.
+    `source` is a path, a seekable binary file, which stays open, the bytes of a file, or samples in
+    memory; `name` is what messages call it. Files are wav, flac, ogg or mp3; with `any_format` also
+    m4a, mp4, webm and others that FFmpeg decodes (see `asr.audio.media`). Iterating yields blocks
+    (samples,), at least one sample in all, float32 mono at `sample_rate` Hz with the levels as
+    recorded. Meanwhile `seconds` (of the source) and `fraction` (of its bytes) are what has been
+    read; `warnings` are complete at the end. A truncated file is decoded as far as possible, with a
+    warning.
 
     Iterating raises AudioError, whose `code` is empty_audio, unsupported_media, non_finite_audio,
     unreadable_audio, or too_long if the recording exceeds `max_seconds`, or `max_samples` of all
@@ -62,8 +88,11 @@ class Recording:
         name: str | None = None,
         max_seconds: float | None = None,
         max_samples: int | None = None,
+        any_format: bool = False,
     ) -> None:
-        self.source, self.sample_rate = source, sample_rate
+        if isinstance(source, np.ndarray):
+            raise ConfigError("an array has no sample rate: give asr.Samples(array, sample_rate)")
+        self.source, self.sample_rate, self.any_format = source, sample_rate, any_format
         self.max_seconds, self.max_samples = max_seconds, max_samples
         self.label = name or (str(source) if isinstance(source, str | Path) else "the recording")
         self.seconds, self.fraction, self.n_samples = 0.0, 0.0, 0
@@ -107,13 +136,7 @@ class Recording:
         A rate of 0 is a pause without samples.
         """
         if isinstance(self.source, Samples):
-            samples_N, rate = self.source.samples_N, self.source.sample_rate
-            scale = np.float32(1 / 2**15 if samples_N.dtype == np.int16 else 1)
-            for start in range(0, len(samples_N), BLOCK):
-                block = samples_N[start : start + BLOCK].astype(np.float32) * scale
-                self._advance((start + len(block)) / rate, len(block))
-                self.fraction = (start + len(block)) / len(samples_N)
-                yield rate, block
+            yield from self._from_memory(self.source)
             return
         with _binary(self.source, self.label) as binary:
             size, is_first = _size(binary, self.label), True
@@ -124,7 +147,10 @@ class Recording:
                     continue
                 try:
                     sound = open_sound(part, self.label)
-                except AudioError:
+                except AudioError as error:
+                    if is_first and isinstance(error, UnknownFormatError):
+                        yield from self._by_ffmpeg(binary, part, size, error)
+                        return
                     if is_first:
                         raise
                     self._warn_of_rest(part.start, size)
@@ -132,6 +158,15 @@ class Recording:
                 is_first = False
                 with sound:
                     yield from self._decoded(sound, part, size)
+
+    def _from_memory(self, source: Samples) -> Iterator[tuple[int, np.ndarray]]:
+        samples_N, rate = source.samples_N, source.sample_rate
+        scale = np.float32(1 / 2**15 if samples_N.dtype == np.int16 else 1)
+        for start in range(0, len(samples_N), BLOCK):
+            block = samples_N[start : start + BLOCK].astype(np.float32) * scale
+            self._advance((start + len(block)) / rate, block.size)
+            self.fraction = (start + len(block)) / len(samples_N)
+            yield rate, block if block.ndim == 1 else block.mean(axis=1)
 
     def _decoded(
         self, sound: soundfile.SoundFile, part: Part, size: int
@@ -165,6 +200,43 @@ class Recording:
         if decoder.n_bytes_left > _IGNORED_BYTES:
             self._warn_of_rest(part.end - decoder.n_bytes_left, size)
 
+    def _by_ffmpeg(
+        self, binary: BinaryIO, part: Part, size: int, error: UnknownFormatError
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the blocks of a file that libsndfile does not read. Raises `error` for others."""
+        format = media_format(binary, part.start)
+        if format is None:
+            raise error
+        if not self.any_format:
+            raise refusal(format, self.label) from error
+        media, lowest = Media(binary, format, self.label), self.sample_rate
+        self._advance(0.0, _PART_SAMPLES)
+        for rate, block_NC in media:
+            self._check(media.seconds, self.n_samples)
+            if rate:
+                lowest = min(lowest, rate)
+                self._advance(self.seconds + len(block_NC) / rate, block_NC.size)
+                self.fraction = media.place / size
+            mix = np.full(block_NC.shape[1], 1 / block_NC.shape[1], np.float32)
+            yield rate, block_NC @ mix
+        self._warn_of_damage(media, size)
+        self._warn(*narrow_band(lowest, self.sample_rate, self.label))
+
+    def _warn_of_damage(self, media: Media, size: int) -> None:
+        """Warn of what FFmpeg did not decode of a file of so many bytes."""
+        if media.announces_more(self.seconds):
+            self._warn(
+                f"{self.label} is truncated: only its first {self.seconds:.2f} seconds could be "
+                "decoded"
+            )
+        if media.n_damaged:
+            self._warn(
+                f"{self.label} is damaged: {media.n_damaged} packets of it could not be decoded, "
+                "and audio is missing there"
+            )
+        if media.ends_with_audio and size - media.place > max(_IGNORED_BYTES, size // 20):
+            self._warn_of_rest(media.place, size)
+
     def _warn_of_rest(self, at: int, size: int) -> None:
         percent = max(1, round(100 * (1 - at / size)))
         self._warn(
@@ -195,7 +267,9 @@ class Recording:
         raise AudioError(f"{self.label} is longer than {limit} recordings", "too_long")
 
 
-def _binary(source: str | Path | BinaryIO, label: str) -> AbstractContextManager[BinaryIO]:
+def _binary(source: str | Path | BinaryIO | bytes, label: str) -> AbstractContextManager[BinaryIO]:
+    if isinstance(source, bytes):
+        return BytesIO(source)
     if not isinstance(source, str | Path):
         return nullcontext(source)
     try:

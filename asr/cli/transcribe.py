@@ -32,8 +32,8 @@ Arguments = Annotated[
     list[str],
     typer.Argument(
         metavar="[BUNDLE] RECORDINGS",
-        help="The folder of a model bundle (not with --server), then wav, flac, ogg or mp3: files, "
-        "folders with their subfolders, quoted globs.",
+        help="The folder of a model bundle (not with --server), then recordings: files, folders "
+        "with their subfolders, quoted globs, or - for standard input.",
     ),
 ]
 Out = Annotated[

@@ -8,11 +8,15 @@ import io
 import logging
 import os
 import secrets
+import shutil
 import stat
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from tempfile import TemporaryFile, gettempdir
+from typing import BinaryIO, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -57,6 +61,28 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.ESPIPE, "not a plain file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+@cache
+def stdin_copy() -> BinaryIO:
+    """Return a file with all that standard input holds, which can be read only once.
+
+    Raises ConfigError where it is a terminal, AsrError where the disk has no room for it.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError(
+            "- is standard input, which is a terminal here: give a file, or a pipe into the command"
+        )
+    try:
+        copy = TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+    except OSError as error:
+        raise AsrError(
+            f"standard input cannot be copied to {gettempdir()} ({error.strerror}): free some "
+            "space or set TMPDIR"
+        ) from error
+    return cast(BinaryIO, copy)
 
 
 def remove_stale(folder: Path) -> None:

@@ -92,7 +92,7 @@ def _transcribe(
     on_progress: Callable[[float], object] = lambda _: None,
 ) -> Iterator[Result]:
     options = recognizer.config.decoding.changed(changes)
-    found = recognizer.transcribe_all((task.recording for task in tasks), options, on_progress)
+    found = recognizer.transcribe_all((task.source for task in tasks), options, on_progress)
     for task, result in zip(tasks, found, strict=True):
         failure = None
         if task.out and isinstance(result, Transcript):

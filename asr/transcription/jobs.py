@@ -2,19 +2,24 @@
 
 import errno
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import BinaryIO
 
 from asr.errors import AsrError, AudioError, ConfigError, DataError
-from asr.runtime.files import write_text
+from asr.runtime.files import open_regular, stdin_copy, write_text
 
 # Why a file's own name cannot be written; any other reason ends the job.
 _OF_NAME = {
     errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOTDIR,
 }  # fmt: skip
-SUFFIXES = {".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff"}
+SUFFIXES = {
+    ".3gp", ".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3",
+    ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,16 @@ class Task:
 
     recording: Path
     out: Path | None
+    is_stdin: bool = False
+
+    @property
+    def source(self) -> Path | BinaryIO:
+        """Return the recording's path, or standard input."""
+        return stdin_copy() if self.is_stdin else self.recording
+
+    def open(self) -> AbstractContextManager[BinaryIO]:
+        """Open the recording for reading. Raises OSError if it is no plain file."""
+        return nullcontext(stdin_copy()) if self.is_stdin else open_regular(self.recording)
 
     @property
     def is_done(self) -> bool:
@@ -63,9 +78,14 @@ def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[
 
     A transcript's path in `out_dir` is its recording's in the given folder, or in the part of the
     glob without wildcards. What is no plain file, as a link to nowhere, is listed too, for its
-    error is reported with the results. Raises DataError where a folder or a glob has no recording,
-    ConfigError for an empty argument or where two recordings would be written to one file.
+    error is reported with the results. `-` is standard input. Raises DataError where a folder or a
+    glob has no recording, ConfigError for an empty argument, for more beside `-`, or where two
+    recordings would be written to one file.
     """
+    if "-" in arguments:
+        if len(arguments) > 1:
+            raise ConfigError("- stands for one recording, standard input: give no others with it")
+        return [Task(Path("-"), out_dir and out_dir / f"stdin.{format}", is_stdin=True)]
     paths: dict[Path, Path] = {}
     for argument in arguments:
         for recording, path in _found(argument):

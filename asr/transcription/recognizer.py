@@ -65,10 +65,11 @@ class Recognizer:
         options: DecodingOptions | None = None,
         max_seconds: float | None = None,
     ) -> Transcript:
-        """Transcribe a recording: a path, an open binary file (wav, flac, ogg, mp3), or samples.
+        """Transcribe a recording: a path, an open binary file, its bytes, or `Samples` of an array.
 
-        Memory does not grow with its length. Raises AudioError where it cannot be read as speech,
-        or is longer than `max_seconds`.
+        Files are wav, flac, ogg or mp3, and with lrt-asr[media] m4a, webm and more. Memory does not
+        grow with their length. Raises AudioError where one cannot be read as speech, or is longer
+        than `max_seconds`.
         """
         (result,) = self.transcribe_all([source], options, max_seconds=max_seconds)
         if isinstance(result, AudioError):
@@ -90,7 +91,7 @@ class Recognizer:
         pending: deque[ChunkedRecording] = deque()
         group: list[tuple[ChunkedRecording, Chunk]] = []
         for index, source in enumerate(sources):
-            recording = self.open(source, options, max_seconds)
+            recording = self.open(source, options, max_seconds, any_format=True)
             pending.append(recording)
             for chunk in recording.chunks():
                 group.append((recording, chunk))
@@ -119,13 +120,15 @@ class Recognizer:
         max_seconds: float | None = None,
         max_samples: int | None = None,
         request: Request | None = None,
+        any_format: bool = False,
     ) -> ChunkedRecording:
-        """Return a recording that is read chunk by chunk."""
+        """Return a recording that is read chunk by chunk; see `Recording` for `any_format`."""
         options = options or self.config.decoding
         seconds = min(self._longest_seconds, options.chunk_seconds or _CHUNK_SECONDS)
         recording = Recording(
-            source, self.sample_rate, max_seconds=max_seconds, max_samples=max_samples
-        )
+            source, self.sample_rate, max_seconds=max_seconds, max_samples=max_samples,
+            any_format=any_format,
+        )  # fmt: skip
         return ChunkedRecording(recording, seconds, request)
 
     def recognize(

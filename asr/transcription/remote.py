@@ -15,7 +15,6 @@ import httpx
 from h11 import LocalProtocolError
 
 from asr.errors import AsrError, AudioError, ConfigError
-from asr.runtime.files import open_regular
 from asr.transcription.jobs import Task, write_transcript
 from asr.transcription.reply import Reply, shortened
 
@@ -130,7 +129,7 @@ async def _transcribe(
     name = "recording" + task.recording.suffix.encode("ascii", "ignore").decode()
 
     async def send() -> Reply:
-        with open_regular(task.recording) as file:
+        with task.open() as file:
             return await _exchange(
                 client, "POST", "audio/transcriptions", data=fields, files={"file": (name, file)}
             )

@@ -60,7 +60,9 @@ def kaldi(root: Path, takes: Path) -> Path:
 
 
 SHAPES = {
-    "csv": lambda root, takes: write(root / "t.csv", "file,text,speaker\n" + lines("{}.wav,{},{}\n")),
+    "csv": lambda root, takes: write(
+        root / "t.csv", "file,text,speaker\n" + lines("{}.wav,{},{}\n")
+    ),
     "Excel in Europe": lambda root, takes: write(
         root / "t.csv", "\ufeffFile;Text;Speaker\r\n" + lines("{}.wav;{};{}\r\n")
     ),
@@ -75,9 +77,9 @@ SHAPES = {
             for n, t in TEXTS.items()
         ),
     ),
-    "audiofolder": lambda root, takes: write(
-        root / "hf/metadata.csv", "file_name,transcription\n" + lines("{}.wav,{}\n")
-    ).parent,
+    "audiofolder": lambda root, takes: (
+        write(root / "hf/metadata.csv", "file_name,transcription\n" + lines("{}.wav,{}\n")).parent
+    ),
     "Kaldi": kaldi,
     "UTF-16": lambda root, takes: write(
         root / "t.csv", "file,text,speaker\n" + lines("{}.wav,{},{}\n"), "utf-16"
@@ -103,7 +105,9 @@ def test_every_shape_of_a_table_gives_the_same_utterances(
 def test_speakers_are_kept_apart(takes: Path, tmp_path: Path) -> None:
     prepare(takes, SHAPES["csv"](tmp_path, takes), tmp_path / "out", dev=0.25, test=0.25)
     by_split = {
-        split: {c.supervisions[0].speaker for c in CutSet.from_file(tmp_path / f"out/{split}.jsonl.gz")}
+        split: {
+            c.supervisions[0].speaker for c in CutSet.from_file(tmp_path / f"out/{split}.jsonl.gz")
+        }
         for split in ("train", "dev", "test")
     }
     assert sorted(s for speakers in by_split.values() for s in speakers) == ["ann", "bob", "cat"]
@@ -119,7 +123,10 @@ def test_a_column_of_splits_is_followed(takes: Path, tmp_path: Path) -> None:
 
 
 def test_parts_of_a_long_recording(takes: Path, tmp_path: Path) -> None:
-    rows = [{"audio_filepath": "ann/1.wav", "text": "a", "offset": i / 4, "duration": 0.25} for i in range(3)]
+    rows = [
+        {"audio_filepath": "ann/1.wav", "text": "a", "offset": i / 4, "duration": 0.25}
+        for i in range(3)
+    ]
     table = write(tmp_path / "m.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     prepare(takes, table, tmp_path / "out", dev=0.3, test=0.0)
     cuts = [c for s in ("train", "dev") for c in CutSet.from_file(tmp_path / f"out/{s}.jsonl.gz")]
@@ -148,12 +155,22 @@ def test_what_is_left_out_is_said_and_listed(takes: Path, tmp_path: Path) -> Non
         ("t.csv", b"file,text\n", {}, ["no line with a recording"]),
         ("t.csv", b"just one column\n", {}, ["one column"]),
         ("t.csv", b"file,text\nb,x\na,\xff\xfe\xfd\n", {}, ["line 3", "neither UTF-8 nor GB18030"]),
-        ("t.csv", b"file,text\nother/7.wav,x\n", {}, ["none of its 1 recordings", "--audio-column"]),
+        (
+            "t.csv",
+            b"file,text\nother/7.wav,x\n",
+            {},
+            ["none of its 1 recordings", "--audio-column"],
+        ),
         ("t.jsonl", b"[1]\n", {}, ["no line with a recording"]),
     ],
 )
 def test_a_table_that_cannot_be_used_is_one_sentence(
-    takes: Path, tmp_path: Path, name: str, content: bytes, columns: dict[str, str], words: list[str]
+    takes: Path,
+    tmp_path: Path,
+    name: str,
+    content: bytes,
+    columns: dict[str, str],
+    words: list[str],
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:

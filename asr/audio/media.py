@@ -1,0 +1,163 @@
+"""Recordings in formats that libsndfile does not read, by FFmpeg (PyAV) in a process of its own.
+
+FFmpeg's formats can name other files, and a damaged file can make it take any memory, or crash. So
+the bytes alone decide on one of a few formats, and the process that decodes has its standard input
+and nothing else (see `asr.audio.media_process`).
+"""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import copyfileobj
+from struct import Struct
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO
+
+import numpy as np
+
+from asr.audio.decoder import check_sound
+from asr.errors import AudioError
+from asr.schema import FrozenModel
+
+# How the files of a format of FFmpeg begin. Ogg comes here where libsndfile does not read it.
+_FORMATS = {
+    "mov": (rb".{4}(ftyp|moov|mdat|wide)", "MP4, M4A or QuickTime"),
+    "matroska": (rb"\x1a\x45\xdf\xa3", "WebM or Matroska"),
+    "aac": (rb"\xff[\xf0\xf1\xf8\xf9]", "AAC"),
+    "amr": (rb"#!AMR(-WB)?\n", "AMR"),
+    "asf": (rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9", "Windows Media"),
+    "ogg": (rb"OggS\0", "Ogg, of another codec than Vorbis, Opus and FLAC"),
+}
+_HEAD_BYTES = 16
+_CONVERT = "convert it first, for instance with `ffmpeg -i INPUT -ar 16000 -ac 1 OUTPUT.wav`"
+_SCRIPT = Path(__file__).with_name("media_process.py")
+_HEAD = Struct("<IIQI")  # as in media_process
+_BUFFERED = (io.BufferedReader, io.BufferedRandom)
+_MOST_BYTES = 1 << 20  # of a block
+_TOLERANCE = 0.5  # seconds that a header may announce beyond the audio
+
+
+class _Note(FrozenModel):
+    """What the process says: first the length, at the end what was damaged."""
+
+    seconds: float = 0.0
+    ends_with_audio: bool = False
+    n_damaged: int = 0
+    error: str = ""
+    reason: str = ""
+    is_end: bool = False
+
+
+def media_format(binary: BinaryIO, start: int) -> str | None:
+    """Return FFmpeg's name of the format of a recording that begins at `start`, if it is known."""
+    binary.seek(start)
+    head = binary.read(_HEAD_BYTES)
+    known = (name for name, (begin, _) in _FORMATS.items() if re.match(begin, head, re.DOTALL))
+    return next(known, None)
+
+
+def refusal(format: str, label: str) -> AudioError:
+    """Return why a recording in one of these formats is not decoded where they are not allowed."""
+    return AudioError(
+        f"{label} is in a format ({_FORMATS[format][1]}) that `asr transcribe` and the Python API "
+        f"decode, but not the service: use them, or {_CONVERT}",
+        "unsupported_media",
+    )
+
+
+class Media:
+    """A recording's blocks of float32 samples (samples, channels), each with its sample rate.
+
+    The first pair has no samples: then `seconds`, the length by the header, is known, if it is at
+    all, and `ends_with_audio`, whether the file has nothing else. `place` is how far the file was
+    read; at the end `n_damaged` counts the packets that could not be decoded. Iterating raises
+    AudioError.
+    """
+
+    def __init__(self, binary: BinaryIO, format: str, label: str) -> None:
+        self.binary, self.format, self.label = binary, format, label
+        self.seconds, self.place, self.n_damaged, self.ends_with_audio = 0.0, 0, 0, False
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        if not find_spec("av"):
+            raise AudioError(
+                f"{self.label} is in a format ({_FORMATS[self.format][1]}) that PyAV decodes, "
+                f"which is not installed: `pip install 'lrt-asr[media]'`, or {_CONVERT}",
+                "unsupported_media",
+            )
+        is_end = False
+        with _plain_file(self.binary) as file, self._process(file) as output:
+            while len(head := output.read(_HEAD.size)) == _HEAD.size:
+                rate, channels, place, n_bytes = _HEAD.unpack(head)
+                self.place = max(self.place, place)
+                content = output.read(min(n_bytes, _MOST_BYTES))
+                if len(content) < n_bytes:
+                    break
+                if rate:
+                    check_sound(channels, rate, self.label)
+                    yield rate, np.frombuffer(content, np.float32).reshape(-1, channels)
+                    continue
+                is_end = self._take(_Note.model_validate_json(content))
+                yield 0, np.zeros((0, 1), np.float32)
+        if not is_end:
+            raise AudioError(
+                f"{self.label} cannot be decoded with the memory and the time that a recording "
+                f"may take, or it crashes the decoder: {_CONVERT}"
+            )
+
+    def announces_more(self, seconds: float) -> bool:
+        """Return whether the header announced more than so many seconds."""
+        return self.seconds > seconds + _TOLERANCE
+
+    @contextmanager
+    def _process(self, file: IO[bytes]) -> Iterator[IO[bytes]]:
+        """Yield the output of a process that decodes a file; it ends with the context."""
+        # -P: this program's folder, where modules have the names that they have, is not searched.
+        command = [sys.executable, "-P", str(_SCRIPT), self.format]
+        process = subprocess.Popen(
+            command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        with process:
+            try:
+                assert process.stdout
+                yield process.stdout
+            finally:
+                process.kill()
+
+    def _take(self, note: _Note) -> bool:
+        """Keep what a note says, and return whether it is the last. Raises AudioError for one."""
+        format = _FORMATS[self.format][1]
+        if note.error == "no_audio":
+            raise AudioError(f"{self.label} holds no audio track: give another file", "empty_audio")
+        if note.error == "codec":
+            raise AudioError(
+                f"{self.label} holds audio in {note.reason}, which is not decoded: {_CONVERT}",
+                "unsupported_media",
+            )
+        if note.error:
+            raise AudioError(
+                f"{self.label} is damaged and cannot be decoded as {format} ({note.reason}): "
+                "fetch or record it again"
+            )
+        self.seconds = max(self.seconds, note.seconds)
+        self.n_damaged += note.n_damaged
+        self.ends_with_audio |= note.ends_with_audio
+        return note.is_end
+
+
+@contextmanager
+def _plain_file(binary: BinaryIO) -> Iterator[IO[bytes]]:
+    """Yield a file of the system with the bytes of a binary file."""
+    if isinstance(binary, _BUFFERED) and isinstance(binary.raw, io.FileIO):
+        yield binary
+        return
+    with TemporaryFile() as file:
+        binary.seek(0)
+        copyfileobj(binary, file)
+        file.flush()
+        yield file

@@ -1,0 +1,154 @@
+"""Decode a recording by FFmpeg (PyAV), in a process that can open, write and start nothing else.
+
+A script that `asr.audio.media` starts: standard input is the recording, the argument is the only
+format that it may have. Blocks, each behind a HEAD, go to standard output. It imports nothing of
+this program, so that it starts quickly and holds nothing of it.
+"""
+
+import json
+import os
+import resource
+import struct
+import sys
+from collections.abc import Iterator
+
+import av
+import av.container
+import av.subtitles.codeccontext
+import av.subtitles.stream  # which av.open would import where no file can be opened any more
+from av.stream import Discard
+
+# Of a block: sample rate, channels, the place in the file, bytes that follow. A rate of 0 means
+# that a note in JSON follows.
+HEAD = struct.Struct("<IIQI")
+BLOCK_BYTES = 1 << 16
+_MEMORY = 1 << 30
+_BLOCK_SECONDS = 30  # of a processor: what takes longer has no end
+_BUFFER = 1 << 18
+_CODECS = (
+    "aac", "aac_latm", "alac", "ac3", "eac3", "amrnb", "amrwb", "flac", "libopencore_amrnb",
+    "libopencore_amrwb", "libopus", "mp1", "mp2", "mp3", "mp3float", "opus", "pcm_alaw",
+    "pcm_f32le", "pcm_mulaw", "pcm_s16be", "pcm_s16le", "pcm_s24le", "speex", "libspeex", "vorbis",
+    "libvorbis", "wmalossless", "wmapro", "wmav1", "wmav2", "wmavoice",
+)  # fmt: skip
+
+
+class Input:
+    """Standard input, read at offsets of its own: its position is shared with another process."""
+
+    def __init__(self) -> None:
+        self.at, self.size = 0, os.fstat(0).st_size
+
+    def read(self, n_bytes: int) -> bytes:
+        """Return the next bytes."""
+        found = os.pread(0, n_bytes, self.at)
+        self.at += len(found)
+        return found
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to an offset, as files do."""
+        self.at = max(0, (0, self.at, self.size)[whence] + offset)
+        return self.at
+
+    def tell(self) -> int:
+        """Return the offset of the next byte."""
+        return self.at
+
+
+def restrict() -> None:
+    """Give up what decoding does not need: other files, connections, and memory without end."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(limit, (0, 0))
+
+
+def send(rate: int, channels: int, place: int, content: bytes) -> None:
+    """Write a block or a note, and allow the time for the next one."""
+    sys.stdout.buffer.write(HEAD.pack(rate, channels, place, len(content)) + content)
+    sys.stdout.buffer.flush()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + _BLOCK_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def note(place: int = 0, **values: object) -> None:
+    """Write what is known of the recording."""
+    send(0, 0, place, json.dumps(values).encode())
+
+
+def refuse(*_: object) -> None:
+    """Open no other file, whatever one format or another asks for."""
+    raise PermissionError("a recording names another file, which is not opened")
+
+
+def frames(
+    container: av.container.InputContainer, stream: av.AudioStream
+) -> Iterator[tuple[int, av.AudioFrame]]:
+    """Yield the place and the audio of each packet; at the end, note how many are damaged."""
+    n_damaged, place = 0, 0
+    packets = container.demux(stream)
+    while True:
+        try:
+            if (packet := next(packets, None)) is None:
+                break
+        except av.FFmpegError:
+            n_damaged += 1
+            break
+        place = max(place, packet.pos or 0)
+        try:
+            yield from ((place, frame) for frame in packet.decode())
+        except av.FFmpegError:
+            n_damaged += 1
+    note(place, n_damaged=n_damaged)
+
+
+def decode(format: str) -> None:
+    """Write the blocks of the first audio track as interleaved float32."""
+    container = av.open(
+        Input(), "r", format=format, metadata_errors="ignore", io_open=refuse, buffer_size=_BUFFER,
+        container_options={"codec_whitelist": ",".join(_CODECS), "protocol_whitelist": ""},
+    )  # fmt: skip
+    for stream in container.streams:
+        if stream.type != "audio" or stream != container.streams.audio[0]:
+            stream.discard = Discard.all
+    if not container.streams.audio:
+        note(error="no_audio")
+        return
+    stream = container.streams.audio[0]
+    codec = stream.codec_context.name if stream.codec_context else "an unknown codec"
+    if codec not in _CODECS:
+        note(error="codec", reason=codec)
+        return
+    stream.codec_context.thread_count = 1
+    if format == "mov" and stream.duration and stream.time_base:  # others estimate it
+        note(seconds=float(stream.duration * stream.time_base))
+    # MP4 has an index behind the audio, and another track may be longer.
+    note(ends_with_audio=format != "mov" and len(container.streams) == 1)
+    resampler, now, block, place = av.AudioResampler("flt"), (0, 0), bytearray(), 0
+    for place, frame in frames(container, stream):
+        kind = (frame.sample_rate, frame.layout.nb_channels)
+        if kind != now:
+            if block:
+                send(*now, place, bytes(block))
+            resampler, now, block = av.AudioResampler("flt"), kind, bytearray()
+        for part in resampler.resample(frame):
+            block += bytes(part.planes[0])[: 4 * kind[1] * part.samples]
+        while len(block) >= BLOCK_BYTES:
+            send(*now, place, bytes(block[:BLOCK_BYTES]))
+            del block[:BLOCK_BYTES]
+    if block:
+        send(*now, place, bytes(block))
+
+
+def main() -> None:
+    """Decode standard input in the format of the first argument."""
+    restrict()
+    try:
+        decode(sys.argv[1])
+    except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
+        note(error="damaged", reason=str(getattr(error, "strerror", error)))
+    note(is_end=True)
+
+
+if __name__ == "__main__":
+    main()
