@@ -1,46 +1,64 @@
-"""Audio in formats that libsndfile does not read, through PyAV (FFmpeg), as FLAC."""
+"""Audio in formats that libsndfile does not read, through FFmpeg, as FLAC."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import soundfile as sf
 
-from asr.errors import AudioError, ConfigError
-from asr.runtime.files import write_atomically
+from asr.audio.media import Media, media_format
+from asr.errors import AudioError
+from asr.runtime.files import open_regular, write_atomically
 
-SUFFIXES = {".m4a", ".mp4", ".aac", ".webm", ".mkv", ".mov", ".3gp", ".amr", ".wma", ".ac3"}
+
+def needs_conversion(path: Path) -> bool:
+    """Return whether a file begins as those of FFmpeg's formats do that libsndfile never reads."""
+    try:
+        with open_regular(path) as file:
+            return media_format(file, 0) not in (None, "ogg")
+    except OSError:
+        return False  # which is reported where it is read
 
 
 def to_flac(source: Path, target: Path) -> None:
-    """Write a recording's first audio stream as 16-bit mono FLAC at its own rate.
+    """Write a recording's first audio track as 16-bit mono FLAC at its own rate.
 
-    An existing newer file is kept. Raises AudioError where it cannot be decoded, ConfigError where
-    PyAV is not installed.
+    An existing newer file is kept. Raises AudioError, whose `code` says why it cannot be used:
+    no_samples, truncated, two_rates or not_finite, or as those of `Media`.
     """
-    try:
-        import av
-    except ImportError as error:
-        raise ConfigError(
-            f"{source}: is decoded by PyAV, which is not installed: pip install lrt-asr[media]"
-        ) from error
     if target.is_file() and target.stat().st_mtime >= source.stat().st_mtime:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, lambda temporary: _write(source, temporary))
 
-    def write(temporary: Path) -> None:
-        with av.open(str(source.absolute()), metadata_errors="ignore") as container:
-            stream = next(iter(container.streams.audio), None)
-            if stream is None:
-                raise AudioError(f"{source}: has no audio: give another file", "no_samples")
-            rate = stream.codec_context.sample_rate
-            resampler = av.AudioResampler("s16", "mono", rate)
-            with sf.SoundFile(temporary, "w", rate, 1, "PCM_16", format="FLAC") as file:
-                for frame in container.decode(stream):
-                    for part in resampler.resample(frame):
-                        file.write(part.to_ndarray()[0])
 
-    try:
-        write_atomically(target, write)
-    except (av.FFmpegError, sf.LibsndfileError) as error:
+def _write(source: Path, target: Path) -> None:
+    with open_regular(source) as file, ExitStack() as opened:
+        media, sound = Media(file, media_format(file, 0) or "", str(source)), None
+        for rate, block_NC in media:
+            if not rate:
+                continue
+            if sound is None:
+                made = sf.SoundFile(target, "w", rate, 1, "PCM_16", format="FLAC")
+                sound = opened.enter_context(made)
+            _check(source, block_NC, rate, sound.samplerate)
+            sound.write(block_NC.mean(axis=1))
+        seconds = sound.frames / sound.samplerate if sound else 0.0
+    if not seconds:
+        raise AudioError(f"{source}: holds no samples: remove it", "no_samples")
+    if media.n_damaged or media.announces_more(seconds):
         raise AudioError(
-            f"{source}: cannot be decoded ({error}): export it again", "unreadable"
-        ) from error
+            f"{source}: is damaged or truncated after {seconds:.2f} seconds or before: copy it "
+            "again",
+            "truncated",
+        )
+
+
+def _check(source: Path, block_NC: np.ndarray, rate: int, first_rate: int) -> None:
+    """Raise AudioError for samples that a FLAC cannot hold."""
+    if rate != first_rate:
+        raise AudioError(
+            f"{source}: changes from {first_rate} to {rate} Hz: convert it to one rate", "two_rates"
+        )
+    if not np.isfinite(block_NC).all():
+        raise AudioError(f"{source}: holds samples that are NaN or infinite", "not_finite")

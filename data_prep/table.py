@@ -4,25 +4,35 @@ Files that libsndfile does not read (m4a, webm, mp4, aac) become FLAC beside the
 """
 
 import logging
+import os
 import random
 import re
+import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
-from asr.errors import AudioError, DataError
+from asr.audio.media import is_installed
+from asr.errors import AudioError, ConfigError, DataError
 from asr.transcription.jobs import SUFFIXES
-from data_prep.convert import SUFFIXES as CONVERTED
-from data_prep.convert import to_flac
+from data_prep.convert import needs_conversion, to_flac
 from data_prep.corpus_writer import LeftOut, Report, Utterance, write_corpus
-from data_prep.transcripts import Line, read_transcripts
+from data_prep.transcripts import Line, Transcripts, read_transcripts
 
 log = logging.getLogger(__name__)
 
 _SPLITS = {"train": "train", "training": "train", "dev": "dev", "valid": "dev", "val": "dev",
            "validation": "dev", "test": "test", "testing": "test", "eval": "test"}  # fmt: skip
 _MOST_SAID = 5
+_SEED = 1
+_CONVERTED = "audio"  # folder in `out`
+
+Pairs = Sequence[tuple[Line, Utterance]]
+Splits = dict[str, list[Utterance]]
 
 
 def prepare(
@@ -33,42 +43,54 @@ def prepare(
     columns: Mapping[str, str] | None = None,
     dev: float = 0.1,
     test: float = 0.1,
-    seed: int = 1,
     jobs: int | None = None,
 ) -> Report:
     """Write the cuts of a folder of recordings and its table to `out`.
 
     `dev` and `test` are shares of the utterances. Where the table has no column of splits, whole
-    speakers go to dev and test; with fewer than three speakers utterances do, which is said.
-    Raises DataError where the table cannot be read or nothing in it can be used.
+    speakers go to dev and test; with too few speakers whole recordings do, which is said. Raises
+    DataError where the table cannot be read or nothing in it can be used.
     """
+    if dev + test >= 1:
+        raise ConfigError(f"dev and test are {dev:g} and {test:g} of all: leave some for training")
     if not recordings.is_dir():
         raise DataError(f"{recordings}: there is no such folder: give the folder of the recordings")
     table = read_transcripts(transcripts, columns)
     if table.encoding != "utf-8":
         log.warning("%s is read as %s: save it as UTF-8 if its text looks wrong",
                     table.path, table.encoding)  # fmt: skip
-    left_out = [LeftOut(f"line {n}", "", "", "bad_row") for n in table.faults]
-    said = [f"{table.path}, line {n}: {what}" for n, what in table.faults.items()]
-    files, utterances = _Files(recordings), list[tuple[Line, Utterance]]()
+    left_out: list[LeftOut] = []
+    pairs = _utterances(table, recordings, out, left_out)
+    splits = _as_the_table_says(pairs) or _split(pairs, {"test": test, "dev": dev})
+    if not splits["dev"]:
+        log.warning("too few utterances: none is left for dev, which training needs")
+    usable = _converted(splits, recordings, out, left_out, jobs)
+    return write_corpus(usable, out, corpus=recordings.name, left_out=left_out, jobs=jobs)
+
+
+def _utterances(table: Transcripts, recordings: Path, out: Path, left_out: list[LeftOut]) -> Pairs:
+    """Return the lines whose recordings are there, each with its utterance; list the others."""
+    files = _Files(recordings, table.path.parent, out / _CONVERTED)
+    pairs, said = [], []
+    for number, fault in table.faults.items():
+        left_out.append(LeftOut(f"line {number}", "", str(table.path), fault.reason))
+        said.append(f"{table.path}, line {number}: {fault.what}")
     for line in table.lines:
-        path = files.find(line.audio)
-        if path is None:
+        try:
+            path = files.find(line.audio)
+        except DataError as error:
             left_out.append(LeftOut(f"line {line.number}", "", line.audio, "missing"))
-            said.append(f"{table.path}, line {line.number}: {line.audio} is not in {recordings}")
+            said.append(f"{table.path}, line {line.number}: {error}")
             continue
-        utterances.append((line, _utterance(line, path, recordings)))
+        pairs.append((line, _utterance(line, path, recordings)))
     _say(said)
-    if not utterances:
+    if not pairs:
         raise DataError(
             f"{table.path}: none of its {len(table.lines)} recordings is in {recordings}: check "
-            "the folder, and which column holds the files (--audio-column)"
+            f"the folder, and which column holds the files (--audio-column; it has "
+            f"{', '.join(table.columns.values()) or 'no header'})"
         )
-    splits = _split(utterances, dev, test, seed)
-    converted = {
-        name: _converted(found, name, out, left_out) for name, found in splits.items() if found
-    }
-    return write_corpus(converted, out, corpus=recordings.name, left_out=left_out, jobs=jobs)
+    return pairs
 
 
 def _utterance(line: Line, path: Path, root: Path) -> Utterance:
@@ -79,83 +101,140 @@ def _utterance(line: Line, path: Path, root: Path) -> Utterance:
 
 
 class _Files:
-    """The recordings below a folder, found by path, by name, or by name without suffix."""
+    """The recordings below a folder, found as tables name them."""
 
-    def __init__(self, root: Path) -> None:
-        self.by_path: dict[str, Path] = {}
-        self.by_name: dict[str, Path | None] = {}
-        for path in sorted(root.rglob("*")):
-            if path.suffix.lower() in SUFFIXES | CONVERTED and path.is_file():
+    def __init__(self, root: Path, beside: Path, converted: Path) -> None:
+        self.root, self.beside = root, beside
+        self.exact: dict[str, Path] = {}
+        self.similar: dict[str, set[Path]] = defaultdict(set)
+        for path in root.rglob("*"):
+            is_own = path.absolute().is_relative_to(converted.absolute())
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
                 within = path.relative_to(root)
-                for key in (within.as_posix(), within.with_suffix("").as_posix()):
-                    self.by_path.setdefault(key, path)
-                for key in (path.name, path.stem):  # None where it is the name of several
-                    known = self.by_name.setdefault(key, path)
-                    self.by_name[key] = path if known == path else None
+                self.exact[within.as_posix()] = path
+                for similar in (within, within.with_suffix(""), path.name, path.stem):
+                    self.similar[_key(str(similar))].add(path)
 
-    def find(self, audio: str) -> Path | None:
-        """Return the file that a table means; files outside of the folder are not looked at.
+    def find(self, audio: str) -> Path:
+        """Return the file that a table means. Raises DataError if none in the folder is that.
 
-        The end of a path will do: a table may have been written on another computer.
+        A path is relative to the folder or to the table, or absolute, with or without its suffix;
+        a name without a folder may be that of a file in any subfolder.
         """
-        wanted, slash = audio.replace("\\", "/"), "/"
-        while slash:
-            if wanted in self.by_path:
-                return self.by_path[wanted]
-            name = wanted
-            _, slash, wanted = wanted.partition("/")
-        return self.by_name.get(name)
+        places = list(self._places(audio.replace("\\", "/")))
+        for place in places:
+            if place in self.exact:
+                return self.exact[place]
+        for place in places:
+            found = self.similar.get(_key(place), set())
+            if len(found) > 1:
+                raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
+            if found:
+                return next(iter(found))
+        raise DataError(f"{audio} is not in {self.root}")
+
+    def _places(self, written: str) -> Iterator[str]:
+        """Yield the paths in the folder that a path in the table may mean."""
+        for base in (self.root, self.beside):
+            path = base.absolute() / written
+            yield os.path.relpath(path, self.root)
+            with suppress(OSError, ValueError, RuntimeError):  # it may be no possible path
+                yield os.path.relpath(path.resolve(), self.root.resolve())
 
 
-def _split(
-    utterances: Sequence[tuple[Line, Utterance]], dev: float, test: float, seed: int
-) -> dict[str, list[Utterance]]:
-    """Return the utterances of train, dev and test: as the table says, else by speaker."""
-    splits: dict[str, list[Utterance]] = {"train": [], "dev": [], "test": []}
-    named = [(_SPLITS.get((line.split or "").lower()), one) for line, one in utterances]
-    if all(name for name, _ in named):
-        for name, one in named:
-            splits[name or ""].append(one)
-        return splits
-    groups = defaultdict(list)
-    n_speakers = len({one.speaker for _, one in named if one.speaker})
-    by_speaker = n_speakers >= 3 and all(one.speaker for _, one in named)
-    for _, one in named:
-        groups[one.speaker if by_speaker else one.id].append(one)
-    if not by_speaker:
+def _key(path: str) -> str:
+    """Return a path as it is compared: other systems write accents and cases in other ways."""
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def _as_the_table_says(pairs: Pairs) -> Splits | None:
+    """Return the splits of the table; None where it does not name them for all utterances."""
+    splits: Splits = {"train": [], "dev": [], "test": []}
+    for line, utterance in pairs:
+        name = _SPLITS.get((line.split or "").lower())
+        if name is None:
+            if line.split:
+                log.warning("the table's splits are not used: %s is none of %s",
+                            line.split, ", ".join(_SPLITS))  # fmt: skip
+            return None
+        splits[name].append(utterance)
+    trained = {one.speaker for one in splits["train"] if one.speaker}
+    both = trained & {one.speaker for one in (*splits["dev"], *splits["test"])}
+    if both:
         log.warning(
-            "speakers are not known to be three or more, so dev and test hold recordings of the "
-            "training speakers: their CER says nothing about other people"
+            "%d speakers are in train and in dev or test, as the table says: the CER says little "
+            "about other people", len(both),
+        )  # fmt: skip
+    return splits
+
+
+def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
+    """Return the utterances of train, dev and test: by speaker, else by recording, else each."""
+    utterances = [one for _, one in pairs]
+    n_splits = 1 + sum(share > 0 for share in shares.values())
+    speakers, paths = {one.speaker for one in utterances}, {one.path for one in utterances}
+    by_speaker = len(speakers) >= n_splits and "" not in speakers
+    if not by_speaker and n_splits > 1:
+        log.warning(
+            "the table does not name %d speakers or more, and one for each recording, so dev and "
+            "test may hold the speakers of train: their CER says nothing about other people",
+            n_splits,
         )
+    groups: dict[str, list[Utterance]] = defaultdict(list)
+    for one in utterances:
+        alone = str(one.path) if len(paths) >= n_splits else one.id
+        groups[one.speaker if by_speaker else alone].append(one)
     order = sorted(groups)
-    random.Random(seed).shuffle(order)
-    order.sort(key=lambda name: len(groups[name]) > 2 * max(dev, test) * len(named))
-    for name in order:
-        room = {"test": test, "dev": dev}
-        into = next(
-            (s for s, share in room.items() if len(splits[s]) < share * len(named)), "train"
-        )
-        splits[into] += groups[name]
+    random.Random(_SEED).shuffle(order)
+    most, largest = 2 * max(shares.values()) * len(utterances), max(map(len, groups.values()))
+    order.sort(key=lambda name: (len(groups[name]) > most, len(groups[name]) == largest))
+    splits: Splits = {"train": [], "dev": [], "test": []}
+    for name in order[:-1]:
+        fill = {s: len(splits[s]) / (a * len(utterances)) for s, a in shares.items() if a > 0}
+        emptiest = min(fill, key=lambda split: fill[split], default="train")
+        splits[emptiest if fill.get(emptiest, 1.0) < 1 else "train"] += groups[name]
+    splits["train"] += groups[order[-1]]
     return splits
 
 
 def _converted(
-    utterances: list[Utterance], split: str, out: Path, left_out: list[LeftOut]
-) -> list[Utterance]:
-    """Return the utterances, those of formats that libsndfile does not read as FLAC in `out`."""
-    found = []
-    for one in utterances:
-        if one.path.suffix.lower() not in CONVERTED:
-            found.append(one)
-            continue
-        flac = out / "audio" / f"{one.id}.flac"
+    splits: Splits, root: Path, out: Path, left_out: list[LeftOut], jobs: int | None
+) -> Splits:
+    """Return the splits that are not empty, with FLAC in `out` where libsndfile reads no file.
+
+    Raises ConfigError where PyAV is needed and not installed.
+    """
+
+    paths = list(dict.fromkeys(one.path for one in chain(*splits.values())))
+    foreign = dict.fromkeys(path for path in paths if needs_conversion(path))
+    if foreign and not is_installed():
+        raise ConfigError(
+            f"{next(iter(foreign))}: is one of {len(foreign)} recordings that PyAV decodes, which "
+            "is not installed: pip install 'lrt-asr[media]'"
+        )
+
+    def convert(path: Path) -> Path | AudioError:
+        if path not in foreign:
+            return path
+        flac = out / _CONVERTED / f"{path.relative_to(root)}.flac"
         try:
-            to_flac(one.path, flac)
-            found.append(replace(one, path=flac))
+            to_flac(path, flac)
         except AudioError as error:
-            _say([str(error)])
-            left_out.append(LeftOut(one.id, split, str(one.path), error.code))
-    return found
+            return error
+        return flac
+
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        found = dict(zip(paths, pool.map(convert, paths), strict=True))
+    _say([str(error) for error in found.values() if isinstance(error, AudioError)])
+    usable: Splits = {split: [] for split, utterances in splits.items() if utterances}
+    for split in usable:
+        for one in splits[split]:
+            path = found[one.path]
+            if isinstance(path, AudioError):
+                left_out.append(LeftOut(one.id, split, str(one.path), path.code))
+            else:
+                usable[split].append(replace(one, path=path))
+    return usable
 
 
 def _say(sentences: list[str]) -> None:

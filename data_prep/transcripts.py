@@ -3,17 +3,20 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr.errors import DataError
+from asr.runtime.files import read_bytes
+from asr.transcription.jobs import SUFFIXES
 
 # The names of columns by what they hold, in the order of preference. They are those of Common
 # Voice, LJSpeech, NeMo, Hugging Face's audiofolder and of tables that people write themselves.
 NAMES = {
-    "audio": ("audio_filepath", "audio_file", "file_name", "filename", "audio", "path", "file",
-              "wav", "recording", "clip", "id"),
+    "audio": ("audio_filepath", "audio_file", "audio_path", "file_name", "filename", "audio",
+              "path", "file", "wav", "recording", "clip", "id"),
     "text": ("text", "sentence", "transcript", "transcription", "normalized_text", "label", "words",
              "word"),
     "speaker": ("speaker", "speaker_id", "client_id", "spk", "spk_id", "reader"),
@@ -23,7 +26,9 @@ NAMES = {
 }  # fmt: skip
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
-_MOST_CELL = 1 << 20
+_JSON = (".jsonl", ".ndjson", ".json")
+_MOST_BYTES = 1 << 30
+_MOST_LINES = 20  # of a row: where there are more, a quote is not closed
 
 Cells = Mapping[str, str]
 
@@ -44,13 +49,21 @@ class Line:
     seconds: float | None = None
 
 
+@dataclass(frozen=True)
+class Fault:
+    """Why a line cannot be used: a stable word for programs, and what a person is told."""
+
+    reason: str
+    what: str
+
+
 @dataclass
 class Transcripts:
-    """The lines of a table, the sentences about those that cannot be used, and its columns."""
+    """The lines of a table, the faults of those that cannot be used, and its columns."""
 
     path: Path
     lines: list[Line] = field(default_factory=list)
-    faults: dict[int, str] = field(default_factory=dict)
+    faults: dict[int, Fault] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
     encoding: str = "utf-8"
 
@@ -62,23 +75,46 @@ def read_transcripts(path: Path, columns: Mapping[str, str] | None = None) -> Tr
     file, or a folder with metadata.csv, metadata.jsonl or Kaldi's wav.scp and text. Raises
     DataError where it cannot be read, or where a column is missing.
     """
+    named = dict(columns or {})
     if path.is_dir():
-        if all((path / name).is_file() for name in _KALDI):
-            return _read_kaldi(path)
-        found = [path / name for name in _METADATA if (path / name).is_file()]
-        if not found:
-            names = ", ".join((*_METADATA, "wav.scp with text"))
-            raise DataError(f"{path}: has none of {names}: give the file with the transcripts")
-        path = found[0]
+        path = _file_of(path, named)
     table = Transcripts(path)
-    rows = _json_rows if path.suffix.lower() in (".jsonl", ".ndjson", ".json") else _cell_rows
-    wanted = dict(columns or {})
-    for number, cells in rows(_decoded(table), table, wanted):
-        table.columns = table.columns or _find_columns(path, list(cells), wanted)
-        _add(table, number, {key: cells.get(name, "") for key, name in table.columns.items()})
+    if path.is_dir():
+        _read_kaldi(table)
+    else:
+        _read_rows(table, named)
     if not table.lines:
-        raise DataError(f"{path}: has no line with a recording and a text: give a table of both")
+        number, fault = next(iter(table.faults.items()), (0, Fault("", "")))
+        first = f" (line {number}: {fault.what})" if number else ""
+        raise DataError(
+            f"{path}: has no line with a recording and a text{first}: give a table of both"
+        )
     return table
+
+
+def _file_of(folder: Path, named: Mapping[str, str]) -> Path:
+    """Return the table of a folder; Kaldi's is the folder itself."""
+    if all((folder / name).is_file() for name in _KALDI):
+        if named:
+            option = f"--{next(iter(named))}-column"
+            raise DataError(f"{folder}: is a Kaldi folder, which has no columns: omit {option}")
+        return folder
+    found = [folder / name for name in _METADATA if (folder / name).is_file()]
+    if not found:
+        names = ", ".join((*_METADATA, "wav.scp with text"))
+        raise DataError(f"{folder}: has none of {names}: give the file with the transcripts")
+    return found[0]
+
+
+def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
+    """Read a file of rows, each a line or a JSON object."""
+    text = _decoded(table)
+    is_json = table.path.suffix.lower() in _JSON
+    rows = _json_rows(text, table) if is_json else _cell_rows(text, table, named)
+    for number, cells in rows:
+        # The keys of JSON objects may differ; those of the first decide.
+        table.columns = table.columns or _find_columns(table.path, list(cells), named)
+        _add(table, number, {key: cells.get(name, "") for key, name in table.columns.items()})
 
 
 def _add(table: Transcripts, number: int, cells: Cells) -> None:
@@ -89,83 +125,116 @@ def _add(table: Transcripts, number: int, cells: Cells) -> None:
         # NeMo's duration without an offset is the whole file's, often rounded.
         seconds = float(cells["seconds"]) if cells.get("seconds") and "start" in cells else None
     except ValueError:
-        table.faults[number] = "its start or length is not a number of seconds"
-        return
-    if not audio or not text:
-        table.faults[number] = "it has no recording" if not audio else "it has no text"
-        return
-    speaker, split = cells.get("speaker") or None, cells.get("split") or None
-    table.lines.append(Line(number, audio, text, speaker, split, start, seconds))
+        start, seconds = math.nan, None
+    if not (0 <= start < math.inf and (seconds is None or 0 < seconds < math.inf)):
+        what = "its start or length is not a number of seconds"
+        table.faults[number] = Fault("bad_times", what)
+    elif not audio:
+        table.faults[number] = Fault("no_recording", "it names no recording")
+    elif not text:
+        table.faults[number] = Fault("no_text", f"it has no text for {audio}")
+    else:
+        speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
+        line = Line(number, audio, text, speaker or None, split or None, start, seconds)
+        table.lines.append(line)
 
 
 def _decoded(table: Transcripts) -> str:
-    """Return a file's text in UTF-8, UTF-16 (by its mark) or GB18030, whichever it is wholly in."""
+    """Return a file's text in UTF-8, UTF-16 or GB18030, whichever it is wholly in.
+
+    Raises DataError where it is in none, or in UTF-8 with a few damaged bytes.
+    """
+    path = table.path
     try:
-        data = table.path.read_bytes()
+        data = read_bytes(path, _MOST_BYTES)
     except OSError as error:
-        raise DataError(
-            f"{table.path}: cannot be read ({error.strerror}): check the path"
-        ) from error
-    marked = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    for encoding in ("utf-16",) if marked else ("utf-8-sig", "gb18030"):
+        raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
+    bad = 0
+    for encoding in _encodings(data):
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError as error:
-            line = data[: error.start].count(b"\n") + 1
+            bad = data[: error.start].count(b"\n") + 1
             continue
+        if "\0" in text:
+            bad = text[: text.index("\0")].count("\n") + 1
+            break
         table.encoding = encoding.removesuffix("-sig")
         return text
     raise DataError(
-        f"{table.path}, line {line}: neither UTF-8 nor GB18030, or a mixture of encodings: save the "
-        "whole file as UTF-8"
+        f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16 or GBK: save the whole "
+        "file as UTF-8"
     )
 
 
-def _json_rows(text: str, table: Transcripts, _: Mapping[str, str]) -> Iterator[tuple[int, Cells]]:
-    for number, line in enumerate(text.splitlines(), 1):
+def _encodings(data: bytes) -> tuple[str, ...]:
+    """Return the encodings that a text can have, the likeliest first."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return ("utf-16",)
+    if b"\0" in data:  # line breaks of UTF-16 without a mark: which byte of them is the zero?
+        return ("utf-16-le",) if data[1::2].count(0) > data[::2].count(0) else ("utf-16-be",)
+    text = data.decode("utf-8", "replace")
+    n_wrong = text.count("\ufffd")
+    n_right = sum(character > "\x7f" for character in text) - n_wrong
+    return ("utf-8-sig",) if n_right >= n_wrong else ("gb18030",)
+
+
+def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             values = json.loads(line)
             cells = {str(k): "" if v is None else str(v) for k, v in values.items()}
         except (ValueError, AttributeError, RecursionError):
-            table.faults[number] = "it is not a JSON object"
+            table.faults[number] = Fault("bad_row", "it is not a JSON object")
             continue
         yield number, cells
 
 
 def _cell_rows(
-    text: str, table: Transcripts, wanted: Mapping[str, str]
+    text: str, table: Transcripts, named: Mapping[str, str]
 ) -> Iterator[tuple[int, Cells]]:
     """Yield the rows of a delimited file by the names in its header."""
-    first = text.partition("\n")[0]
-    delimiter = max("\t|;,", key=first.count)
-    quoting = csv.QUOTE_NONE if delimiter in "\t|" else csv.QUOTE_MINIMAL
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting)
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    delimiter = next((one for one in "\t|" if one in first), max(";,", key=first.count))
+    file = io.StringIO(text, newline="")
+    if delimiter in "\t|":
+        reader = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(file, delimiter=delimiter)
     header: list[str] = []
+    start = 1
     try:
         for cells in reader:
+            number, start = start, reader.line_num + 1
+            if start - number > _MOST_LINES:
+                start = number
+                raise csv.Error("a quote opens there and is not closed")
             if not any(cell.strip() for cell in cells):
                 continue
             if not header:
                 header = [cell.strip() for cell in cells]
-                if _is_header(header, wanted):
+                if _is_header(header, named):
                     continue
                 header = _usual_header(table.path, cells)
             if len(cells) != len(header):
                 what = f"it has {len(cells)} cells, the first line has {len(header)}"
-                table.faults[reader.line_num] = what
+                table.faults[number] = Fault("bad_row", what)
                 continue
-            yield reader.line_num, dict(zip(header, cells, strict=True))
+            yield number, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise DataError(
-            f"{table.path}, line {reader.line_num}: not a table ({error}): save it as csv again"
+            f"{table.path}, line {start}: not a row of a table ({error}): correct it, or save the "
+            "table as csv again"
         ) from error
 
 
-def _is_header(cells: list[str], wanted: Mapping[str, str]) -> bool:
-    known = {name for names in NAMES.values() for name in names} | set(wanted.values())
-    return any(cell in known or cell.lower() in known for cell in cells)
+def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
+    """Tell whether a first row has names: known ones, or any if some are given."""
+    known = {name for names in NAMES.values() for name in names}
+    has_file = any(Path(cell).suffix.lower() in SUFFIXES for cell in cells)
+    return bool(named) or (not has_file and any(cell.lower() in known for cell in cells))
 
 
 def _usual_header(path: Path, cells: list[str]) -> list[str]:
@@ -177,15 +246,15 @@ def _usual_header(path: Path, cells: list[str]) -> list[str]:
     return ["audio", *(f"column {i}" for i in range(2, len(cells))), "text"]
 
 
-def _find_columns(path: Path, header: list[str], wanted: Mapping[str, str]) -> dict[str, str]:
+def _find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> dict[str, str]:
     """Return the column of each kind. Raises DataError where a needed or named one is missing."""
     lower = {name.lower(): name for name in reversed(header)}
-    found = {}
+    found: dict[str, str] = {}
     for kind, names in NAMES.items():
-        given = wanted.get(kind)
-        name = given if given in header else next((lower[n] for n in names if n in lower), None)
-        if given and given not in header:
-            name = None
+        given = named.get(kind)
+        name = next((lower[n] for n in names if n in lower), None)
+        if given:
+            name = given if given in header else None
         if name is None and (given or kind in ("audio", "text")):
             what = f"no column {given}" if given else f"no column that is known to hold the {kind}"
             raise DataError(
@@ -196,32 +265,31 @@ def _find_columns(path: Path, header: list[str], wanted: Mapping[str, str]) -> d
     return found
 
 
-def _read_kaldi(folder: Path) -> Transcripts:
+def _read_kaldi(table: Transcripts) -> None:
     """Read a Kaldi data folder; commands in wav.scp are not run."""
-    table = Transcripts(folder / "text")
-    texts = _pairs(folder / "text")
-    wavs, speakers = _pairs(folder / "wav.scp"), _pairs(folder / "utt2spk")
-    segments = {id: value.split() for id, value in _pairs(folder / "segments").items()}
-    for number, (id, text) in enumerate(texts.items(), 1):
+    folder = table.path
+    wavs, speakers = dict(_pairs(folder / "wav.scp")), dict(_pairs(folder / "utt2spk"))
+    segments = {id: value.split() for id, value in _pairs(folder / "segments")}
+    table.path = folder / "text"
+    for number, (id, text) in enumerate(_pairs(table.path), 1):
         recording, *times = segments.get(id, [id])
         wav = wavs.get(recording, "")
         if wav.endswith("|"):
-            table.faults[number] = f"{recording} is made by a command, which is not run"
+            what = f"{recording} is made by a command in wav.scp, which is not run"
+            table.faults[number] = Fault("command", what)
             continue
         cells = {"audio": wav, "text": text, "speaker": speakers.get(id, "")}
         if len(times) == 2:
             try:
                 cells |= {"start": times[0], "seconds": str(float(times[1]) - float(times[0]))}
             except ValueError:
-                table.faults[number] = "its segment is not two times"
-                continue
+                cells["start"] = "not a number"
         _add(table, number, cells)
-    return table
 
 
-def _pairs(path: Path) -> dict[str, str]:
-    """Return the values of a Kaldi table by its keys; a missing file has none."""
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    """Return the keys of a Kaldi table with their values; a missing file has none."""
     if not path.is_file():
-        return {}
-    lines = [line.strip() for line in _decoded(Transcripts(path)).splitlines()]
-    return {key: value.strip() for key, _, value in (line.partition(" ") for line in lines if line)}
+        return []
+    lines = (line.split(None, 1) for line in _decoded(Transcripts(path)).split("\n"))
+    return [(line[0], line[1].strip() if len(line) > 1 else "") for line in lines if line]

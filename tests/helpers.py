@@ -220,6 +220,30 @@ def copied(bundle: Path, folder: Path, **changes: object) -> Path:
     return folder
 
 
+def encode(
+    path: Path, rate: int = 48000, seconds: float = 1.0, channels: int = 1, **options: str
+) -> Path:
+    """A tone of 440 Hz as a file that libsndfile does not read, by its suffix."""
+    import av
+
+    codecs = {".webm": "libopus", ".mka": "pcm_s16le", ".mov": "alac", ".amr": "libopencore_amrnb"}
+    container = "adts" if path.suffix == ".aac" else None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    wave = (0.3 * np.sin(2 * np.pi * 440 * np.arange(round(rate * seconds)) / rate)).astype("f4")
+    layout = {1: "mono", 2: "stereo"}[channels]
+    with av.open(str(path), "w", format=container, container_options=options) as file:
+        codec = codecs.get(path.suffix, "aac")
+        stream = file.add_stream(codec, rate=rate, layout=layout)
+        frame = av.AudioFrame.from_ndarray(np.tile(wave, (channels, 1)), "fltp", layout)
+        frame.sample_rate = rate
+        size = stream.codec_context.frame_size or 1024
+        resampler = av.AudioResampler(stream.format, layout, rate, size)
+        for part in resampler.resample(frame) + resampler.resample(None):
+            file.mux(stream.encode(part))
+        file.mux(stream.encode(None))
+    return path
+
+
 def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own.
 

@@ -31,7 +31,7 @@ _FORMATS = {
     "aac": (rb"\xff[\xf0\xf1\xf8\xf9]", "AAC"),
     "amr": (rb"#!AMR(-WB)?\n", "AMR"),
     "asf": (rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9", "Windows Media"),
-    "ogg": (rb"OggS\0", "Ogg, of another codec than Vorbis, Opus and FLAC"),
+    "ogg": (rb"OggS\0", "Ogg of a codec that libsndfile lacks"),
 }
 _HEAD_BYTES = 16
 _CONVERT = "convert it first, for instance with `ffmpeg -i INPUT -ar 16000 -ac 1 OUTPUT.wav`"
@@ -51,6 +51,11 @@ class _Note(FrozenModel):
     error: str = ""
     reason: str = ""
     is_end: bool = False
+
+
+def is_installed() -> bool:
+    """Return whether PyAV is installed."""
+    return find_spec("av") is not None
 
 
 def media_format(binary: BinaryIO, start: int) -> str | None:
@@ -84,7 +89,7 @@ class Media:
         self.seconds, self.place, self.n_damaged, self.ends_with_audio = 0.0, 0, 0, False
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        if not find_spec("av"):
+        if not is_installed():
             raise AudioError(
                 f"{self.label} is in a format ({_FORMATS[self.format][1]}) that PyAV decodes, "
                 f"which is not installed: `pip install 'lrt-asr[media]'`, or {_CONVERT}",

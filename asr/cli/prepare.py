@@ -15,7 +15,9 @@ prepare_app = typer.Typer(help="Prepare a corpus on disk as lhotse cuts.", no_ar
 app.add_typer(prepare_app, name="prepare")
 
 Corpus = Annotated[Path, typer.Argument(metavar="CORPUS_DIR", help="The corpus as published.")]
-Column = Annotated[str | None, typer.Option(metavar="NAME", help="Where its name is not usual.")]
+Column = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Its name, where it is not a usual one.")
+]
 Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the cuts.")]
 
 
@@ -58,10 +60,8 @@ def table(
     audio_column: Column = None,
     text_column: Column = None,
     speaker_column: Column = None,
-    split_column: Column = None,
     dev: Annotated[float, typer.Option(min=0.01, max=0.5, help="Share for development.")] = 0.1,
     test: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share for the test.")] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 1,
     jobs: Jobs = None,
 ) -> None:
     """Prepare recordings of your own with a table of their texts, speakers kept apart."""
@@ -71,11 +71,10 @@ def table(
         "audio": audio_column,
         "text": text_column,
         "speaker": speaker_column,
-        "split": split_column,
     }
     columns = {kind: name for kind, name in named.items() if name}
     report = prepare(
-        recordings, transcripts, out_dir, columns=columns, dev=dev, test=test, seed=seed, jobs=jobs
+        recordings, transcripts, out_dir, columns=columns, dev=dev, test=test, jobs=jobs
     )
     _show_report(report, out_dir)
 

@@ -8,10 +8,13 @@ import pytest
 import soundfile as sf
 from lhotse import CutSet
 
-from asr.errors import DataError
+from asr.cli import app
+from asr.errors import ConfigError, DataError
+from data_prep import table as table_module
+from data_prep.corpus_writer import Utterance
 from data_prep.table import prepare
-from data_prep.transcripts import read_transcripts
-from tests.helpers import run_cli, tone
+from data_prep.transcripts import Line, read_transcripts
+from tests.helpers import encode, run_cli
 
 TEXTS = {"ann/1": "今天天气很好", "ann/2": "hello there", "bob/1": "明天见", "cat/1": "two words"}
 
@@ -140,11 +143,16 @@ def test_what_is_left_out_is_said_and_listed(takes: Path, tmp_path: Path) -> Non
     assert result.returncode == 0, result.stderr
     for sentence in (
         "line 6: ann/9.wav is not in", "line 7: it has 4 cells, the first line has 3: left out",
-        "line 8: it has no recording", "line 9: it has no text",
+        "line 8: it names no recording", "line 9: it has no text",
     ):  # fmt: skip
         assert sentence in result.stderr
     left_out = (tmp_path / "out/left_out.tsv").read_text().splitlines()[1:]
-    assert [line.split("\t")[3] for line in left_out] == ["bad_row"] * 3 + ["missing"]
+    listed = [(line.split("\t")[0], line.split("\t")[3]) for line in left_out]
+    assert listed == [
+        ("line 7", "bad_row"), ("line 8", "no_recording"), ("line 9", "no_text"),
+        ("line 6", "missing"),
+    ]  # fmt: skip
+    assert "left out: 1 bad_row, 1 no_recording, 1 no_text, 1 missing; listed in" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -154,7 +162,7 @@ def test_what_is_left_out_is_said_and_listed(takes: Path, tmp_path: Path) -> Non
         ("t.csv", b"file,said\na.wav,x\n", {}, ["known to hold the text", "--text-column"]),
         ("t.csv", b"file,text\n", {}, ["no line with a recording"]),
         ("t.csv", b"just one column\n", {}, ["one column"]),
-        ("t.csv", b"file,text\nb,x\na,\xff\xfe\xfd\n", {}, ["line 3", "neither UTF-8 nor GB18030"]),
+        ("t.csv", b"file,text\nb,x\na,\xff\xfe\xfd\n", {}, ["line 3", "UTF-8, UTF-16 or GBK"]),
         (
             "t.csv",
             b"file,text\nother/7.wav,x\n",
@@ -191,25 +199,162 @@ def test_nothing_outside_of_the_folder_is_used_and_no_command_is_run(
     write(folder / "wav.scp", f"ann-1 touch {tmp_path}/ran |\nbob-1 {takes}/bob/1.wav\n")
     found = read_transcripts(folder)
     assert [line.audio for line in found.lines] == [f"{takes}/bob/1.wav"]
-    assert "command" in found.faults[1] and not (tmp_path / "ran").exists()
+    assert found.faults[1].reason == "command" and "not run" in found.faults[1].what
+    assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("suffix", ["m4a", "webm", "mp4"])
+@pytest.mark.parametrize("where", ["takes", "tables", "."])
+@pytest.mark.parametrize("form", ["{}.wav", "{}", "{}.WAV", "../takes/{}.wav", "{takes}/{}.wav"])
+def test_paths_are_relative_to_the_recordings_or_the_table_or_absolute(
+    where: str, form: str, takes: Path, tmp_path: Path
+) -> None:
+    rows = "".join(f"{form.format(n, takes=takes)},{t}\n" for n, t in TEXTS.items())
+    table = write(tmp_path / where / "t.csv", "file,text\n" + rows)
+    prepare(takes, table, tmp_path / "out")
+    assert texts_of(tmp_path / "out") == spoken()
+
+
+def test_a_name_is_found_in_subfolders_unless_it_may_be_several(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "2.wav,a\n1.wav,b\nann/7/2.wav,c\ndan/2.wav,d\n"
+    prepare(takes, write(tmp_path / "t.csv", f"file,text\n{rows}"), tmp_path / "out")
+    assert texts_of(tmp_path / "out") == {"ann-2": "A"}  # never the text of another recording
+    assert "line 3: 1.wav may be any of 3 files in" in caplog.text
+    assert "line 4: ann/7/2.wav is not in" in caplog.text
+
+
+def test_a_recording_that_cannot_be_used_is_left_out_with_its_reason(
+    takes: Path, tmp_path: Path
+) -> None:
+    (takes / "bob/1.wav").write_bytes(b"no sound")
+    (takes / "cat/1.wav").write_bytes((takes / "cat/1.wav").read_bytes()[:9000])
+    write(takes / "x.m4a", "#EXTM3U\nfile:///etc/passwd\n")
+    table = write(tmp_path / "t.csv", "file,text\n" + lines("{}.wav,{}\n") + "x.m4a,x\n")
+    report = prepare(takes, table, tmp_path / "out", dev=0.0, test=0.0)
+    assert report.left_out == {"unreadable": 2, "truncated": 1}
+    assert len(texts_of(tmp_path / "out")) == 2
+
+
+def test_shares_leave_a_part_for_each_split_and_the_largest_speaker_for_training() -> None:
+    for n, dev, test in ((3, 0.5, 0.4), (3, 0.1, 0.1), (9, 0.3, 0.3), (2, 0.5, 0.0)):
+        pairs = []
+        for i in range(10 * n):
+            who = f"speaker {i % n}" if i < 9 * n else "speaker 0"
+            said = Utterance(f"u{i}", Path(f"{i}.wav"), "x", who)
+            pairs.append((Line(i, f"{i}.wav", "x", who), said))
+        splits = table_module._split(pairs, {"test": test, "dev": dev})
+        who_is_in = {name: {one.speaker for one in found} for name, found in splits.items()}
+        assert "speaker 0" in who_is_in["train"] and who_is_in["dev"]
+        assert bool(who_is_in["test"]) == (test > 0)
+        assert sum(map(len, who_is_in.values())) == n, "each speaker is in one split"
+    with pytest.raises(ConfigError, match="leave some for training"):
+        prepare(Path("a"), Path("b"), Path("c"), dev=0.5, test=0.5)
+
+
+def test_splits_of_the_table_are_questioned(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = lines("{}.wav,{},{}\n").splitlines()
+    splits = [f"{row},{s}" for row, s in zip(rows, ["train", "test", "dev", "dev"], strict=True)]
+    table = write(tmp_path / "t.csv", "\n".join(["path,text,speaker,split", *splits]))
+    prepare(takes, table, tmp_path / "out")
+    assert "1 speakers are in train and in dev or test" in caplog.text
+    table = write(tmp_path / "t.csv", table.read_text().replace("test", "validated"))
+    prepare(takes, table, tmp_path / "out")
+    assert "the table's splits are not used: validated is none of train, " in caplog.text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "gbk"])
+@pytest.mark.parametrize("shape", ["csv", "NeMo", "Kaldi"])
+def test_encodings(encoding: str, shape: str, takes: Path, tmp_path: Path) -> None:
+    table = SHAPES[shape](tmp_path, takes)
+    for path in table.iterdir() if table.is_dir() else [table]:
+        path.write_bytes(path.read_text("utf-8").encode(encoding))
+    prepare(takes, table, tmp_path / "out")
+    assert texts_of(tmp_path / "out") == spoken()
+
+
+def test_damaged_utf_8_is_not_read_as_another_encoding(takes: Path, tmp_path: Path) -> None:
+    text = ("file,text\n" + lines("{}.wav,{}\n")).encode()
+    (tmp_path / "t.csv").write_bytes(text.replace("见".encode(), b"\xe8\xa7"))
+    with pytest.raises(DataError, match=r"t\.csv, line 4: has bytes that are not text in UTF-8"):
+        prepare(takes, tmp_path / "t.csv", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("columns", "header"),
+    [({"audio": "take", "text": "said"}, "take,said"), ({"text": "said"}, "path,said"),
+     ({"audio": "take", "text": "said", "speaker": "text"}, "take,said,text")],
+)  # fmt: skip
+def test_columns_are_named_by_options(
+    columns: dict[str, str], header: str, takes: Path, tmp_path: Path
+) -> None:
+    form = "{}.wav,{},{}\n" if header.count(",") == 2 else "{}.wav,{}\n"
+    table = write(tmp_path / "t.csv", f"{header}\n" + lines(form))
+    options = [o for kind, name in columns.items() for o in (f"--{kind}-column", name)]
+    command = ["prepare", "table", str(takes), str(table)]
+    app([*command, str(tmp_path / "out"), *options], standalone_mode=False)
+    assert texts_of(tmp_path / "out") == spoken()
+    said = f"has no column words, only {header.replace(',', ', ')}: name it with --text-column"
+    with pytest.raises(DataError, match=said):
+        app(
+            [*command, str(tmp_path / "o"), *options, "--text-column", "words"],
+            standalone_mode=False,
+        )
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("suffix", ["m4a", "webm", "mp4", "aac", "amr"])
 def test_formats_that_need_ffmpeg_become_flac(suffix: str, takes: Path, tmp_path: Path) -> None:
-    av = pytest.importorskip("av")
-    source = tone(tmp_path / "tone.wav", seconds=1.0)
-    target = takes / f"dan.{suffix}"
-    codec = "libopus" if suffix == "webm" else "aac"
-    with av.open(str(source)) as read, av.open(str(target), "w") as written:
-        stream = written.add_stream(codec, rate=48000)
-        resampler = av.AudioResampler(stream.format, stream.layout, 48000)
-        for frame in read.decode(audio=0):
-            for part in resampler.resample(frame):
-                written.mux(stream.encode(part))
-        written.mux(stream.encode(None))
-    table = write(tmp_path / "t.csv", f"file,text\n{target.name},text\n")
-    prepare(takes, table, tmp_path / "out", dev=0.0, test=0.0)
-    (cut,) = CutSet.from_file(tmp_path / "out/train.jsonl.gz")
-    assert cut.duration == pytest.approx(1.0, abs=0.1) and cut.sampling_rate == 48000
-    wave, original = cut.load_audio()[0], sf.read(source)[0]
-    assert np.std(wave) == pytest.approx(np.std(original), rel=0.1)
+    rate = 8000 if suffix == "amr" else 48000
+    encode(takes / f"dan/1.{suffix}", rate=rate)
+    table = write(tmp_path / "t.csv", "file,text,speaker\ndan/1,text,dan\nann/1,one,ann\n")
+    for _ in range(2):  # the second time, the converted files are no recordings of the folder
+        prepare(takes, table, takes / "out", dev=0.0, test=0.0)
+        assert texts_of(takes / "out") == {"dan-1": "TEXT", "ann-1": "ONE"}
+    cut = next(c for c in CutSet.from_file(takes / "out/train.jsonl.gz") if c.id == "dan-1")
+    assert cut.duration == pytest.approx(1.0, abs=0.1) and cut.sampling_rate == rate
+    assert np.std(cut.load_audio()[0]) == pytest.approx(0.3 / np.sqrt(2), rel=0.2)
+
+
+def test_a_truncated_m4a_is_left_out(takes: Path, tmp_path: Path) -> None:
+    encode(takes / "dan.m4a", seconds=3.0, movflags="faststart")
+    whole = (takes / "dan.m4a").read_bytes()
+    (takes / "dan.m4a").write_bytes(whole[: len(whole) // 2])
+    (takes / "eve.m4a").write_bytes(whole[:500])
+    table = write(tmp_path / "t.csv", "file,text\ndan,a\neve,b\nann/1,c\n")
+    report = prepare(takes, table, tmp_path / "out", dev=0.0, test=0.0)
+    assert report.left_out == {"truncated": 1, "unreadable_audio": 1}
+    assert not list((tmp_path / "out/audio").iterdir())
+
+
+def test_without_the_extra_a_sentence_says_how_to_install_it(
+    takes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(takes / "dan.m4a")
+    monkeypatch.setattr(table_module, "is_installed", lambda: False)
+    table = write(tmp_path / "t.csv", "file,text\ndan,a\nann/1,c\n")
+    with pytest.raises(ConfigError, match=r"pip install 'lrt-asr\[media\]'"):
+        prepare(takes, table, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_headers_quotes_and_times(takes: Path, tmp_path: Path) -> None:
+    table = write(tmp_path / "t.tsv", 'ann/1.wav\tone, two, three\nbob/1.wav\t"four" five\n')
+    found = read_transcripts(table)  # no header: audio and text; commas and quotes are text
+    assert [line.text for line in found.lines] == ["one, two, three", '"four" five']
+    table = write(
+        tmp_path / "t.csv", 'file,text\na.wav,"one, ""two"""\nb.wav,"three\n' + "c\n" * 50
+    )
+    with pytest.raises(DataError, match=r"line 3: .*a quote opens there and is not closed"):
+        read_transcripts(table)
+    rows = "a,b,nan,1\nc,d,-1,1\ne,f,0,inf\ng,h,1,0\ni,j,x,1\nk,l,1,1\n"
+    found = read_transcripts(write(tmp_path / "t.csv", f"file,text,start,duration\n{rows}"))
+    assert [line.audio for line in found.lines] == ["k"]
+    assert [fault.reason for fault in found.faults.values()] == ["bad_times"] * 5
+
+
+def test_a_kaldi_folder_has_no_columns(takes: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no columns: omit --text-column"):
+        read_transcripts(kaldi(tmp_path, takes), {"text": "x"})

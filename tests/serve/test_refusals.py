@@ -69,6 +69,7 @@ REFUSALS.append(
 for content, status, code in [
     (b"", 400, "empty_audio"), (encode_audio(np.zeros((0, 1))), 400, "empty_audio"),
     (ZIP, 415, "unsupported_media"), (b"<html>" * 99, 415, "unsupported_media"),
+    (b"\0\0\0\x1cftypM4A " + bytes(99), 415, "unsupported_media"),
     (np.random.default_rng(0).bytes(5000), 415, "unsupported_media"),
     (with_rate(0), 415, "unsupported_media"), (with_rate(10**9), 415, "unsupported_media"),
     (encode_audio(np.zeros((99, 9))), 415, "unsupported_media"),
@@ -84,6 +85,14 @@ def test_refusals(service, files, fields, error):
     reply = service.client.post(URL, files=files or {"other": b"x"}, data=fields)
     message = refused(reply, *error)
     assert len(message) < 300 and "\u202e" not in message and "\0" not in message
+
+
+def test_formats_that_only_ffmpeg_decodes_are_refused_with_what_does(service):
+    """Its decoders are not as safe in the engine process as libsndfile is."""
+    for content in (b"\0\0\0\x1cftypM4A " + bytes(99), b"\x1aE\xdf\xa3" + bytes(99)):
+        reply = service.client.post(URL, files={"file": ("a.m4a", content)}, data={"model": "tiny"})
+        message = refused(reply, 415, "file", "unsupported_media")
+        assert "`asr transcribe`" in message and "ffmpeg" in message
 
 
 def test_a_refusal_lists_what_is_allowed(service):

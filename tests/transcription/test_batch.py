@@ -18,7 +18,7 @@ from asr.config import Config
 from asr.errors import ConfigError, DataError
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from asr.transcription.jobs import find_tasks
-from tests.helpers import RATE, TONES, run_cli, speak, tones_recipe
+from tests.helpers import RATE, TONES, encode, run_cli, speak, tones_recipe
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,23 @@ def test_processes_print_in_order_what_one_prints(bundle: Path, folder: Path) ->
     two = run_cli("transcribe", bundle, folder, "--jobs", "2", env={**os.environ, "LC_ALL": "C"})
     assert one.stdout == two.stdout and len(one.stdout.splitlines()) == 300
     assert one.stdout.splitlines()[0].startswith(f"{folder / '0' / '000.wav'}\t")
+
+
+def test_standard_input_is_one_recording(bundle: Path, folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from asr.cli import main; main()", "transcribe", str(bundle)]
+    for recording in (encode(tmp_path / "a.webm"), folder / "0" / "003.wav"):
+        out = tmp_path / recording.stem
+        options = ["-", "--format", "json", "--out", str(out)]
+        done = subprocess.run(
+            [*command, *options], input=recording.read_bytes(), capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads((out / "stdin.json").read_text("utf-8"))
+        assert found["text"] == asr.load(bundle, "cpu").transcribe(recording).text
+    empty = subprocess.run([*command, "-"], input=b"", capture_output=True, check=False)
+    assert empty.returncode == 1 and b"holds no audio at all" in empty.stderr
+    with pytest.raises(ConfigError, match="give no others with it"):
+        find_tasks(["-", "a.wav"], None, "txt")
 
 
 @pytest.mark.parametrize("format", ["txt", "json"])

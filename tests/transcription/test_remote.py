@@ -55,6 +55,13 @@ def test_files_are_those_that_the_library_writes(trained_bundle, folder, url, tm
             assert task.out and task.out.read_text("utf-8") == text
 
 
+def test_standard_input_is_sent(trained_bundle, folder, url):
+    recording = next(folder.rglob("*.wav"))
+    with recording.open("rb") as file:
+        done = run_cli("transcribe", "--server", url, "-", stdin=file)
+    assert done.stdout.strip() == asr.load(trained_bundle, "cpu").transcribe(recording).text
+
+
 def test_it_prints_in_order_and_continues_after_a_bad_one(trained_bundle, folder, url, tmp_path):
     bad = tmp_path / "bad.wav"
     bad.write_bytes(b"no audio")
