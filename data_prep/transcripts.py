@@ -133,6 +133,8 @@ def _add(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("no_recording", "it names no recording")
     elif not text:
         table.faults[number] = Fault("no_text", f"it has no text for {audio}")
+    elif any("\ud800" <= c <= "\udfff" for value in cells.values() for c in value):
+        table.faults[number] = Fault("bad_text", "it has half of a character (\\uD800 to \\uDFFF)")
     else:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
         line = Line(number, audio, text, speaker or None, split or None, start, seconds)

@@ -32,6 +32,7 @@ from asr.transcription import remote
 from asr.transcription.reply import Reply
 from data_prep import aishell1, hkust
 from data_prep.probe import probe
+from data_prep.table import prepare as prepare_table
 from tests.attacks.fuzz.service import form, live
 from tests.attacks.fuzz.target import Target
 
@@ -200,6 +201,34 @@ def transcript(folder: Path) -> Target:
     return Target(seeds, run, [*tokens, b"A:", b"B:", b"1e9 ", b"# X_A1_B2", b"((a))"])
 
 
+def table(folder: Path) -> Target:
+    """Tables of texts, prepared; the first line is the file's name, or `kaldi` for a folder."""
+    recordings = folder / "takes"
+    recordings.mkdir()
+    for name in ("a", "b"):
+        (recordings / f"{name}.wav").write_bytes(sound("WAV"))
+    (folder / "wav.scp").write_text("a a.wav\nb rm -rf x |\n")
+
+    def run(data: bytes) -> None:
+        name, _, content = data.partition(b"\n")
+        known = {b"csv": "t.csv", b"tsv": "t.tsv", b"jsonl": "t.jsonl"}
+        path = folder / known.get(name, "text")
+        path.write_bytes(content)
+        given = folder if path.name == "text" else path
+        try:
+            prepare_table(recordings, given, folder / "out", jobs=1)
+        finally:
+            shutil.rmtree(folder / "out", ignore_errors=True)
+
+    rows = 'file,text,speaker,start,duration\na.wav,今天,s,0,0.05\nb,"x, ""y",t,,\n'
+    json_rows = '{"audio_filepath": "a.wav", "text": "今", "offset": 0, "duration": 0.1}\n'
+    seeds = [b"csv\n" + rows.encode(), b"csv\n" + rows.encode("utf-16"),
+             b"csv\n" + rows.encode("gbk"), b"tsv\na\t\xe4\xbb\x8a\n",
+             b"jsonl\n" + json_rows.encode(), b"kaldi\na x\nb y\n"]  # fmt: skip
+    tokens = [b"\\u0000", b"\\ud800", b"nan", b"1e999", b'"', b"../", b"/etc/passwd", b"\xff\xfe"]
+    return Target(seeds, run, [*tokens, b"a.wav", b"file,", b"text", b"split", b"\t", b"|", b";"])
+
+
 def archive(folder: Path) -> Target:
     """Archives: of the corpus (0), of a speaker in it (1), or the packed bytes themselves (2)."""
     path, out = folder / "data_aishell.tgz", folder / "out"
@@ -293,7 +322,7 @@ def score(folder: Path) -> Target:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     made.__name__: made
     for made in (
-        audio, sphere, recipe, bundle, manifest, transcript, archive, arpa, reply, score, form,
-        live,
+        audio, sphere, recipe, bundle, manifest, transcript, table, archive, arpa, reply, score,
+        form, live,
     )
 }  # fmt: skip
