@@ -162,7 +162,7 @@ def _as_the_table_says(pairs: Pairs) -> Splits | None:
     both = trained & {one.speaker for one in (*splits["dev"], *splits["test"])}
     if both:
         log.warning(
-            "%d speakers are in train and in dev or test, as the table says: the CER says little "
+            "as the table says, speakers of train are in dev or test (%d): the CER says little "
             "about other people", len(both),
         )  # fmt: skip
     return splits

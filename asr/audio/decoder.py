@@ -123,7 +123,7 @@ class UnknownFormatError(AudioError):
 
 def check_sound(channels: int, rate: int, label: str) -> None:
     """Raise AudioError for more channels, or another sample rate, than are decoded."""
-    if rate not in RATES or channels > _MAX_CHANNELS:
+    if rate not in RATES or channels not in range(1, _MAX_CHANNELS + 1):
         raise AudioError(
             f"{label} has {channels} channels at {rate} Hz, expected at most {_MAX_CHANNELS} "
             f"channels at {RATES[0]} to {RATES[-1]} Hz: convert it first, for instance with "

@@ -19,6 +19,7 @@ from tempfile import TemporaryFile
 from typing import IO, BinaryIO
 
 import numpy as np
+from pydantic import ValidationError
 
 from asr.audio.decoder import check_sound
 from asr.errors import AudioError
@@ -105,9 +106,12 @@ class Media:
                     break
                 if rate:
                     check_sound(channels, rate, self.label)
-                    yield rate, np.frombuffer(content, np.float32).reshape(-1, channels)
+                    samples = np.frombuffer(
+                        content, np.float32, n_bytes // (4 * channels) * channels
+                    )
+                    yield rate, samples.reshape(-1, channels)
                     continue
-                is_end = self._take(_Note.model_validate_json(content))
+                is_end = self._take(content)
                 yield 0, np.zeros((0, 1), np.float32)
         if not is_end:
             raise AudioError(
@@ -134,9 +138,13 @@ class Media:
             finally:
                 process.kill()
 
-    def _take(self, note: _Note) -> bool:
+    def _take(self, content: bytes) -> bool:
         """Keep what a note says, and return whether it is the last. Raises AudioError for one."""
         format = _FORMATS[self.format][1]
+        try:
+            note = _Note.model_validate_json(content)
+        except ValidationError:
+            return False
         if note.error == "no_audio":
             raise AudioError(f"{self.label} holds no audio track: give another file", "empty_audio")
         if note.error == "codec":

@@ -21,7 +21,7 @@ from av.stream import Discard
 # Of a block: sample rate, channels, the place in the file, bytes that follow. A rate of 0 means
 # that a note in JSON follows.
 HEAD = struct.Struct("<IIQI")
-BLOCK_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 16
 _MEMORY = 1 << 30
 _BLOCK_SECONDS = 30  # of a processor: what takes longer has no end
 _BUFFER = 1 << 18
@@ -133,9 +133,10 @@ def decode(format: str) -> None:
             resampler, now, block = av.AudioResampler("flt"), kind, bytearray()
         for part in resampler.resample(frame):
             block += bytes(part.planes[0])[: 4 * kind[1] * part.samples]
-        while len(block) >= BLOCK_BYTES:
-            send(*now, place, bytes(block[:BLOCK_BYTES]))
-            del block[:BLOCK_BYTES]
+        whole = _BLOCK_BYTES - _BLOCK_BYTES % (4 * kind[1])
+        while len(block) >= whole:
+            send(*now, place, bytes(block[:whole]))
+            del block[:whole]
     if block:
         send(*now, place, bytes(block))
 

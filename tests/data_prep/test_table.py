@@ -259,7 +259,7 @@ def test_splits_of_the_table_are_questioned(
     splits = [f"{row},{s}" for row, s in zip(rows, ["train", "test", "dev", "dev"], strict=True)]
     table = write(tmp_path / "t.csv", "\n".join(["path,text,speaker,split", *splits]))
     prepare(takes, table, tmp_path / "out")
-    assert "1 speakers are in train and in dev or test" in caplog.text
+    assert "speakers of train are in dev or test (1)" in caplog.text
     table = write(tmp_path / "t.csv", table.read_text().replace("test", "validated"))
     prepare(takes, table, tmp_path / "out")
     assert "the table's splits are not used: validated is none of train, " in caplog.text
