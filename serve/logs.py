@@ -39,8 +39,10 @@ class JsonFormatter(logging.Formatter):
 def configure_logging() -> None:
     """Format the records of the service and of uvicorn, unless uvicorn's command did that.
 
-    uvicorn's lines on requests and WebSockets have addresses and query strings: they are dropped.
+    uvicorn's lines on requests and WebSockets have addresses and query strings: they are dropped,
+    and so are python_multipart's on what is wrong with a form, which a client gets as a 400.
     """
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("uvicorn.error").addFilter(_is_about_no_client)
     for name in ("serve", "uvicorn", "asyncio"):

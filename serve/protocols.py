@@ -22,6 +22,7 @@ _MAX_SMALL, _SMALL, _SMALL_MESSAGE = 1024, 64, 32
 _SLICE = 2**13  # bytes of a WebSocket that are parsed before their messages are counted
 _BODY_FIELDS = {b"content-length", b"transfer-encoding"}
 _RESERVE = 40  # descriptors for the rest: logs, the engine's pipe, the start of another engine
+_CLOSE_SECONDS = 1.0  # for a peer to answer the close of its session
 
 
 class Malformed(Exception):
@@ -234,6 +235,11 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
     _n_frames = _n_bytes = 0
     _read_at = 0.0
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a session."""
+        super().connection_made(transport)
+        self.close_timeout = _CLOSE_SECONDS
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, which may have given its place to another."""
         self.connections.add(self)
@@ -259,6 +265,16 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
         self._n_bytes += sum(len(frame.data) for frame in frames)
         super().handle_events()
 
+    def send_receive_event_to_app(self) -> None:
+        """Pass a message on; a text that is not UTF-8 as Python writes bytes, which is no JSON."""
+        data = b"".join(self.frames)
+        if self.curr_msg_data_type == "text":
+            try:
+                data.decode()
+            except UnicodeDecodeError:
+                self.frames = [repr(data[:80]).encode()]
+        super().send_receive_event_to_app()
+
     def handle_ping(self) -> None:
         """Answer, unless the peer does not read: answers would fill the memory."""
         answer = b"".join(self.conn.data_to_send())
@@ -266,11 +282,16 @@ class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
             self.transport.write(answer)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send; after a refusal the handshake is complete, which uvicorn forgets."""
+        """Send; after a refusal the handshake is complete, which uvicorn forgets.
+
+        A session that is closed is of no use, though its peer may never answer that.
+        """
         await super().send(message)
         self.handshake_complete |= self.close_sent
         if self.handshake_complete:
             self._stop_waiting()
+        if self.close_sent:
+            self.waiting_since = self.loop.time()
 
     def keepalive_timeout(self) -> None:
         """Close if the peer is silent, though it was listened to."""

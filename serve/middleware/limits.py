@@ -15,15 +15,17 @@ from serve.settings import Settings
 
 # How long a client may go on sending after its response, before its connection is closed.
 _LINGER_SECONDS, _SHORT_LINGER_SECONDS = 5.0, 0.5
-# Where all slots are taken, an upload that brings fewer bytes a second, after so many, is ended.
-_SLOW_BYTES, _SLOW_SECONDS = 2**14, 1.0
+# An upload has a second at first, and one more for each so many bytes, but never more than so many
+# seconds ahead. Where slots or memory are short, one whose time is over is ended.
+_SLOW_BYTES, _FIRST_SECONDS, _MOST_SECONDS = 2**14, 1.0, 5.0
 
 
 @dataclass(eq=False)
 class Upload:
-    """A body that arrives: when it began, and whether it was ended to make room for a request."""
+    """A body that arrives: when it began, the time it has, and whether it was ended for another."""
 
     began: float
+    fast_until: float
     n_bytes: int = 0
     has_slot: bool = False
     was_ended: bool = False
@@ -83,19 +85,19 @@ class Load:
             del self._uploads[upload]
 
     def _end_slowest(self) -> bool:
-        """End the slowest upload that has a slot, if it is slow at all."""
-        now = asyncio.get_running_loop().time()
-        rates = {
-            upload: upload.n_bytes / (now - upload.began)
+        """End the slowest upload that has a slot, if it is slow at all; what it holds is free."""
+        open_ = [
+            upload
             for upload, limit in self._uploads.items()
             if upload.has_slot and not upload.was_ended and not limit.expired()
-            if now > upload.began + _SLOW_SECONDS
-        }
-        slowest = min(rates, key=lambda upload: rates[upload], default=None)
-        if slowest is None or rates[slowest] >= _SLOW_BYTES:
+        ]
+        slowest = min(open_, key=lambda upload: upload.fast_until, default=None)
+        if slowest is None or slowest.fast_until >= asyncio.get_running_loop().time():
             return False
         slowest.was_ended = True
         self._uploads[slowest].reschedule(0)
+        self.hold(-slowest.n_bytes)
+        slowest.n_bytes = 0
         return True
 
     def end(self) -> None:
@@ -104,6 +106,20 @@ class Load:
         for limit in self._uploads.values():
             if not limit.expired():
                 limit.reschedule(0)
+
+    def take(self, upload: Upload, n_bytes: int) -> None:
+        """Count bytes of an upload; slow ones are ended where all together are too large.
+
+        Raises ApiError where they still are.
+        """
+        now = asyncio.get_running_loop().time()
+        more = n_bytes / _SLOW_BYTES
+        upload.fast_until = min(upload.fast_until + more, now + _MOST_SECONDS)
+        upload.n_bytes += n_bytes
+        self.hold(n_bytes)
+        while self.held_bytes > self.settings.max_held_bytes:
+            if not self._end_slowest():
+                raise unavailable("other recordings fill the memory: try again in a second", "busy")
 
     def hold(self, n_bytes: int) -> None:
         """Count bytes that are held, or, if negative, are released."""
@@ -142,7 +158,8 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        upload = scope["asr.upload"] = Upload(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        upload = scope["asr.upload"] = Upload(now, now + _FIRST_SECONDS)
         body = _Body(Headers(scope=scope), receive, send, self.load, upload)
         try:
             await self.app(scope, body.receive, body.send)
@@ -170,19 +187,17 @@ class _Body:
         limits = self._load.settings
         if self._n_declared > limits.max_bytes:
             raise _too_large(limits.max_bytes)
-        try:
+        message = None
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(self._deadline) as limit:
                 with self._load.upload(self._upload, limit):
                     message = await self._receive()
-        except TimeoutError:
-            raise self._late() from None
+        if message is None or self._upload.was_ended:
+            raise self._late()
         n_bytes = len(message.get("body", b""))
-        self._upload.n_bytes += n_bytes
-        self._load.hold(n_bytes)
-        if self._upload.n_bytes > limits.max_bytes:
+        if self._upload.n_bytes + n_bytes > limits.max_bytes:
             raise _too_large(limits.max_bytes)
-        if self._load.held_bytes > limits.max_held_bytes:
-            raise unavailable("other recordings fill the memory: try again in a second", "busy")
+        self._load.take(self._upload, n_bytes)
         self._arrived = not message.get("more_body", False)
         return message
 
@@ -190,7 +205,7 @@ class _Body:
         if self._load.ended:
             return unavailable("the service is being stopped: try another replica")
         if self._upload.was_ended:
-            reason = "all request slots are taken, and this request arrived slowly"
+            reason = "others need the place of this request, which arrived slowly"
             return unavailable(f"{reason}: try again in a second", "busy")
         reason = f"the request did not arrive within {self._load.settings.upload_seconds:g} seconds"
         return ApiError(408, f"{reason}: send a smaller recording", code="upload_timeout")

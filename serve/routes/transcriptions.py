@@ -1,17 +1,19 @@
 """The routes that take a recording."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Annotated
 
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from python_multipart.multipart import parse_options_header
 
 from asr.transcription.writers import FORMATS
 from serve.engine.client import EngineClient, Event, Job
 from serve.engine.messages import Done, Partial
-from serve.errors import ApiError, ErrorReply, unknown_model
+from serve.errors import ApiError, ErrorReply, quoted, unknown_model
 from serve.logs import RequestRecord
 from serve.routes import responses
 from serve.routes.schemas import (
@@ -25,9 +27,30 @@ from serve.routes.schemas import (
 )
 from serve.settings import Settings
 
+# Python's other codecs take a time that grows with the square of a field, and it keeps the name of
+# each charset that it has looked up.
+_CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"}
+_MAX_TYPE = 1024  # bytes of a Content-Type
+
+
+class _FormRoute(APIRoute):
+    """A route whose form is refused unread in a charset but UTF-8 and Latin-1."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[object, None, Response]]:
+        """Return FastAPI's handler behind a check of the charset."""
+        handle = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            _check_charset(request.headers.get("content-type", ""))
+            return await handle(request)
+
+        return checked
+
+
 router = APIRouter(
     prefix="/v1",
     tags=["audio"],
+    route_class=_FormRoute,
     form_limits={"max_files": 4, "max_fields": 100, "max_part_size": 2**17},
     responses={
         "4XX": {"model": ErrorReply, "description": "The request cannot be answered"},
@@ -90,6 +113,15 @@ async def transcribe_natively(
         return await _stream(request, events, lambda done: responses.native(done, job.model))
     done = await _outcome(events)
     return await _json(lambda: responses.native(done, job.model))
+
+
+def _check_charset(content_type: str) -> None:
+    """Raise ApiError for a charset that is not read, and for a header that costs time to parse."""
+    _, options = parse_options_header(content_type[:_MAX_TYPE])
+    charset = options.get(b"charset", b"utf-8").decode("latin-1").lower().replace("_", "-")
+    if charset not in _CHARSETS or len(content_type) > _MAX_TYPE:
+        reason = f"the content type {quoted(content_type)} is not read"
+        raise ApiError(400, f"{reason}: send multipart/form-data in utf-8")
 
 
 async def _submit(request: Request, form: RecordingForm, partials: bool) -> Job:

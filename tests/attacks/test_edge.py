@@ -1,5 +1,6 @@
 """HTTP from hostile peers: pieces, heads, hosts, origins, idle connections, and what is logged."""
 
+import encodings
 import json
 import re
 import signal
@@ -18,7 +19,16 @@ from websockets.sync.client import connect
 
 from asr.errors import ConfigError
 from serve.settings import Settings
-from tests.helpers import URL, beeps, changed, encode_audio, refused, started, wait_for
+from tests.helpers import (
+    URL,
+    Service,
+    beeps,
+    changed,
+    encode_audio,
+    refused,
+    started,
+    wait_for,
+)
 
 WAV = encode_audio(beeps(1, 0.2))
 POST = (
@@ -157,6 +167,68 @@ def test_uploads_that_do_not_arrive_make_room(service):
             with pytest.raises(TimeoutError):
                 raw.recv(4096)
     wait_for(lambda: service.metric("asr_requests_in_flight") == 0)
+
+
+def test_uploads_that_begin_fast_and_stall_make_room(service, monkeypatch):
+    """A3: a burst of 1 MB held a slot for a minute, as its mean rate was high."""
+    monkeypatch.setattr("serve.middleware.limits._MOST_SECONDS", 1.0, raising=False)
+    head = f"{POST}content-length: 1000000\r\n\r\n".encode() + FORM
+    with changed(service, max_requests=3), ExitStack() as held:
+        for n in range(1, 4):
+            raw = socket.create_connection((service.host, service.port), timeout=10)
+            held.enter_context(raw).sendall(head + bytes(900_000))
+            wait_for(lambda n=n: service.metric("asr_held_bytes") > n * 900_000)
+        time.sleep(1.2)
+        assert service.post(WAV).status_code == 200
+    wait_for(lambda: service.metric("asr_requests_in_flight") == 0)
+    assert service.metric("asr_held_bytes") == 0
+
+
+def test_uploads_that_stall_do_not_hold_the_memory(service, monkeypatch):
+    """A3: what they had sent filled `ASR_MAX_HELD_BYTES` for a minute, and all others got a 503."""
+    monkeypatch.setattr("serve.middleware.limits._MOST_SECONDS", 1.0, raising=False)
+    head = f"{POST}content-length: 1000000\r\n\r\n".encode() + FORM
+    room = 2 * (len(FORM) + 900_000)
+    with changed(service, max_held_bytes=room), ExitStack() as held:
+        stalled = []
+        for n in range(1, 3):
+            raw = socket.create_connection((service.host, service.port), timeout=10)
+            stalled.append(held.enter_context(raw))
+            raw.sendall(head + bytes(900_000))
+            wait_for(lambda n=n: service.metric("asr_held_bytes") == n * room / 2)
+        assert "memory" in refused(service.post(WAV), 503, None, "busy")  # they are not slow yet
+        time.sleep(1.2)
+        assert service.post(WAV).status_code == 200
+        assert stalled[0].recv(4096).startswith(b"HTTP/1.1 503")
+        stalled[1].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            stalled[1].recv(4096)
+    wait_for(lambda: service.metric("asr_held_bytes") == 0)
+
+
+# --- forms ----------------------------------------------------------------------------------
+
+
+def _in_charset(service: Service, charset: str, field: bytes = b"") -> httpx.Response:
+    part = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n' + field + b"\r\n"
+    content = part + FORM + WAV + b"\r\n--b--\r\n"
+    headers = {"content-type": f"multipart/form-data; boundary=b; {charset}"}
+    return service.client.post(URL, content=content, headers=headers)
+
+
+@pytest.mark.parametrize("codec", ["punycode", "idna", "utf-7", "zip", "x" * 900, ";" * 60_000])
+def test_forms_in_other_charsets_are_refused_at_once(service, codec):
+    """A1: some codecs take seconds for a field, in which nobody was served; names were kept."""
+    began = time.monotonic()
+    reply = _in_charset(service, f'charset="{codec}"', b"e28h" + b"a" * 131_000)
+    assert "in utf-8" in refused(reply, 400, None, None) and time.monotonic() < began + 1
+    assert "x" * 900 not in encodings._cache
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "UTF8", "utf_8", '"us-ascii"', "ISO-8859-1"])
+def test_forms_in_usual_charsets_are_read(service, charset):
+    """A1: clients say so."""
+    assert _in_charset(service, f"charset={charset}", "é".encode()).status_code == 200
 
 
 # --- hosts and origins ----------------------------------------------------------------------
@@ -318,6 +390,8 @@ def ended(tiny_bundle) -> Iterator[Ended]:
                 client.get(f"/v1/models/SECRETBOB{query}", headers={"host": host})
             port = int(address.rpartition(":")[2])
             raw_reply("127.0.0.1", port, b"GET /SECRETBOB HTTP/7\r\nSECRETKEY\r\n\r\n")
+            headers = {"content-type": "multipart/form-data; boundary=b"}
+            assert client.post(URL, content=b"--b\r\n\0: x", headers=headers).status_code == 400
             with socket.create_connection(("127.0.0.1", port), timeout=20) as upload:
                 length = "authorization: Bearer SECRETKEY\r\ncontent-length: 9999\r\n\r\n"
                 upload.sendall(f"{POST}{length}--b\r\n".encode())

@@ -9,9 +9,10 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import httpx
 import pytest
 from uvicorn import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -24,6 +25,7 @@ from tests.helpers import Service, changed, stopped, wait_for
 START = json.dumps({"sample_rate": 16000, "model": "tiny"})
 SECOND = bytes(32_000)
 PING, TEXT, BINARY = 0x9, 0x1, 0x2
+INVALID = struct.pack("!BBH", 0x88, 2, 1007)
 
 
 @contextmanager
@@ -48,7 +50,9 @@ def frame(opcode: int, payload: bytes) -> bytes:
 
 
 @contextmanager
-def raw_session(service: Service, room: int = 2**12) -> Iterator[socket.socket]:
+def raw_session(
+    service: Service, room: int = 2**12, start: bytes = START.encode()
+) -> Iterator[socket.socket]:
     """A session of a client that never answers, and that reads only where it is told to."""
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
@@ -61,7 +65,7 @@ def raw_session(service: Service, room: int = 2**12) -> Iterator[socket.socket]:
         )
         raw.sendall(head.encode())
         assert raw.recv(12) == b"HTTP/1.1 101"
-        raw.sendall(frame(TEXT, START.encode()))
+        raw.sendall(frame(TEXT, start))
         yield raw
 
 
@@ -183,3 +187,30 @@ def test_a_client_that_is_dead_is_noticed(service, quick_pings):
     with raw_session(service):
         wait_for(lambda: service.state.n_live == 1)
         wait_for(lambda: service.state.n_live == 0, 20)
+
+
+def test_closed_sessions_give_their_places_to_others(service, monkeypatch):
+    """A2: refused sessions whose peers did not answer the close held all connections for 10 s."""
+    monkeypatch.setattr(protocols, "_most_connections", lambda: 6)
+    with ExitStack() as held:
+        for _ in range(20):
+            raw = held.enter_context(raw_session(service, start=b"null"))
+            while not raw.recv(2**12).endswith(INVALID):
+                pass
+            with httpx.Client(base_url=service.client.base_url, trust_env=False) as other:
+                assert other.get("/health/live").status_code == 200
+        wait_for(lambda: not raw.recv(1), 3)  # a second after its close
+
+
+def test_text_that_is_no_utf_8_is_refused_with_an_error_object(service, caplog):
+    """A9: the log had a traceback, and the client only a close code."""
+    for start in (START.encode(), None):
+        with raw_session(service, start=start or b"\xff\xfe") as raw:
+            if start:
+                raw.sendall(frame(TEXT, b'{"type": "\xff"}'))
+            answer = b""
+            while part := raw.recv(2**12):
+                answer += part
+            assert b'"invalid_message"' in answer and b"is not JSON" in answer
+            assert answer.endswith(INVALID)
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
