@@ -1,19 +1,16 @@
 """uvicorn's ends of a connection, with limits on what a peer may cost the event loop."""
 
 import asyncio
-import resource
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGISendEvent
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
+from serve.connections import Impatient, most_connections
 from serve.errors import ApiError
 
-# A peer that takes less than so many bytes of what it is sent, in so many seconds, is cut off.
-_STALL_SECONDS, _STALL_BYTES = 20.0, 2**14
 # Of a request: bytes of its head, or between two parts of its body; and header fields.
 _MAX_HEAD, _MAX_FIELDS = 2**16, 200
 # Chunks of a body and messages of a WebSocket: so many may be small. Each costs the time of 1 kB.
@@ -21,7 +18,6 @@ _MAX_HEAD, _MAX_FIELDS = 2**16, 200
 _MAX_SMALL, _SMALL, _SMALL_MESSAGE = 1024, 64, 32
 _SLICE = 2**13  # bytes of a WebSocket that are parsed before their messages are counted
 _BODY_FIELDS = {b"content-length", b"transfer-encoding"}
-_RESERVE = 40  # descriptors for the rest: logs, the engine's pipe, the start of another engine
 _CLOSE_SECONDS = 1.0  # for a peer to answer the close of its session
 
 
@@ -29,82 +25,7 @@ class Malformed(Exception):
     """What uvicorn answers with a 400, since it is no HTTP as the service accepts it."""
 
 
-def backlog() -> int:
-    """Return how many connections may be accepted in one step of the event loop."""
-    return max(1, min(128, _most_descriptors() // 8))
-
-
-def _most_connections() -> int:
-    return max(1, _most_descriptors() - backlog() - _RESERVE)
-
-
-def _most_descriptors() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**20 if soft == resource.RLIM_INFINITY else soft
-
-
-class _Impatient(asyncio.Protocol):
-    """Cut off a peer that does not read, or that begins neither a request nor a session.
-
-    Senders that wait for one that does not read then go on.
-    """
-
-    config: Config
-    transport: asyncio.Transport
-    loop: asyncio.AbstractEventLoop
-    waiting_since: float | None = None  # for a request or a session
-    _waiting: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait; the transport calls `pause_writing` for each byte that the socket does not take."""
-        super().connection_made(transport)
-        self.transport.set_write_buffer_limits(high=0)
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        super().connection_lost(exc)
-        self._stop_waiting()
-
-    def pause_writing(self) -> None:
-        """Begin to watch the peer."""
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        """Stop watching: all is sent."""
-        super().resume_writing()
-        if self._stalled:
-            self._stalled.cancel()
-
-    def _watch(self) -> None:
-        size = self.transport.get_write_buffer_size()
-        self._stalled = self.loop.call_later(_STALL_SECONDS, self._check, size)
-
-    def _check(self, size_before: int) -> None:
-        if self.transport.get_write_buffer_size() > size_before - _STALL_BYTES:
-            self.transport.abort()
-        else:
-            self._watch()
-
-    def idle_since(self) -> float | None:
-        """Return since when the connection has been of no use, if so."""
-        return self.waiting_since
-
-    def _wait(self) -> None:
-        self._stop_waiting()
-        self.waiting_since = self.loop.time()
-        seconds = self.config.timeout_keep_alive
-        self._waiting = self.loop.call_later(seconds, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        self.waiting_since = None
-        if self._waiting:
-            self._waiting.cancel()
-
-
-class HttpProtocol(_Impatient, HttpToolsProtocol):
+class HttpProtocol(Impatient, HttpToolsProtocol):
     """HTTP/1.1 without pipelining, with limits on heads, on chunks and on connections.
 
     There are fewer connections than descriptors: one more takes the place of the one that has
@@ -117,8 +38,8 @@ class HttpProtocol(_Impatient, HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request, where there is room."""
         super().connection_made(transport)
-        if len(self.connections) > _most_connections():
-            since = {c.idle_since(): c for c in self.connections if isinstance(c, _Impatient)}
+        if len(self.connections) > most_connections():
+            since = {c.idle_since(): c for c in self.connections if isinstance(c, Impatient)}
             oldest = since[min(time for time in since if time is not None)]  # this one waits, too
             self.connections.discard(oldest)
             oldest.transport.abort()
@@ -226,7 +147,7 @@ class HttpProtocol(_Impatient, HttpToolsProtocol):
         self.transport.close()
 
 
-class LiveProtocol(_Impatient, WebSocketsSansIOProtocol):
+class LiveProtocol(Impatient, WebSocketsSansIOProtocol):
     """A WebSocket with limits on small messages and on answers to pings.
 
     While the service makes its peer wait, it reads nothing, so it expects no answer to its own.

@@ -13,9 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from serve.app import create_app
+from serve.connections import backlog
 from serve.engine.client import EngineClient
 from serve.middleware.limits import Load
-from serve.protocols import HttpProtocol, LiveProtocol, backlog
+from serve.protocols import HttpProtocol, LiveProtocol
 from serve.settings import Settings
 
 logger = logging.getLogger("serve.server")

@@ -19,7 +19,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from serve import protocols
+from serve import connections, protocols
 from tests.helpers import Service, changed, stopped, wait_for
 
 START = json.dumps({"sample_rate": 16000, "model": "tiny"})
@@ -71,7 +71,7 @@ def raw_session(
 
 def test_a_peer_that_does_not_read_loses_its_place(service, monkeypatch):
     """S3: pings without end, then silence: the place was lost, and the memory grew."""
-    monkeypatch.setattr(protocols, "_STALL_SECONDS", 1.0, raising=False)
+    monkeypatch.setattr(connections, "_STALL_SECONDS", 1.0)
     with changed(service, max_live_sessions=1), raw_session(service) as raw:
         pings, held, deadline = frame(PING, bytes(125)) * 500, 0, time.monotonic() + 40
         kind = WebSocketsSansIOProtocol
@@ -191,7 +191,7 @@ def test_a_client_that_is_dead_is_noticed(service, quick_pings):
 
 def test_closed_sessions_give_their_places_to_others(service, monkeypatch):
     """A2: refused sessions whose peers did not answer the close held all connections for 10 s."""
-    monkeypatch.setattr(protocols, "_most_connections", lambda: 6)
+    monkeypatch.setattr(protocols, "most_connections", lambda: 6)
     with ExitStack() as held:
         for _ in range(20):
             raw = held.enter_context(raw_session(service, start=b"null"))
