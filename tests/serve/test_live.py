@@ -206,11 +206,11 @@ def test_what_cannot_be_understood_is_refused(trained_service, messages, close_c
     assert error["type"] == "invalid_request_error"
 
 
-def test_text_that_is_no_text_closes_the_connection(trained_service):
-    with session(trained_service, None) as socket, pytest.raises(ConnectionClosed):
+def test_text_that_is_no_utf_8_is_refused(trained_service):
+    with session(trained_service, None) as socket:
         socket.send(b"\xff\xfe", text=True)
-        socket.recv(timeout=30)
-    assert socket.close_code == 1007
+        code, error, before = refusal(socket)
+    assert (code, error["code"], before) == (1007, "invalid_message", [])
 
 
 def test_an_idle_client_gets_the_text_so_far(trained_service, library):
