@@ -31,7 +31,8 @@ def serve() -> list[str]:
     sys.exit()
 
 
-sys.argv = ["asr", *serve()]
-from asr.cli import main  # noqa: E402
+if __name__ == "__main__":  # and not where a process that a run starts loads this again
+    sys.argv = ["asr", *serve()]
+    from asr.cli import main
 
-main()
+    main()
