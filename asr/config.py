@@ -1,9 +1,10 @@
 """The whole configuration: YAML that holds values, never code, as frozen, validated models.
 
-All mistakes of a file are reported in one message, each with its key and the nearest known key.
+The mistakes of a file are reported in one message, each with its key and the nearest known key.
 """
 
 import difflib
+import itertools
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
@@ -25,6 +26,7 @@ FORMAT = 1
 _MIN_CHUNK_SECONDS = 0.4  # recordings are cut at windows of 100 ms
 Speed = Annotated[float, Field(ge=0.1, le=10)]
 _RENAMED = {"search": "decoding", "piece_seconds": "chunk_seconds"}
+_MOST_FAULTS = 20  # that are explained: to look for the nearest key takes time
 
 
 class DataConfig(FrozenModel):
@@ -166,7 +168,7 @@ class Config(FrozenModel):
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """Read a recipe and apply `key.key=value` overrides, their values written as YAML.
 
-    Raises ConfigError: no such file, not YAML, or a list of all wrong keys and values.
+    Raises ConfigError: no such file, not YAML, or a list of wrong keys and values.
     """
     values = read_yaml(path)
     for override in overrides or []:
@@ -198,9 +200,9 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return all that is wrong, as one sentence of `key: what` clauses."""
-    clauses = []
-    for item in error.errors():
+    """Return what is wrong, the first faults of many, as one sentence of `key: what` clauses."""
+    clauses, n_more = [], max(0, error.error_count() - _MOST_FAULTS)
+    for item in error.errors()[:_MOST_FAULTS]:
         *parents, last = [str(part) for part in item["loc"]] or [""]
         is_unknown, value = item["type"] == "extra_forbidden", item["input"]
         # Pydantic puts the chosen kind of a union into the location: it is no key of the file.
@@ -208,7 +210,9 @@ def _explain(error: ValidationError) -> str:
         parts += [last] if is_unknown or last in _NAMES or last.isdigit() else []
         key, what = ".".join(parts), item["msg"].removeprefix("Value error, ")
         if is_unknown and key in _RENAMED and isinstance(value, dict) and value:
-            clauses += [f"{key}.{below}: {_unknown(f'{key}.{below}', '')}" for below in value]
+            names = itertools.islice(value, _MOST_FAULTS)
+            clauses += [f"{key}.{below}: {_unknown(f'{key}.{below}', '')}" for below in names]
+            n_more += max(0, len(value) - _MOST_FAULTS)
             continue
         if is_unknown:
             what = _unknown(key, (parents or [""])[-1])
@@ -219,7 +223,7 @@ def _explain(error: ValidationError) -> str:
         elif item["type"] != "value_error":
             what += f" (given: {value!r:.60})"
         clauses.append(f"{key}: {what}" if key else what)
-    return "; ".join(clauses)
+    return "; ".join([*clauses, *([f"and {n_more} more"] if n_more else [])])
 
 
 def _unknown(key: str, kind: str) -> str:

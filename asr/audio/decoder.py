@@ -12,8 +12,9 @@ from asr.errors import AudioError
 
 BLOCK = 16384
 RATES = range(1_000, 384_001)
-# MIDI sample dumps: libsndfile prints each of their damaged blocks on standard output.
-_SAMPLE_DUMP = b"\xf0\x7e"
+# How recordings begin in wav (with w64 and rf64), flac, ogg, aiff, au, SPHERE and MP3. libsndfile
+# knows more formats, and prints the damage of some (ALAC, MIDI sample dumps) on standard output.
+_KNOWN = re.compile(rb"RIF[FX]|RF64|riff|fLaC|OggS|FORM|\.snd|dns\.|NIST|\xff[\xe0-\xff]")
 _MAX_CHANNELS = 8
 # Programs that write to a pipe leave a length near the largest that 32 bits hold, signed or not: it
 # means that the length is unknown, not that the file is truncated.
@@ -138,12 +139,12 @@ def open_sound(part: Part, label: str) -> soundfile.SoundFile:
     Raises UnknownFormatError, or AudioError as `check_sound` does.
     """
     part.seek(0)
-    start = part.read(len(_SAMPLE_DUMP))
+    start = part.read(4)
     part.seek(0)
     # soundfile takes the format from the name of a file that ends in `.raw`.
     nameless = SimpleNamespace(read=part.read, seek=part.seek, tell=part.tell)
     try:
-        if start == _SAMPLE_DUMP:
+        if not _KNOWN.match(start):
             raise soundfile.LibsndfileError(1)
         sound = _ForwardFile(nameless)
         part.hides_tags = sound.subtype.startswith("MPEG")  # a WAV too may hold MP3

@@ -53,8 +53,10 @@ def main() -> None:
     """Run the program: one sentence for what the user can fix, a traceback only on --debug."""
     debug = "--debug" in sys.argv
     sys.argv = [a for a in sys.argv if a != "--debug"]
-    if isinstance(sys.stdout, TextIOWrapper):  # print file names that are not UTF-8 unchanged
-        sys.stdout.reconfigure(errors="surrogateescape")
+    _open_closed()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Results are UTF-8 whatever the locale, and names of files that are not stay as they are.
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
     # Off a terminal lines stay whole: rich would wrap them at 80 columns.
     handler: logging.Handler = logging.StreamHandler()
     if err.is_terminal:
@@ -80,6 +82,15 @@ def main() -> None:
         if isinstance(error, OSError):
             _discard_output()
         _fail(sentence, error.exit_code if isinstance(error, AsrError) else 1)
+
+
+def _open_closed() -> None:
+    """Lead standard streams that are closed nowhere; else the next file would take their place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -23,6 +23,7 @@ from asr.data.recordings import (
 from asr.runtime.files import open_regular
 
 _LINE = 1 << 26  # bytes; recordings may be inside
+_MOST_SILENCE = 1 << 24  # samples of a mix that are of no recording, 17 minutes at 16 kHz
 
 
 def read_cuts(manifest: Path) -> Iterator[Cut]:
@@ -74,19 +75,27 @@ def _check_part(part: DataCut | PaddingCut) -> None:
 
 
 def _check_mix(cut: MixedCut) -> None:
-    """Check that tracks have one rate, and the transforms of the mix."""
+    """Check the silence of a mix, that tracks have one rate, and the transforms of the mix."""
     rates = {track.cut.sampling_rate for track in cut.tracks}
     if len(rates) != 1 or (rate := rates.pop()) not in RATES:
         raise ValueError(f"{cut.id}: its tracks are not of one sampling rate")
     if not all(0 <= float(track.offset) < math.inf for track in cut.tracks):
         raise ValueError(f"{cut.id}: a track has no place")
+    recorded = sum(part.duration for part in _parts(cut) if isinstance(part, DataCut))
+    padding = sum(part.duration for part in _parts(cut) if isinstance(part, PaddingCut))
+    if max(cut.duration - recorded, padding) * rate > _MOST_SILENCE:
+        raise ValueError(
+            f"{cut.id}: lasts {cut.duration} seconds with {padding} of padding and {recorded} of "
+            f"recordings, more than {_MOST_SILENCE / rate:g} beyond them"
+        )
     check_transforms(cut.id, cut.transforms, rate)
 
 
 def _check_texts(cut: Cut) -> None:
-    texts = [said.text or "" for said in cut.supervisions]
-    if not all(isinstance(text, str) for text in (cut.id, *texts)):
+    texts = [cut.id, *(said.text or "" for said in cut.supervisions)]
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError("an id or a text is not a string")
+    "".join(texts).encode()  # half a surrogate pair, which JSON can escape, is no character
 
 
 def _parts(cut: Cut) -> list[Cut]:

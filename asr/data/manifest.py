@@ -94,6 +94,8 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
     wave_N = wave_CN.mean(0, dtype=np.float32)
     if cut.sampling_rate != sample_rate:
         wave_N = soxr.resample(wave_N, cut.sampling_rate, sample_rate)
+    if not len(wave_N):
+        raise AudioError(f"{cut.id}: holds no samples: prepare the corpus again", "empty_audio")
     if not np.isfinite(wave_N).all():
         raise AudioError(
             f"{cut.id}: the recording holds samples that are NaN or infinite: record it again",

@@ -80,7 +80,7 @@ def alignment(reference: str, hypothesis: str) -> str:
     """
     result = _align(reference, hypothesis)
     above, below = result.references[0], result.hypotheses[0]
-    lines = ["REF: ", "HYP: ", "     "]
+    lines = [["REF: "], ["HYP: "], ["     "]]
     for chunk in result.alignments[0]:
         start, end = chunk.ref_start_idx, chunk.ref_end_idx
         wanted, found = above[start:end], below[chunk.hyp_start_idx : chunk.hyp_end_idx]
@@ -88,8 +88,9 @@ def alignment(reference: str, hypothesis: str) -> str:
             width = max(1, *(_width(c) for c in pair if c))
             cells = [c + " " * (width - _width(c)) if c else _GAP * width for c in pair]
             cells.append(_MARKS[chunk.type].ljust(width))
-            lines = [line + cell for line, cell in zip(lines, cells, strict=True)]
-    return "\n".join(line.rstrip() for line in lines)
+            for line, cell in zip(lines, cells, strict=True):
+                line.append(cell)
+    return "\n".join("".join(line).rstrip() for line in lines)
 
 
 def _read_texts(path: Path) -> dict[str, str]:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from asr.bundle import CARD, EVALUATION
+from asr.bundle import CARD, EVALUATION, is_within
 from asr.config import Config
 from asr.evaluation.evaluate import Evaluation, UtteranceErrors
 from asr.model.size import parameters_by_part
-from asr.runtime.files import read_json, write_text
+from asr.runtime.files import read_bytes, read_json, write_text
 from asr.tokenizer import SPECIAL
 
 _RESULTS = "## Results"
@@ -66,9 +66,10 @@ def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
     speed[result.device.split(":")[0]] = result.rtf
     kept = KeptEvaluation(cuts=str(cuts), speed=speed, **dict(result))
     write_text(bundle / EVALUATION, kept.model_dump_json(indent=2) + "\n")
-    card = (bundle / CARD).read_text("utf-8") if (bundle / CARD).is_file() else ""
+    card, is_own = bundle / CARD, is_within(bundle, bundle / CARD)  # else a link to any file
+    text = read_bytes(card).decode("utf-8", "replace") if is_own and card.is_file() else ""
     section = f"{_RESULTS}\n\n{result}, by `asr evaluate {bundle} {cuts}`.\n"
-    write_text(bundle / CARD, f"{card.split(_RESULTS)[0].rstrip()}\n\n{section}")
+    write_text(card, f"{text.split(_RESULTS)[0].rstrip()}\n\n{section}")
 
 
 def write_hypotheses(path: Path, utterances: Iterable[UtteranceErrors]) -> None:

@@ -41,10 +41,18 @@ def temporary_beside(path: Path) -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then move it to `path`. Raises AsrError if that fails."""
+    """Let `write` fill a temporary file, then move it to `path`. Raises AsrError if that fails.
+
+    Who may read and write a file that was there before stays as it was.
+    """
     temporary = temporary_beside(path)
     try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else None
+        if mode is not None:
+            temporary.touch(0o600)
         write(temporary)
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(path)
     except OSError as error:
         raise AsrError(

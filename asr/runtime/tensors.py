@@ -59,7 +59,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    expected = header.get("__metadata__", {}).get(_DIGEST)
+    expected = (header.get("__metadata__") or {}).get(_DIGEST)  # it may be null
     if expected is not None and expected != _digest(tensors):
         raise _damaged(path, "its checksum does not match")
     return tensors

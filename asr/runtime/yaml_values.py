@@ -1,4 +1,4 @@
-"""YAML that holds values: no aliases, no depth, no numbers of thousands of digits."""
+"""YAML that holds values: no tags, no aliases, no depth, no numbers of thousands of digits."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ _DIGITS = 100
 class _Loader(yaml.SafeLoader):
     """Builds values; a file of a few bytes cannot make it build many.
 
-    Aliases multiply what they stand for, and a number's text may take long to convert and print.
+    Aliases multiply what they stand for, and a number's text may take long to convert and print. A
+    tag calls a text what it is not: PyYAML then fails in any way.
     """
 
     depth = 0
@@ -26,6 +27,8 @@ class _Loader(yaml.SafeLoader):
         """Compose the next node."""
         if self.check_event(yaml.AliasEvent):
             self._refuse("an alias (*name)")
+        if tag := getattr(self.peek_event(), "tag", None):  # type: ignore[no-untyped-call]
+            self._refuse(f"a tag ({tag:.60})")
         if self.depth == _DEPTH:
             self._refuse(f"more than {_DEPTH} levels")
         self.depth += 1

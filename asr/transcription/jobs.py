@@ -79,8 +79,8 @@ def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[
     A transcript's path in `out_dir` is its recording's in the given folder, or in the part of the
     glob without wildcards. What is no plain file, as a link to nowhere, is listed too, for its
     error is reported with the results. `-` is standard input. Raises DataError where a folder or a
-    glob has no recording, ConfigError for an empty argument, for more beside `-`, or where two
-    recordings would be written to one file.
+    glob has no recording, ConfigError for an empty argument, for more beside `-`, where two
+    recordings would be written to one file, or a transcript in the place of a recording.
     """
     if "-" in arguments:
         if len(arguments) > 1:
@@ -99,7 +99,19 @@ def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[
                 f"{other} and {recording} would both be written to {out_dir / path}: give the "
                 "folder that holds them, or rename one"
             )
-    return [Task(recording, out_dir / path) for recording, path in paths.items()]
+    tasks = [Task(recording, out_dir / path) for recording, path in paths.items()]
+    _check_places(tasks)
+    return tasks
+
+
+def _check_places(tasks: list[Task]) -> None:
+    """Raise ConfigError where a transcript would replace a recording, by whatever path."""
+    recordings = {_identity(task.recording) for task in tasks} - {None}
+    for task in tasks:
+        if task.out and _identity(task.out) in recordings:
+            raise ConfigError(
+                f"{task.out} is a recording, which its transcript would replace: give another --out"
+            )
 
 
 def _found(argument: str) -> list[tuple[Path, Path]]:
@@ -129,6 +141,15 @@ def _found(argument: str) -> list[tuple[Path, Path]]:
 
 def _files(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in paths if not S_ISDIR(_mode(path)))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what two paths of one file have in common; None if there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _mode(path: Path) -> int:

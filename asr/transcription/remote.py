@@ -117,7 +117,15 @@ async def _find_model(client: httpx.AsyncClient, model: str | None) -> str:
     if model is None and len(names) != 1:
         known = shortened(", ".join(names)) or "no model"
         raise ConfigError(f"{client.base_url} has {known}: choose by --model NAME")
-    return model or names[0]
+    name = model or names[0]
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # half a surrogate pair, which JSON can escape
+        raise ConfigError(
+            f"{client.base_url}: the model's name {name!a:.300} is not Unicode: choose "
+            "another by --model NAME"
+        ) from error
+    return name
 
 
 async def _transcribe(

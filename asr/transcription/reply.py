@@ -79,7 +79,10 @@ class Reply:
         if format == "json":
             if not self.fields:
                 raise self.foreign()
-            text = json.dumps(self.fields, ensure_ascii=False)
+            try:
+                text = json.dumps(self.fields, ensure_ascii=False, allow_nan=False)
+            except ValueError as error:  # NaN, or a number beyond all floats, which no JSON has
+                raise self.foreign() from error
             # JSON can escape half a surrogate pair, which is no character of UTF-8.
             return text.encode("utf-8", "backslashreplace").decode() + "\n"
         if format == "txt":

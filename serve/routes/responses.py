@@ -46,13 +46,13 @@ def verbose(transcript: Transcript, form: TranscriptionForm) -> schemas.VerboseT
 def native(done: Done, model: str) -> schemas.NativeDone:
     """Return the body of POST /v1/transcribe."""
     transcript = done.transcript
-    endings = {segment.ended for segment in transcript.segments}
+    spoken = {segment.ended for segment in transcript.segments} - {"no_speech"}
     return schemas.NativeDone(
         model=model,
         text=transcript.text,
         duration=transcript.duration,
         score=transcript.score,
-        ended=next((e for e in ("length", "eos", "uncertain") if e in endings), "no_speech"),
+        ended="length" if "length" in spoken else "eos" if spoken else "no_speech",
         segments=[timed(segment) for segment in transcript.segments],
         srt=as_srt(transcript),
         vtt=as_vtt(transcript),

@@ -11,14 +11,22 @@ import torch
 from sentencepiece import SentencePieceTrainer
 
 from asr.bundle import Bundle
+from asr.decoding.options import DecodingOptions
 from asr.errors import BundleError, ConfigError
+from asr.evaluation.evaluate import Evaluation
 from asr.lm.loading import load_language_model
+from asr.reporting.results import write_evaluation
 from asr.runtime.tensors import read_tensors
 from asr.tokenizer import Tokenizer, TokenizerConfig, _fields
 from asr.train.language_model import train_lm
 from tests.helpers import beeps, encode_audio, run_cli
 
 CPU = torch.device("cpu")
+RESULT = Evaluation(
+    cer=0.5, substitutions=1, insertions=0, deletions=0, reference_length=2, mean_length=2.0,
+    rtf=0.1, audio_seconds=1.0, utterances=1, skipped=0, device="cpu", decoding=DecodingOptions(),
+    worst=(),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -58,6 +66,35 @@ def test_a_bundles_link_does_not_lead_a_training_elsewhere(
     result = run_cli("train-lm", bundle, text, "--epochs", "1")
     assert result.returncode == 2 and f"{link}: leads out of" in result.stderr, result.stderr
     assert not list(elsewhere.iterdir())
+
+
+def test_a_null_in_the_place_of_metadata_is_none(bundle: Path) -> None:
+    """A5: safetensors accepts it, and a bundle without the digest of its tokenizer is refused."""
+    path = bundle / "model.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8:end]) | {"__metadata__": None}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
+    assert read_tensors(path)
+    with pytest.raises(BundleError, match="belong to two models"):
+        Bundle.load(bundle)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff a card"])
+def test_an_evaluation_copies_nothing_from_elsewhere_into_the_card(
+    bundle: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    """A bundle's card may be a link to any file of the user, or no text at all."""
+    (tmp_path / "secret").write_text("a secret", "utf-8")
+    card = bundle / "README.md"
+    card.unlink()
+    if content is None:
+        card.symlink_to(tmp_path / "secret")
+    else:
+        card.write_bytes(content)
+    write_evaluation(bundle, Path("m.jsonl"), RESULT)
+    assert "## Results" in card.read_text("utf-8") and "secret" not in card.read_text("utf-8")
+    assert not card.is_symlink() and (tmp_path / "secret").read_text("utf-8") == "a secret"
 
 
 @pytest.mark.parametrize(

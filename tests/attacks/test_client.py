@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from asr.errors import AsrError, AudioError, ConfigError
-from asr.transcription import remote
+from asr.transcription import jobs, remote
 from asr.transcription.jobs import find_tasks
 from tests.helpers import beeps, encode_audio, run_cli
 
@@ -175,6 +175,20 @@ def test_json_of_another_kind_is_reported(serve, recording, body) -> None:
         ask(serve((418, {}, body)), recording)
 
 
+@pytest.mark.parametrize("value", [b"NaN", b"-Infinity", b"1e999"])
+def test_numbers_that_json_does_not_have_are_not_stored(serve, recording, value) -> None:
+    """M6: Python reads and writes them, other programs do not."""
+    with pytest.raises(ConfigError, match="OpenAI's shape"):
+        ask(serve(ok(b'{"text": "x", "duration": %s}' % value)), recording, "json")
+
+
+def test_half_a_character_is_no_models_name(serve, recording, monkeypatch) -> None:
+    """A8: a service's name of a model, or the user's, is sent in UTF-8."""
+    monkeypatch.setattr(sys.modules[__name__], "MODELS", b'{"data": [{"id": "\\ud800"}]}')
+    with pytest.raises(ConfigError, match=r"name '\\ud800' is not Unicode: choose another"):
+        ask(serve(ok(b"x")), recording)
+
+
 def test_half_a_character_is_written_as_json_escapes_it(serve, recording) -> None:
     """M8: what is no UTF-8 neither fails nor is lost."""
     result = ask(serve(ok(b'{"text": "\\ud800 \xe4\xbd\xa0"}')), recording, "json")
@@ -229,7 +243,7 @@ def test_a_recording_that_changes_while_it_is_sent_is_an_error_of_its_own(
             return super().read(n)
 
     recording.write_bytes(bytes(2**21))
-    monkeypatch.setattr(remote, "open_regular", Changing)
+    monkeypatch.setattr(jobs, "open_regular", Changing)
     result = ask(serve(ok(b"text")), recording)
     assert isinstance(result, AudioError) and "changed while it was sent" in str(result)
 

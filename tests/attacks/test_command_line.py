@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +120,48 @@ def test_links_to_nowhere_are_reported(tmp_path: Path) -> None:
         (task,) = find_tasks([str(argument)], None, "txt")
         with pytest.raises(AudioError, match=r"gone\.wav cannot be opened"):
             list(Recording(task.recording, 16000))
+
+
+@pytest.mark.parametrize("where", [".", "../here", "{tmp_path}"])
+def test_a_transcript_does_not_replace_a_recording(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M4: of a recording whose name ends in .txt, by whatever path."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "a.txt").write_bytes(WAV)
+    (tmp_path / "a.txt").symlink_to(folder / "a.txt")
+    with pytest.raises(ConfigError, match=r"a\.txt is a recording, which its transcript would"):
+        find_tasks(["a.txt"], Path(where.format(tmp_path=tmp_path)), "txt")
+    assert len(find_tasks(["a.txt"], Path(), "json")) == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_failure(tmp_path: Path, service: Service, closed: str) -> None:
+    """M2: a job by a scheduler may have neither output nor errors to write to."""
+    (tmp_path / "z.wav").write_bytes(WAV)
+    url = f"http://{service.host}:{service.port}"
+    shell = f'"$0" -c "from asr.cli import main; main()" "$@" {closed}'
+    command = [sys.executable, "transcribe", str(tmp_path), "--server", url]
+    for options in ([], ["--out", str(tmp_path)]):
+        done = subprocess.run(
+            ["sh", "-c", shell, *command, *options], check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert (tmp_path / "z.txt").is_file()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_results_are_utf_8_whatever_the_locale(encoding: str) -> None:
+    """M3: Chinese was a traceback where standard output is ASCII."""
+    code = "import sys; from asr.cli import main, options; options.app.command()(say); main()"
+    code = f"def say() -> None: options.show('天气')\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "say"], check=False, capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.decode()) == (0, "天气\n"), done.stderr
 
 
 def test_markup_in_paths_is_not_interpreted(

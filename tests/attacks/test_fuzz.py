@@ -73,11 +73,19 @@ def test_the_fuzzer_stores_the_input_that_does_harm(
     assert [path.read_bytes() for path in (tmp_path / "broken").iterdir()] == [b"bad"]
 
 
-def test_no_recording_makes_the_decoder_print(capfd: pytest.CaptureFixture[str]) -> None:
-    """M13: a damaged MIDI sample dump, which the fuzzer found, wrote between the transcripts."""
+@pytest.mark.parametrize("format", ["SDS", "CAF"])
+def test_no_recording_makes_the_decoder_print(
+    format: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """M13, A10: a damaged MIDI sample dump or ALAC wrote between the transcripts."""
     file = io.BytesIO()
-    sf.write(file, np.zeros(800), 16000, format="SDS", subtype="PCM_16")
-    damaged = file.getvalue()[:-100].replace(b"\x40", b"\x41")
+    subtype = {"SDS": "PCM_16", "CAF": "ALAC_16"}[format]
+    sf.write(file, np.zeros(16000), 16000, format=format, subtype=subtype)
+    whole = file.getvalue()
+    damaged = whole[:-100].replace(b"\x40", b"\x41")
+    if format == "CAF":  # the last size in the table of packets is not whole
+        end = whole.index(b"data")
+        damaged = whole[: end - 1] + b"\x80" + whole[end:]
     with pytest.raises(AudioError, match="known format"):
         list(Recording(io.BytesIO(damaged), 16000))
     ctypes.CDLL(None).fflush(None)

@@ -22,12 +22,15 @@ import yaml
 from lhotse import Recording, SupervisionSegment
 from lhotse.cut import Cut, MonoCut
 
+import asr
 from asr.bundle import Bundle, load_bundle_config
 from asr.config import Config, dump_config, load_config
 from asr.data.manifest import load_cuts, read_wave
 from asr.data.noise import NOISE_SEED
 from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError, AudioError, BundleError, ConfigError, DataError
+from asr.evaluation.cer import alignment
+from asr.evaluation.evaluate import evaluate
 from asr.lm.loading import load_language_model
 from asr.runtime.files import remove_stale, write_atomically, write_text
 from asr.tokenizer import Tokenizer, normalize_text
@@ -308,6 +311,52 @@ def test_padding_has_the_rate_of_its_mix(here: Path, change: dict, first: bool) 
         load_cuts(written(here / "m.jsonl", mixed))
 
 
+@pytest.mark.parametrize("kind", ["padding", "offset", "many"])
+def test_a_mix_is_not_made_long_by_silence(here: Path, kind: str) -> None:
+    """A7: a short line took more than a gigabyte of memory."""
+    cut = cut_of(here / "a.wav")
+    padded = cut.pad(duration=1000.0)  # 17 minutes at 16 kHz are allowed
+    (kept,) = load_cuts(written(here / "m.jsonl", padded.to_dict()))
+    assert len(read_wave(kept, 16000)) == padded.num_samples
+    values = padded.to_dict()
+    recorded, silence = values["tracks"]
+    if kind == "padding":
+        silence["cut"]["duration"] = 10_000.0
+    elif kind == "offset":
+        values["tracks"] = [recorded, {**recorded, "offset": 10_000.0}]
+    else:
+        values["tracks"] += 100 * [silence]
+    with pytest.raises(DataError, match="of padding"):
+        load_cuts(written(here / "m.jsonl", values))
+
+
+@pytest.mark.parametrize("key", ["id", "text"])
+def test_half_a_character_is_refused(here: Path, key: str) -> None:
+    """A6: JSON can escape half a surrogate pair, which no result can be written with."""
+    cut = cut_of(here / "a.wav").to_dict()
+    (cut if key == "id" else cut["supervisions"][0])[key] = "\ud800"
+    with pytest.raises(DataError, match=r"at line 1: .*surrogates not allowed"):
+        load_cuts(written(here / "m.jsonl", cut))
+
+
+def test_a_text_of_megabytes_is_aligned_in_a_moment() -> None:
+    """The worst utterances of a manifest are shown: a time quadratic in the text took minutes."""
+    start = time.process_time()
+    assert len(alignment("x" * 300_000, "y").splitlines()[0]) == 300_005
+    assert time.process_time() - start < 3
+
+
+def test_a_cut_without_a_sample_is_left_out(
+    here: Path, tiny_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A6: a manifest of nothing else divided by zero."""
+    cut = cut_of(here / "a.wav").to_dict() | {"duration": 1e-9}
+    cuts = load_cuts(written(here / "m.jsonl", cut))
+    with pytest.raises(DataError, match="no utterance with a transcript could be read"):
+        evaluate(asr.load(tiny_bundle, "cpu"), cuts)
+    assert "c: holds no samples" in caplog.text
+
+
 def test_a_cut_does_not_start_before_its_recording(here: Path) -> None:
     """S4: lhotse would read another part."""
     for start in (-0.1, float("nan")):
@@ -409,9 +458,14 @@ def test_a_language_model_in_the_bundle_is_found_from_anywhere(
         ("seed: 0x" + "f" * 100_000, "more than 100 characters"),
         ("seed: " + "1:" * 50_000 + "1", "more than 100 characters"),
         ("seed: 2001-99-99", "not YAML"),
+        ("".join(f"k{i}: 1\n" for i in range(5000)), "k18: unknown key.*; and 4981 more"),
+        ("search: {" + ", ".join(f"k{i}: 1" for i in range(4000)) + "}", "k19: .*; and 3980 more"),
     ],
-    ids=["aliases", "lists", "mappings", "comments", "digits", "hex", "base 60", "date"],
-)
+    ids=[
+        "aliases", "lists", "mappings", "comments", "digits", "hex", "base 60", "date", "keys",
+        "renamed",
+    ],
+)  # fmt: skip
 def test_yaml_that_grows_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
     """M5: aliases, depth, size and numbers of a configuration have limits."""
     path, start = tmp_path / "config.yaml", time.process_time()
@@ -420,6 +474,21 @@ def test_yaml_that_grows_is_refused_at_once(tmp_path: Path, text: str, message: 
         load_config(path)
     assert len(str(caught.value)) < 1000 and "\n" not in str(caught.value)
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: !!int ''", "seed: !!float '_'", "seed: !!bool maybe", "seed: !!timestamp foo",
+        "seed: !!set {a}", "seed: !!seq [1]", "seed: !<tag:yaml.org,2002:int> ''", "seed: !x 1",
+        "%TAG ! tag:yaml.org,2002:\n---\nseed: !int ''",
+    ],
+)  # fmt: skip
+def test_yaml_has_no_tags(tmp_path: Path, text: str) -> None:
+    """A4: a tag makes PyYAML read a text as what it is not, which was a traceback."""
+    (tmp_path / "config.yaml").write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match=r"not YAML \(a tag \(.*\) is not allowed"):
+        load_config(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize(
@@ -629,6 +698,21 @@ def test_temporary_names_are_short_and_differ_between_containers(
             write_atomically(tmp_path / name, lambda path: used.append(path.name) or path.touch())
     assert len(set(used)) == 4 and max(map(len, used)) < 40
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "长" * 85]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_that_is_replaced_stays_as_private_as_it_was(tmp_path: Path, mode: int) -> None:
+    """M5: and so is what is being written."""
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    path.chmod(mode)
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("new", "utf-8")
+        assert not temporary.stat().st_mode & 0o077
+
+    write_atomically(path, write)
+    assert path.read_text("utf-8") == "new" and path.stat().st_mode & 0o777 == mode
 
 
 def test_temporary_files_of_killed_processes_do_not_stay(tmp_path: Path) -> None:
