@@ -31,7 +31,7 @@ def serve() -> list[str]:
     sys.exit()
 
 
-if __name__ == "__main__":  # a job's processes import this module too
+if __name__ == "__main__":  # and not where a process that a run starts loads this again
     sys.argv = ["asr", *serve()]
     from asr.cli import main
 

@@ -413,7 +413,7 @@ class Letters:
 
 
 def same(one: list[Hypothesis], other: list[Hypothesis]) -> None:
-    assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
+    assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-4, abs=1e-4)
     for h, g in zip(one, other, strict=True):
         assert (h.tokens, h.ended) == (g.tokens, g.ended)
         assert h.confidences == pytest.approx(g.confidences, abs=1e-4)

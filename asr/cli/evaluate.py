@@ -9,7 +9,19 @@ import typer
 from tabulate import tabulate
 
 from asr.cli import options
-from asr.cli.options import Beam, Bundle, Device, Format, Int8, Lm, LmWeight, Method, app, show
+from asr.cli.options import (
+    Beam,
+    Bundle,
+    Confidence,
+    Device,
+    Format,
+    Int8,
+    Lm,
+    LmWeight,
+    Method,
+    app,
+    show,
+)
 
 if TYPE_CHECKING:
     from asr.evaluation.evaluate import UtteranceErrors
@@ -23,6 +35,7 @@ def evaluate(
     method: Method = None,
     lm: Lm = None,
     lm_weight: LmWeight = None,
+    confidence: Confidence = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst to show.")] = 10,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="A file for all hypotheses, as JSON lines.")
@@ -38,7 +51,7 @@ def evaluate(
     from asr.reporting.results import write_evaluation, write_hypotheses
 
     recognizer = asr.load(bundle, device, int8)
-    changes = options.decoding_changes(beam, method, lm, lm_weight)
+    changes = options.decoding_changes(beam, method, lm, lm_weight, confidence)
     decoding = recognizer.config.decoding.changed(changes)
     chosen, utterances, n_done = load_cuts(cuts), list["UtteranceErrors"](), 0
     with options.progress("evaluating", len(chosen)) as on_progress:
@@ -88,7 +101,7 @@ def tune(
         trials = run(
             recognizer, load_cuts(cuts), decoding, limit, lambda _: on_progress(next(n_tried))
         )
-    names = ("ctc_weight", "lm_weight", "gamma")
+    names = ("ctc_weight", "lm_weight", "gamma", "confidence_threshold")
     rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
     show(f"{cuts}: best first\n\n{tabulate(rows, [*names, 'CER'])}")
     if write:

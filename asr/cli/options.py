@@ -39,16 +39,27 @@ Method = Annotated[
     typer.Option(help="Decoding method; default: the recipe's."),
 ]
 Lm = Annotated[Path | None, typer.Option(help="A language model: ARPA, or `asr train-lm`'s.")]
+Confidence = Annotated[
+    float | None,
+    typer.Option(min=0, max=0.99, help="Leave out texts of less confidence; 0: none."),
+]
 LmWeight = Annotated[float | None, typer.Option(min=0, help="Its weight, as `asr tune` finds it.")]
 Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr train` makes it.")]
 Format = Annotated[Literal["table", "json"], typer.Option(help="Format of the output.")]
 
 
 def decoding_changes(
-    beam: int | None, method: str | None, lm: Path | None, lm_weight: float | None = None
+    beam: int | None,
+    method: str | None,
+    lm: Path | None,
+    lm_weight: float | None = None,
+    confidence: float | None = None,
 ) -> dict[str, object]:
     """Return the decoding options that are given, by name."""
-    values = {"beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight}
+    values = {
+        "beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight,
+        "confidence_threshold": confidence,
+    }  # fmt: skip
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -9,6 +9,7 @@ import typer
 
 from asr.cli.options import (
     Beam,
+    Confidence,
     Device,
     Int8,
     Lm,
@@ -63,6 +64,7 @@ def transcribe(
     method: Method = None,
     lm: Lm = None,
     lm_weight: LmWeight = None,
+    confidence: Confidence = None,
     device: Device = "auto",
     int8: Int8 = False,
     jobs: Jobs = 1,
@@ -75,7 +77,7 @@ def transcribe(
     """
     from asr.transcription.jobs import find_tasks
 
-    changes = decoding_changes(beam, method, lm, lm_weight)
+    changes = decoding_changes(beam, method, lm, lm_weight, confidence)
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
@@ -126,7 +128,7 @@ def _check_options(
     """Raise ConfigError for options that apply only here, or only to a server."""
     given = [key for key, value in local.items() if value not in (None, False, "auto")]
     if server and given:
-        option = given[0].replace("_", "-").removesuffix("-size")
+        option = given[0].replace("_", "-").removesuffix("-size").removesuffix("-threshold")
         raise ConfigError(f"--{option} is the server's decision: leave it out with --server")
     if not server and model:
         raise ConfigError("--model needs --server URL; for a bundle give its folder")

@@ -4,8 +4,7 @@ Legend: B utterances, T frames, F frequency bins, S encoder steps, W hypotheses 
 V vocabulary.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
-from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
+from asr.decoding.hypothesis import NO_SPEECH, UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
 from asr.decoding.rescoring import rescore
@@ -83,6 +82,7 @@ class SpeechDecoder:
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each utterance; `NO_SPEECH` alone where there is none.
 
+        `UNCERTAIN` is before hypotheses that are too uncertain to be a text (see the options).
         A text has at most one token an encoder step. An utterance that is cancelled before any
         hypothesis ended has `NO_SPEECH` too. Raises ConfigError where the options need a CTC head
         and the model has none.
@@ -149,14 +149,9 @@ def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
 def reject_uncertain(
     found: list[list[Hypothesis]], results: list[list[Hypothesis]], options: DecodingOptions
 ) -> list[list[Hypothesis]]:
-    """Return the results, with `NO_SPEECH` where the best of `found` has too little confidence."""
-    means = (_geometric_mean(nbest[0].confidences) for nbest in found)
+    """Put `UNCERTAIN` before the results where the best of `found` has too little confidence."""
+    least = options.confidence_threshold or 0.0
     return [
-        nbest if mean >= options.confidence_threshold else [NO_SPEECH]
-        for mean, nbest in zip(means, results, strict=True)
+        nbest if before[0].confidence >= least else [UNCERTAIN, *nbest]
+        for before, nbest in zip(found, results, strict=True)
     ]
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of probabilities, 1 if there are none."""
-    return math.exp(sum(math.log(max(v, 1e-30)) for v in values) / max(1, len(values)))

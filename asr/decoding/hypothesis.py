@@ -4,10 +4,11 @@ score(Y) = α · log P(Y|X) + μ · log P_lm(Y) + γ · √wc(Y) (Cahyawijaya 20
 fusion of a language model), where log P(Y|X) = (1 - λ) · decoder + λ · CTC head.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-Ended = Literal["eos", "length", "no_speech"]
+Ended = Literal["eos", "length", "no_speech", "uncertain"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Hypothesis:
     and language model, each None where it was not used, and `length_score` = γ · √wc.
     `confidences` has the probability of each token among its alternatives, by the weighted models
     in use without the length score. `ended` is "eos", "length" where the utterance's limit on
-    tokens ended the text, or "no_speech".
+    tokens ended the text, "no_speech", or "uncertain" in front of hypotheses that are not believed.
     """
 
     tokens: tuple[int, ...]
@@ -31,5 +32,12 @@ class Hypothesis:
     confidences: tuple[float, ...] = ()
     text: str = ""
 
+    @property
+    def confidence(self) -> float:
+        """Return the geometric mean of the tokens' confidences, 1 without tokens."""
+        logs = [math.log(max(value, 1e-30)) for value in self.confidences]
+        return math.exp(sum(logs) / max(1, len(logs)))
+
 
 NO_SPEECH = Hypothesis((), 0.0, None, None, "no_speech")
+UNCERTAIN = Hypothesis((), 0.0, None, None, "uncertain")

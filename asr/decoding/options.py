@@ -22,8 +22,10 @@ class DecodingOptions(FrozenModel):
     `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0.
 
     There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
-    every step, nor where the confidences of the best text (with `rescore`, of the first pass's)
-    have a geometric mean below `confidence_threshold`: noise is transcribed with low confidence.
+    every step. Noise is transcribed with low confidence: a text is left out as uncertain, with a
+    warning that names it, where the confidences of the best (with `rescore`, of the first pass's)
+    have a geometric mean below `confidence_threshold`. Without a value none is left out; `asr
+    train` and `asr tune` set one that hardly any dev utterance is below.
     Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
     badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
     """
@@ -37,7 +39,7 @@ class DecodingOptions(FrozenModel):
     lm_weight: Annotated[float, Field(ge=0)] = 0.0
     n_best: Width = 5
     speech_threshold: Share = 0.1
-    confidence_threshold: Share = 0.35
+    confidence_threshold: Share | None = None
     chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Search of the decoding weights on dev: encode once, then decode with many values of a weight."""
+"""Search of the decoding weights and the threshold on dev: encode once, decode many times."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from asr.data.manifest import text_of
 from asr.decoding.decode import Encoded
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError, DataError
-from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.evaluation.calibration import Calibration
 from asr.evaluation.evaluate import readable_groups
 from asr.schema import FrozenModel
 from asr.transcription.recognizer import Recognizer
@@ -40,9 +40,10 @@ def tune(
 ) -> list[Trial]:
     """Try values of one weight after the other, from `options`; return all trials, best first.
 
-    A weight without effect (no CTC head, no language model) keeps its value. At most `limit`
-    utterances, evenly chosen, are decoded. Of equal trials the earlier one is the better. Raises
-    DataError where no cut with a text can be read.
+    A weight without effect (no CTC head, no language model) keeps its value; each trial has the
+    confidence threshold that hardly any utterance is below. At most `limit` utterances, evenly
+    chosen, are decoded. Of equal trials the earlier one is the better. Raises DataError where no
+    cut with a text can be read.
     """
     batches = list(_encode(recognizer, cuts, limit))
     if not batches:
@@ -51,17 +52,20 @@ def tune(
 
     def evaluate_trial(tried: DecodingOptions) -> None:
         if tried not in trials:
-            trials[tried] = Trial(decoding=tried, cer=_cer(recognizer, batches, tried))
+            found = _calibration(recognizer, batches, tried)
+            threshold = found.threshold
+            decoding = tried.model_copy(update={"confidence_threshold": threshold})
+            trials[tried] = Trial(decoding=decoding, cer=found.errors(threshold).rate)
             on_trial(trials[tried])
 
-    best = options.model_copy(update={"n_best": 1})
+    best = options.model_copy(update={"n_best": 1, "confidence_threshold": None})
     evaluate_trial(best)
     for _ in range(_ROUNDS):
         before = best
         for name, values in _grid(recognizer, options).items():
             for value in values:
                 evaluate_trial(best.model_copy(update={name: value}))
-            best = min(trials.values(), key=lambda trial: trial.cer).decoding
+            best = min(trials, key=lambda tried: trials[tried].cer)
         if best == before:
             break
     return sorted(trials.values(), key=lambda trial: trial.cer)
@@ -79,7 +83,7 @@ def check_writable(bundle: Path, lm: Path | None) -> None:
 def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
     """Write the weights and the language model's path into the bundle's configuration."""
     config = load_bundle_config(bundle)
-    names = ("method", "beam_size", "lm", *_GRID)
+    names = ("method", "beam_size", "lm", "confidence_threshold", *_GRID)
     values = {name: getattr(chosen, name) for name in names}
     decoding = config.decoding.model_copy(update=values)
     write_bundle_config(bundle, config.model_copy(update={"decoding": decoding}))
@@ -107,12 +111,12 @@ def _encode(
             yield encoded.to(torch.device("cpu")), [text_of(group[i][0]) for i in indices]
 
 
-def _cer(
+def _calibration(
     recognizer: Recognizer, batches: list[tuple[Encoded, list[str]]], options: DecodingOptions
-) -> float:
-    total = ErrorCounts()
+) -> Calibration:
+    calibration = Calibration()
     for encoded, texts in batches:
         found = recognizer.decode(encoded.to(recognizer.device), options)
         for text, nbest in zip(texts, found, strict=True):
-            total += character_errors(text, nbest[0].text)
-    return total.rate
+            calibration.add(text, nbest[0])
+    return calibration

@@ -3,8 +3,6 @@
 Legend: B utterances, S encoder steps, U tokens, V vocabulary.
 """
 
-from dataclasses import asdict
-
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
@@ -15,7 +13,7 @@ from asr.bundle import Bundle
 from asr.data.dataset import Batch
 from asr.decoding.ctc_prefix import BLANK, steps_needed
 from asr.decoding.decode import SpeechDecoder
-from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.evaluation.calibration import Calibration
 from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import PAD
@@ -38,7 +36,7 @@ class SpeechModule(TrainingModule):
         self.loss_weights = (1 - share, share)
         self.loss_names = ("attention", "ctc") if self.model.ctc_head else ("attention",)
         self.decoder = SpeechDecoder(bundle.model, bundle.tokenizer)
-        self.errors = ErrorCounts()
+        self.calibration = Calibration()
         self.identity = {"tokens": bundle.tokenizer.digest}
 
     def on_train_epoch_start(self) -> None:
@@ -105,12 +103,12 @@ class SpeechModule(TrainingModule):
         return torch.stack((n_decoder, lengths_B[fits_B].sum(), (~fits_B).sum()))
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the error counts."""
+        """Reset the calibration."""
         super().on_validation_epoch_start()
-        self.errors = ErrorCounts()
+        self.calibration = Calibration()
 
     def validate(self, batch: Batch) -> Tensor:
-        """Return the losses (2,) of a dev batch; count the errors of greedy decoding."""
+        """Return the losses (2,) of a dev batch; calibrate with the texts of greedy decoding."""
         # An untrained CTC head finds no speech, and the language model is not used in training.
         changes = dict.fromkeys(("lm_weight", "speech_threshold", "confidence_threshold"), 0.0)
         greedy = self.config.decoding.model_copy(update={**changes, "beam_size": 1})
@@ -120,11 +118,17 @@ class SpeechModule(TrainingModule):
             encoded = self.decoder.encode(batch.feats_BTF, batch.frames_B)
             found = self.decoder.decode(encoded, greedy)
         for text, nbest in zip(batch.texts, found, strict=True):
-            self.errors += character_errors(text, nbest[0].text)
+            self.calibration.add(text, nbest[0])
         return sums
 
     def on_validation_epoch_end(self) -> None:
-        """Log the loss and the CER in percent over the dev sets of all processes."""
+        """Log the loss, the threshold and the CER in percent over the dev sets of all processes.
+
+        The CER is that with the recipe's `decoding.confidence_threshold`, or the one to choose.
+        """
         super().on_validation_epoch_end()
-        counts = all_reduce_sum(torch.tensor([*asdict(self.errors).values()]))
-        self.log("val/cer_percent", 100 * ErrorCounts(*counts.tolist()).rate)
+        self.calibration.counts_CN = all_reduce_sum(self.calibration.counts_CN)
+        chosen = self.config.decoding.confidence_threshold
+        threshold = self.calibration.threshold if chosen is None else chosen
+        self.counters.confidence_threshold = threshold
+        self.log("val/cer_percent", 100 * self.calibration.errors(threshold).rate)

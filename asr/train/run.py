@@ -93,10 +93,13 @@ class _BundleWriter:
         """Write the bundle; a card of an unfinished run says so."""
         config, model = self.bundle.config, copy.deepcopy(self.bundle.model)
         average_into(model, checkpoints.best)
-        if config.decoding.chunk_seconds is None:
-            seconds = min(max(1.0, round(self.datamodule.duration_p99, 1)), 30.0)
-            decoding = config.decoding.model_copy(update={"chunk_seconds": seconds})
-            config = config.model_copy(update={"decoding": decoding})
+        found = {
+            "chunk_seconds": min(max(1.0, round(self.datamodule.duration_p99, 1)), 30.0),
+            "confidence_threshold": self.module.counters.confidence_threshold,
+        }
+        given = config.decoding.model_dump(exclude_none=True)
+        decoding = config.decoding.model_copy(update={**found, **given})
+        config = config.model_copy(update={"decoding": decoding})
         facts = self._facts(checkpoints)
         if not is_finished:
             epoch = f"epoch {len(checkpoints.history)} of {config.training.epochs}"

@@ -57,13 +57,14 @@ class Transcript:
     ) -> "Transcript":
         """Return the transcript of a recording's segments; several go without their n best."""
         segments = tuple(segments)
+        left_out = [_left_out(s) for s in segments if s.ended == "uncertain"]
         if len(segments) > 1:
             segments = tuple(replace(segment, nbest=()) for segment in segments)
         return cls(
             text=normalize_text(" ".join(segment.text for segment in segments)),
             score=sum(segment.score for segment in segments),
             duration=duration,
-            warnings=warnings,
+            warnings=(*warnings, *left_out),
             segments=segments,
         )
 
@@ -71,3 +72,12 @@ class Transcript:
     def nbest(self) -> tuple[Hypothesis, ...]:
         """Return the n best hypotheses of a recording of one segment; else nothing."""
         return self.segments[0].nbest if len(self.segments) == 1 else ()
+
+
+def _left_out(segment: Segment) -> str:
+    """Return a warning that tells the text that was too uncertain."""
+    guess = segment.nbest[1]
+    return (
+        f"{segment.start:.1f} to {segment.end:.1f} s: left out as uncertain, confidence "
+        f"{guess.confidence:.2f}: {guess.text}"
+    )

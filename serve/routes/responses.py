@@ -46,13 +46,13 @@ def verbose(transcript: Transcript, form: TranscriptionForm) -> schemas.VerboseT
 def native(done: Done, model: str) -> schemas.NativeDone:
     """Return the body of POST /v1/transcribe."""
     transcript = done.transcript
-    spoken = {segment.ended for segment in transcript.segments} - {"no_speech"}
+    endings = {segment.ended for segment in transcript.segments}
     return schemas.NativeDone(
         model=model,
         text=transcript.text,
         duration=transcript.duration,
         score=transcript.score,
-        ended="length" if "length" in spoken else "eos" if spoken else "no_speech",
+        ended=next((e for e in ("length", "eos", "uncertain") if e in endings), "no_speech"),
         segments=[timed(segment) for segment in transcript.segments],
         srt=as_srt(transcript),
         vtt=as_vtt(transcript),

@@ -173,9 +173,10 @@ class NativeTranscription(BaseModel):
     """All that is known of a recording.
 
     `ended` tells why the text ends: `eos`, the model ended it; `length`, no more tokens fit into
-    the audio; `no_speech`, there was none. The segment of a short recording has its n best
-    hypotheses; a token's confidence is its probability among its alternatives. `srt` and `vtt` are
-    the subtitles in these formats.
+    the audio; `no_speech`, there was none; `uncertain`, the text that was found is left out, and
+    told in `warnings`. The segment of a short recording has its n best hypotheses; a token's
+    confidence is its probability among its alternatives. `srt` and `vtt` are the subtitles in
+    these formats.
     """
 
     model: str

@@ -13,7 +13,7 @@ from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
 from asr.decoding.decode import is_constant
-from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
+from asr.decoding.hypothesis import UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.rescoring import rescore
 from asr.decoding.scorers import JointScorer
@@ -180,7 +180,7 @@ def test_where_ctc_finds_no_token_there_is_no_speech(method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_text_of_guesses_is_no_speech(method) -> None:
+def test_a_text_of_guesses_is_left_out_and_told(method) -> None:
     model, feats = tiny_model(), [torch.randn(n, 8) for n in (20, 12, 33)]
     config = DecodingOptions(method=method, ctc_weight=0.4, confidence_threshold=0.0)
     free = texts_of(model, feats, config)
@@ -190,7 +190,7 @@ def test_a_text_of_guesses_is_no_speech(method) -> None:
     between = sorted(means)[1] + 1e-6
     found = texts_of(model, feats, config.model_copy(update={"confidence_threshold": between}))
     for nbest, before, mean in zip(found, free, means, strict=True):
-        assert nbest == ([NO_SPEECH] if mean < between else before)
+        assert nbest == ([UNCERTAIN, *before] if mean < between else before)
 
 
 def test_digital_silence_is_a_constant_wave() -> None:

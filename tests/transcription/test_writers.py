@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asr.decoding.hypothesis import UNCERTAIN, Hypothesis
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
 from asr.transcription.writers import (
@@ -152,3 +153,14 @@ def test_subtitles_take_time_in_proportion_to_the_words() -> None:
     text = as_srt(transcript)
     assert time.process_time() - begun < 2
     assert text.count("好") == 20_000 and max(map(len, text.splitlines())) < 40
+
+
+def test_a_text_that_is_left_out_is_told() -> None:
+    guess = Hypothesis((5,), -3.0, -3.0, None, "eos", confidences=(0.2,), text="好")
+    sure = Segment(0.0, 1.5, "天", -0.1, "eos", (6,), (0.9,), None)
+    unsure = Segment(1.5, 4.0, "", 0.0, "uncertain", (), (), None, (UNCERTAIN, guess))
+    transcript = Transcript.join([sure, unsure], 4.0, ("before",))
+    assert transcript.text == "天"
+    assert transcript.warnings == (
+        "before", "1.5 to 4.0 s: left out as uncertain, confidence 0.20: 好",
+    )  # fmt: skip
