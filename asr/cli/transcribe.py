@@ -99,8 +99,7 @@ def transcribe(
         failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:
         note(f"{len(todo) - failed} written to {out_dir}, {skipped} were there already")
-    if failed:
-        raise typer.Exit(1)
+    raise typer.Exit(int(failed > 0))
 
 
 def _report(results: "Results", shown: str | None, alone: bool) -> int:
