@@ -1,6 +1,7 @@
 """Recordings of one's own and a table of their transcripts, as a corpus with speakers kept apart.
 
-Files that libsndfile does not read (m4a, webm, mp4, aac) become FLAC beside the cuts.
+`data_prep.transcripts` reads the table: its formats and the names of its columns. Files that
+libsndfile does not read (m4a, webm, mp4, aac) become FLAC beside the cuts.
 """
 
 import logging

@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a line cannot be used: a stable word for programs, and what a person is told."""
+    """Why a line cannot be used: a stable word for programs, and a sentence for people."""
 
     reason: str
     what: str

@@ -1,4 +1,7 @@
-"""The audio of a live session, cut into segments while it arrives, and their texts."""
+"""The audio of a live session, cut into segments while it arrives, and their texts.
+
+The WebSocket, its messages and its close codes are in `serve.routes.live`.
+"""
 
 import asyncio
 import time

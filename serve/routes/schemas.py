@@ -173,8 +173,8 @@ class NativeTranscription(BaseModel):
     """All that is known of a recording.
 
     `ended` tells why the text ends: `eos`, the model ended it; `length`, no more tokens fit into
-    the audio; `no_speech`, there was none; `uncertain`, the text that was found is left out, and
-    told in `warnings`. The segment of a short recording has its n best hypotheses; a token's
+    the audio; `no_speech`, there was none; `uncertain`, the text that was found is left out
+    and stands in `warnings`. The segment of a short recording has its n best hypotheses; a token's
     confidence is its probability among its alternatives. `srt` and `vtt` are the subtitles in
     these formats.
     """

@@ -180,7 +180,7 @@ def test_where_ctc_finds_no_token_there_is_no_speech(method) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_text_of_guesses_is_left_out_and_told(method) -> None:
+def test_a_text_of_guesses_is_left_out_and_listed(method) -> None:
     model, feats = tiny_model(), [torch.randn(n, 8) for n in (20, 12, 33)]
     config = DecodingOptions(method=method, ctc_weight=0.4, confidence_threshold=0.0)
     free = texts_of(model, feats, config)

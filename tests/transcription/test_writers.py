@@ -155,7 +155,7 @@ def test_subtitles_take_time_in_proportion_to_the_words() -> None:
     assert text.count("好") == 20_000 and max(map(len, text.splitlines())) < 40
 
 
-def test_a_text_that_is_left_out_is_told() -> None:
+def test_a_text_that_is_left_out_is_in_a_warning() -> None:
     guess = Hypothesis((5,), -3.0, -3.0, None, "eos", confidences=(0.2,), text="好")
     sure = Segment(0.0, 1.5, "天", -0.1, "eos", (6,), (0.9,), None)
     unsure = Segment(1.5, 4.0, "", 0.0, "uncertain", (), (), None, (UNCERTAIN, guess))
