@@ -78,7 +78,9 @@ class Bundle:
         for name in (TOKENIZER, WEIGHTS):
             _check_exists(folder, name)
         try:
-            tokenizer = Tokenizer(read_bytes(folder / TOKENIZER, _TOKENIZER_BYTES))
+            tokenizer = Tokenizer(
+                read_bytes(folder / TOKENIZER, _TOKENIZER_BYTES), config.tokenizer.normalize
+            )
         except (AsrError, OSError) as error:
             raise BundleError(f"{folder}: {error}: copy the bundle again") from error
         if tokenizer.vocab_size != config.tokenizer.vocab_size:

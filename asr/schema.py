@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -26,6 +26,10 @@ def check_local(path: Path) -> Path:
 
 
 LocalPath = Annotated[Path, AfterValidator(check_local)]
+
+# A value that JSON has only where it is not None.
+T = TypeVar("T")
+OmitNone = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 
 
 class FrozenModel(BaseModel):

@@ -8,7 +8,7 @@ import hashlib
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Literal
 
 import sentencepiece as spm
@@ -31,36 +31,81 @@ _SIZES = {1: 8, 2: 0, 5: 4}  # bytes of a protobuf field by its kind, 0 where it
 
 _HAN = r"\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _SPACE_BESIDE_HAN = re.compile(rf"(?<=[{_HAN}]) | (?=[{_HAN}])")
-_HAN_LETTER = re.compile(rf"[{_HAN}]")
+HAN_LETTER = re.compile(rf"[{_HAN}]")
+
+# Punctuation that is a part of a word between two of its letters, and how it is written there:
+# apostrophes, hyphens, the middle dot of Catalan, maqaf, geresh and gershayim of Hebrew.
+_IN_WORDS = {c: "'" for c in "'\u2018\u2019"} | {c: "-" for c in "-\u2010"}
+_IN_WORDS |= {c: c for c in "\u00b7\u05be\u05f3\u05f4"}
+_MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
+_REST_OF_EMOJI = re.compile("(?<!\\S)[\u200d\ufe0e\ufe0f]+")
+
+Case = Literal["upper", "lower", "keep"]
+Punctuation = Literal["keep", "remove"]
 
 
-def normalize_text(text: str) -> str:
+def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "keep") -> str:
     """Return text without differences of width (NFKC), case, and spaces beside Chinese characters.
 
     Mandarin's word segmentation is no part of a transcript. Other spaces collapse to one, so that
-    "今天 ｇｏ  on" becomes "今天GO ON".
+    "今天 ｇｏ  on" becomes "今天GO ON". Removed punctuation leaves a space.
     """
-    text = unicodedata.normalize("NFKC", text).upper()
+    text = unicodedata.normalize("NFKC", text)
+    if case != "keep":
+        # A letter's other case may be several characters, such as those of ΐ.
+        text = unicodedata.normalize("NFKC", text.upper() if case == "upper" else text.lower())
+    if punctuation == "remove":
+        text = _without_punctuation(text)
     # Runs of spaces come first: the pattern would try each of their ends from each of their starts.
     return _SPACE_BESIDE_HAN.sub("", " ".join(text.split()))
 
 
+def _without_punctuation(text: str) -> str:
+    """Return text with a space for each mark of punctuation that is not within a word."""
+    three = zip(f" {text}", text, f"{text[1:]} ", strict=False)
+    kept = (" " if _is_punctuation(*each) else _IN_WORDS.get(each[1], each[1]) for each in three)
+    return _REST_OF_EMOJI.sub("", "".join(kept))
+
+
+def _is_punctuation(before: str, character: str, after: str) -> bool:
+    """Tell whether a character between two others is punctuation, or a symbol that is not read.
+
+    Marks on letters (category M), currencies and most of mathematics are neither.
+    """
+    if character in _IN_WORDS:
+        return not (_is_letter(before) and _is_letter(after))
+    kind = unicodedata.category(character)
+    return kind[0] == "P" or kind in ("Sk", "So") or character in _MORE_PUNCTUATION
+
+
+def _is_letter(character: str) -> bool:
+    """Tell whether a character is a letter, a mark on one or a digit, but not a Chinese one."""
+    return unicodedata.category(character)[0] in "LMN" and not HAN_LETTER.match(character)
+
+
 class TokenizerConfig(FrozenModel):
-    """The kind of tokens, and their number with the special tokens.
+    """The kind of tokens, their number with the special tokens, and the normalization of texts.
 
     For `char`, `vocab_size` is what the recipe expects, to describe a model without its corpus; in
-    training the corpus decides.
+    training the corpus decides. `case` and `punctuation` hold for training texts, recognized texts
+    and their comparison.
     """
 
     kind: Literal["char", "bpe", "unigram"] = "char"
     vocab_size: Annotated[int, Field(gt=len(SPECIAL), le=MOST_TOKENS)] | None = None
+    case: Case = "upper"
+    punctuation: Punctuation = "keep"
+
+    def normalize(self, text: str) -> str:
+        """Return a text as the model is trained on it and writes it."""
+        return normalize_text(text, self.case, self.punctuation)
 
 
 class Tokenizer:
-    """A sentencepiece model whose first ids are PAD, SOS, EOS, UNK."""
+    """A sentencepiece model of normalized texts; its first ids are PAD, SOS, EOS, UNK."""
 
-    def __init__(self, model: bytes) -> None:
-        self.model = model
+    def __init__(self, model: bytes, normalize: Callable[[str], str] = normalize_text) -> None:
+        self.model, self.normalize = model, normalize
         _check_model(model)
         try:
             self._sp = spm.SentencePieceProcessor(model_proto=model)
@@ -83,7 +128,7 @@ class Tokenizer:
         Raises DataError if there is no text, or too little for the wanted vocabulary.
         """
         is_char = config.kind == "char"
-        lines = [text for text in map(normalize_text, texts) if text]
+        lines = [text for text in map(config.normalize, texts) if text]
         if not lines:
             raise DataError("no training transcript holds any text: there is nothing to tokenize")
         size = len(set("".join(lines))) + len(SPECIAL) if is_char else config.vocab_size or 5000
@@ -110,7 +155,7 @@ class Tokenizer:
                 f"tokenizer.vocab_size {size} does not fit the training transcripts "
                 f"({str(error).splitlines()[-1].strip()})"
             ) from error
-        return cls(model.getvalue())
+        return cls(model.getvalue(), config.normalize)
 
     @property
     def vocab_size(self) -> int:
@@ -128,12 +173,12 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return token ids of a text without SOS and EOS; an unknown character becomes UNK."""
-        ids: list[int] = self._sp.encode(normalize_text(text))
+        ids: list[int] = self._sp.encode(self.normalize(text))
         return ids
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of token ids; special tokens have none."""
-        return normalize_text(self._sp.decode([t for t in tokens if t not in SPECIAL]))
+        return self.normalize(self._sp.decode([t for t in tokens if t not in SPECIAL]))
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
         """Return the text of each token, with a space before a word."""
@@ -216,5 +261,5 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
 
 
 def _words_begun(token: str) -> int:
-    n_han = len(_HAN_LETTER.findall(token))
+    n_han = len(HAN_LETTER.findall(token))
     return n_han + (token.startswith("▁") and len(token) > 1 + n_han)

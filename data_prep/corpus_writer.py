@@ -58,7 +58,7 @@ class LeftOut:
 
 
 class SplitReport(FrozenModel):
-    """Counts of one split; `characters` are distinct ones, `left_out` is by reason."""
+    """Counts of one split; `characters` are distinct capitals, `left_out` is by reason."""
 
     utterances: int
     speakers: int
@@ -162,7 +162,7 @@ def _write_split(
         count, seconds = count + 1, seconds + cut.duration
         ids.add(utterance.id)
         speakers.add(utterance.speaker)
-        split_characters.update(cut.supervisions[0].text.replace(" ", ""))
+        split_characters.update(normalize_text(cut.supervisions[0].text).replace(" ", ""))
     characters |= split_characters
     return SplitReport(
         utterances=count,
@@ -204,7 +204,7 @@ def _cuts(
 def _cut_or_reason(
     utterance: Utterance, probed: Callable[[Path], sf._SoundFileInfo | str], synthetic: bool
 ) -> MonoCut | str:
-    text = normalize_text(utterance.text)
+    text = normalize_text(utterance.text, "keep")  # a recipe may keep the case
     if not text:
         return "empty_transcript"
     try:

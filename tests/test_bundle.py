@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from asr.bundle import Bundle
@@ -31,6 +32,23 @@ def test_what_is_saved_is_what_is_loaded(bundle: Path, tmp_path: Path) -> None:
     loaded.save(tmp_path / "again", "card")
     for name in ("config.yaml", "model.safetensors", "tokenizer.model"):
         assert (bundle / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_a_bundle_without_a_policy_of_texts_is_as_it_was(bundle: Path) -> None:
+    config = yaml.safe_load((bundle / "config.yaml").read_text("utf-8"))
+    assert config["tokenizer"].pop("case") == "upper"
+    assert config["tokenizer"].pop("punctuation") == "keep"
+    (bundle / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    assert Bundle.load(bundle).tokenizer.normalize("Don’t, 今天。 go!") == "DON’T,今天。 GO!"
+
+
+def test_a_bundle_stores_case_and_punctuation(tmp_path: Path) -> None:
+    policy = {"case": "lower", "punctuation": "remove"}
+    config = Config.model_validate(tones_recipe(tmp_path) | {"tokenizer": policy})
+    tokenizer = Tokenizer.train(["Don't go, Tom."], config.tokenizer)
+    Bundle.create(config, tokenizer).save(tmp_path / "bundle", "card")
+    loaded = Bundle.load(tmp_path / "bundle").tokenizer
+    assert loaded.decode(loaded.encode("DON’T GO, TOM")) == "don't go tom"
 
 
 def refuse(bundle: Path, *words: str) -> None:

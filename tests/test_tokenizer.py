@@ -1,11 +1,24 @@
 """Text to tokens and back, and the one normalization."""
 
+import unicodedata
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import BundleError, DataError
-from asr.tokenizer import EOS, PAD, SOS, SPECIAL, UNK, Tokenizer, TokenizerConfig, normalize_text
+from asr.tokenizer import (
+    EOS,
+    PAD,
+    SOS,
+    SPECIAL,
+    UNK,
+    Case,
+    Tokenizer,
+    TokenizerConfig,
+    normalize_text,
+)
 
 TEXTS = ["今天 天气 很 好", "打开 ＷＩＦＩ 和 wifi", "三 点 go home"]
 
@@ -25,9 +38,59 @@ def test_normalization(text: str, expected: str) -> None:
     assert normalize_text(text) == expected
 
 
-@given(st.text())
-def test_normalizing_twice_changes_nothing(text: str) -> None:
-    assert normalize_text(normalize_text(text)) == normalize_text(text)
+NORMALIZATIONS = [
+    TokenizerConfig(case=case, punctuation=punctuation).normalize
+    for case in ("upper", "lower", "keep")
+    for punctuation in ("keep", "remove")
+]
+
+
+@pytest.mark.parametrize("normalize", NORMALIZATIONS)
+@given(st.text() | st.text(alphabet="aΣΐİßé́ \u0301'’-·,。今か゚क्षि\u200d\ufe0f❤~$", max_size=9))
+def test_normalizing_twice_changes_nothing(normalize: Callable[[str], str], text: str) -> None:
+    assert normalize(normalize(text)) == normalize(text)
+
+
+def test_the_default_is_upper_case_with_punctuation() -> None:
+    assert TokenizerConfig().normalize("Don’t, 今天。 go!") == "DON’T,今天。 GO!"
+    assert TokenizerConfig().normalize("Don’t, 今天。 go!") == normalize_text("Don’t, 今天。 go!")
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"), [("upper", "CAFÉ ΜΑΪ́ΟΥ"), ("lower", "café μαΐου"), ("keep", "Café Μαΐου")]
+)
+def test_case_and_combining_marks_become_one_form(case: Case, expected: str) -> None:
+    for form in ("NFC", "NFD"):
+        assert normalize_text(unicodedata.normalize(form, "Café Μαΐου"), case) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Don't send e-mail, O’Brien!", "Don't send e-mail O'Brien"),
+        ("'quoted' dogs' -- well-known - \u2010x\u2011y", "quoted dogs well-known x-y"),
+        ("one,two;three.Four", "one two three Four"),
+        ("今天，天气好！真的？《书》：“是”、对；。", "今天天气好真的书是对"),
+        ("维吾尔·买买提 col·lecció", "维吾尔买买提col·lecció"),
+        ("नमस्ते, क्या हाल है।", "नमस्ते क्या हाल है"),
+        ("السَّلَامُ عَلَيْكُمْ، كَيْفَ؟", "السَّلَامُ عَلَيْكُمْ كَيْفَ"),
+        ("\u05e6\u05d4\u05f4\u05dc", "\u05e6\u05d4\u05f4\u05dc"),
+        ("ok ❤\ufe0f 👨\u200d👩 ♪ yes~ <b>", "ok yes b"),
+        ("$5 + 3 = 8", "$5 + 3 = 8"),
+        ("…?!", ""),
+    ],
+)
+def test_removed_punctuation(text: str, expected: str) -> None:
+    assert normalize_text(text, "keep", "remove") == expected
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_a_tokenizer_has_the_case_and_the_punctuation_of_its_texts(kind: str) -> None:
+    config = TokenizerConfig(kind=kind, vocab_size=22, case="lower", punctuation="remove")
+    tokenizer = Tokenizer.train(["Don't go, Tom.", "Go on: Don't!"] * 5, config)
+    assert not set("".join(tokenizer.tokens()[4:])) - set("don'tgm▁")
+    for text in ("DON’T GO, TOM", "don't go tom"):
+        assert tokenizer.decode(tokenizer.encode(text)) == "don't go tom"
 
 
 def test_a_character_vocabulary_is_every_character_and_the_special_tokens() -> None:

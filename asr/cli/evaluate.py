@@ -44,7 +44,7 @@ def evaluate(
     device: Device = "auto",
     int8: Int8 = False,
 ) -> None:
-    """Print CER, its parts and the worst utterances; store them in the bundle's evaluation.json."""
+    """Print CER, WER of texts with spaces, the worst utterances; store them in evaluation.json."""
     import asr
     from asr.data.manifest import load_cuts
     from asr.evaluation.evaluate import evaluate as run
@@ -103,7 +103,11 @@ def tune(
         )
     names = ("ctc_weight", "lm_weight", "gamma", "confidence_threshold")
     rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
-    show(f"{cuts}: best first\n\n{tabulate(rows, [*names, 'CER'])}")
+    heading = [*names, "CER"]
+    if trials[0].wer is not None:
+        heading.append("WER")
+        rows = [[*row, f"{t.wer:.2%}"] for row, t in zip(rows, trials, strict=True)]
+    show(f"{cuts}: best first\n\n{tabulate(rows, heading)}")
     if write:
         write_weights(bundle, trials[0].decoding)
         show(f"written: {bundle / 'config.yaml'}")
@@ -138,11 +142,12 @@ def score(
     hypotheses: Annotated[Path, typer.Argument(help="Recognized texts, a line `id text` each.")],
     format: Format = "table",
 ) -> None:
-    """Print the pooled CER of one text file against another with the same ids."""
+    """Print the pooled CER, and WER, of one text file against another with the same ids."""
     from asr.evaluation.cer import score_files
 
-    counts = score_files(references, hypotheses)
+    counts, words = score_files(references, hypotheses)
     if format == "json":
-        show(json.dumps({"cer": counts.rate, **vars(counts)}, indent=2))
+        found = {"wer": words.rate, "words": vars(words)} if words else {}
+        show(json.dumps({"cer": counts.rate, **found, **vars(counts)}, indent=2))
     else:
-        show(str(counts))
+        show("\n".join([str(counts), *([words.described("WER", "words")] if words else [])]))

@@ -35,7 +35,8 @@ def info(
     rows = {**facts["parts"], f"total ({facts['parameters'] / 1e6:.2f} M)": facts["parameters"]}
     show(tabulate(rows.items(), ["part", "parameters"], intfmt=","))
     if evaluation := facts.get("evaluation"):
-        show(f"CER {evaluation['cer']:.2%} on {evaluation['cuts']}")
+        words = f", WER {evaluation['wer']:.2%}" if "wer" in evaluation else ""
+        show(f"CER {evaluation['cer']:.2%}{words} on {evaluation['cuts']}")
 
 
 @app.command()

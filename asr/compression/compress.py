@@ -120,6 +120,8 @@ class Report:
         if self.evaluations:
             before, after = self.evaluations
             facts["CER"] = f"{before.cer:.2%} -> {after.cer:.2%}"
+            if before.wer is not None:
+                facts["WER"] = f"{before.wer:.2%} -> {after.wer:.2%}"
             facts["RTF"] = f"{before.rtf:.4f} -> {after.rtf:.4f}"
         return facts
 
@@ -127,7 +129,9 @@ class Report:
         """Return plain values, for JSON."""
         values, evaluations = asdict(self), self.evaluations or ()
         del values["evaluations"]
-        rates = {name: [getattr(e, name) for e in evaluations] or None for name in ("cer", "rtf")}
+        has_wer = any(e.wer is not None for e in evaluations)
+        names = ("cer", *(["wer"] if has_wer else []), "rtf")
+        rates = {name: [getattr(e, name) for e in evaluations] or None for name in names}
         return values | rates
 
 

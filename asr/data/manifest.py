@@ -7,6 +7,7 @@ import contextlib
 import logging
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from asr.data.cuts import check_files, parse_line, read_cuts, read_lines
 from asr.data.shar import fetch, load_shar
 from asr.errors import AudioError, DataError
 from asr.schema import check_local
+from asr.tokenizer import normalize_text
 
 log = logging.getLogger(__name__)
 
@@ -104,11 +106,19 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
     return torch.from_numpy(wave_N)
 
 
-def filter_cuts(cuts: CutSet, config: DataConfig, source: Path) -> CutSet:
-    """Return the cuts of usable length that have a text; DataError if there are none."""
-    kept = cuts.filter(
-        lambda c: config.min_seconds <= c.duration <= config.max_seconds and bool(text_of(c))
-    ).to_eager()
+def filter_cuts(
+    cuts: CutSet,
+    config: DataConfig,
+    source: Path,
+    normalize: Callable[[str], str] = normalize_text,
+) -> CutSet:
+    """Return the cuts of usable length with a text when normalized; DataError if there are none."""
+
+    def is_usable(cut: Cut) -> bool:
+        fits = config.min_seconds <= cut.duration <= config.max_seconds
+        return fits and bool(normalize(text_of(cut)))
+
+    kept = cuts.filter(is_usable).to_eager()
     if dropped := len(cuts) - len(kept):
         log.warning(
             "%s: %d of %d utterances are left out: no text, or not within %g to %g s",

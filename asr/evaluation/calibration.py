@@ -1,34 +1,43 @@
-"""The confidence below which a text is left out, chosen on dev, and the CER with it."""
+"""The confidence below which a text is left out, chosen on dev, and the error rates with it."""
 
 from dataclasses import astuple
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from asr.decoding.hypothesis import Hypothesis
-from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.evaluation.cer import ErrorCounts, Normalize, character_errors, word_errors
+from asr.tokenizer import normalize_text
 
 # The threshold is the largest, of steps of 0.01 up to this, that so small a share of dev
 # utterances with a text is below.
 _MOST, _SHARE = 0.35, 0.01
 _STEPS = 100
+# Columns of the counts: an utterance with a text, then edits of characters and of words.
+_CHARACTERS, _WORDS, _COLUMNS = 1, 9, 17
 
 
 class Calibration:
     """Dev utterances by the confidence of their texts, with the edits of each.
 
-    `counts_CN` has a row for each hundredth: utterances with a reference text, the edits with the
-    recognized texts (4), and without (4). Those of several processes can be summed.
+    `counts_CN` has a row for each hundredth: utterances with a reference text, the edits of
+    characters with the recognized texts (4), and without (4), and the same of words. Those of
+    several processes can be summed.
     """
 
-    def __init__(self) -> None:
-        self.counts_CN = torch.zeros(_STEPS + 1, 9, dtype=torch.long)
+    def __init__(self, normalize: Normalize = normalize_text) -> None:
+        self.normalize = normalize
+        self.counts_CN = torch.zeros(_STEPS + 1, _COLUMNS, dtype=torch.long)
 
     def add(self, reference: str, hypothesis: Hypothesis) -> None:
         """Count an utterance, decoded without a threshold."""
-        kept = astuple(character_errors(reference, hypothesis.text))
-        lost = astuple(character_errors(reference, ""))
-        row = torch.tensor([int(lost[-1] > 0), *kept, *lost])
+        edits = [
+            astuple(count(reference, text, self.normalize))
+            for count in (character_errors, word_errors)
+            for text in (hypothesis.text, "")
+        ]
+        row = torch.tensor([int(edits[1][-1] > 0), *chain(*edits)])
         self.counts_CN[int(hypothesis.confidence * _STEPS)] += row
 
     @property
@@ -40,7 +49,15 @@ class Calibration:
         return min(steps / _STEPS, _MOST)
 
     def errors(self, threshold: float) -> ErrorCounts:
-        """Return the edits where texts below the threshold are left out."""
+        """Return the edits of characters where texts below the threshold are left out."""
+        return self._errors(threshold, _CHARACTERS)
+
+    def word_errors(self, threshold: float) -> ErrorCounts:
+        """Return the edits of words where texts below the threshold are left out."""
+        return self._errors(threshold, _WORDS)
+
+    def _errors(self, threshold: float, column: int) -> ErrorCounts:
         first = round(threshold * _STEPS)
-        lost, kept = self.counts_CN[:first, 5:].sum(0), self.counts_CN[first:, 1:5].sum(0)
+        kept = self.counts_CN[first:, column : column + 4].sum(0)
+        lost = self.counts_CN[:first, column + 4 : column + 8].sum(0)
         return ErrorCounts(*(lost + kept).tolist())

@@ -1,7 +1,8 @@
-"""The character error rate, pooled over a corpus, and the alignment of two texts."""
+"""The error rates of characters and words, pooled over a corpus; the alignment of two texts."""
 
 import operator
 import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import jiwer
 
 from asr.errors import DataError
-from asr.tokenizer import normalize_text
+from asr.tokenizer import HAN_LETTER, normalize_text
+
+Normalize = Callable[[str], str]
 
 _GAP = "*"
 _MARKS = {"equal": " ", "substitute": "S", "delete": "D", "insert": "I"}
@@ -17,7 +20,7 @@ _MARKS = {"equal": " ", "substitute": "S", "delete": "D", "insert": "I"}
 
 @dataclass(frozen=True)
 class ErrorCounts:
-    """Numbers of edits from references to hypotheses, in characters; they can be added."""
+    """Numbers of edits from references to hypotheses, in characters or words; can be added."""
 
     substitutions: int = 0
     insertions: int = 0
@@ -31,37 +34,68 @@ class ErrorCounts:
 
     @property
     def rate(self) -> float:
-        """Return the errors per reference character, above 1 with many insertions.
+        """Return the errors per character or word of the reference, above 1 with many insertions.
 
-        Without reference characters it is 0 or, with insertions, 1: JSON has no infinity.
+        Without a reference it is 0 or, with insertions, 1: JSON has no infinity.
         """
         if not self.reference_length:
             return float(self.errors > 0)
         return self.errors / self.reference_length
 
     def __str__(self) -> str:
+        """Return a sentence about characters, with the rate in percent."""
+        return self.described("CER", "characters")
+
+    def described(self, rate: str, units: str) -> str:
         """Return a sentence, with the rate in percent."""
         return (
-            f"CER {self.rate:.2%}: {self.substitutions} substitutions, {self.insertions} "
-            f"insertions, {self.deletions} deletions of {self.reference_length} characters"
+            f"{rate} {self.rate:.2%}: {self.substitutions} substitutions, {self.insertions} "
+            f"insertions, {self.deletions} deletions of {self.reference_length} {units}"
         )
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
         return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
 
 
-def character_errors(reference: str, hypothesis: str) -> ErrorCounts:
+def character_errors(
+    reference: str, hypothesis: str, normalize: Normalize = normalize_text
+) -> ErrorCounts:
     """Count the fewest edits between two texts, both normalized first; either may be empty."""
-    result = _align(reference, hypothesis)
-    length = len(result.references[0])
-    return ErrorCounts(result.substitutions, result.insertions, result.deletions, length)
+    return _counts(_align(reference, hypothesis, normalize))
 
 
-def score_files(references: Path, hypotheses: Path) -> ErrorCounts:
+def word_errors(
+    reference: str, hypothesis: str, normalize: Normalize = normalize_text
+) -> ErrorCounts:
+    """Count as `character_errors` does, but words, which have spaces between them."""
+    return _counts(jiwer.process_words(normalize(reference), normalize(hypothesis)))
+
+
+def have_words(texts: Iterable[str]) -> bool:
+    """Tell whether normalized texts have more than one word each on average.
+
+    What holds a Chinese character is not a word: Mandarin with names in Latin letters has none.
+    """
+    counts = [sum(not HAN_LETTER.search(word) for word in text.split()) for text in texts if text]
+    return sum(counts) > len(counts)
+
+
+def corpus_word_errors(
+    pairs: Iterable[tuple[str, str]], normalize: Normalize = normalize_text
+) -> ErrorCounts | None:
+    """Return the pooled errors in words of references and hypotheses; None without words."""
+    found = list(pairs)
+    if not have_words(normalize(reference) for reference, _ in found):
+        return None
+    return sum((word_errors(*pair, normalize) for pair in found), ErrorCounts())
+
+
+def score_files(references: Path, hypotheses: Path) -> tuple[ErrorCounts, ErrorCounts | None]:
     """Return the pooled errors of a file of hypotheses; each line of a file is `id text`.
 
-    Raises DataError where a file cannot be read, where a line has no id or one that is not unique,
-    or where the files have different ids.
+    The first counts characters; the second words, None where the references have none. Raises
+    DataError where a file cannot be read, where a line has no id or one that is not unique, or
+    where the files have different ids.
     """
     wanted, found = _read_texts(references), _read_texts(hypotheses)
     for path, ids in ((hypotheses, wanted.keys() - found), (references, found.keys() - wanted)):
@@ -70,15 +104,17 @@ def score_files(references: Path, hypotheses: Path) -> ErrorCounts:
                 f"{path}: {len(ids)} utterances of the other file are missing here "
                 f"({', '.join(sorted(ids)[:3])}): score files of the same utterances"
             )
-    return sum((character_errors(wanted[id], found[id]) for id in wanted), ErrorCounts())
+    pairs = [(wanted[id], found[id]) for id in wanted]
+    characters = sum((character_errors(*pair) for pair in pairs), ErrorCounts())
+    return characters, corpus_word_errors(pairs)
 
 
-def alignment(reference: str, hypothesis: str) -> str:
+def alignment(reference: str, hypothesis: str, normalize: Normalize = normalize_text) -> str:
     """Return three lines for a terminal: both texts, normalized, and S, D or I under each error.
 
     `*` fills gaps; characters that take two columns (Chinese) are aligned with those that take one.
     """
-    result = _align(reference, hypothesis)
+    result = _align(reference, hypothesis, normalize)
     above, below = result.references[0], result.hypotheses[0]
     lines = [["REF: "], ["HYP: "], ["     "]]
     for chunk in result.alignments[0]:
@@ -114,8 +150,13 @@ def _read_texts(path: Path) -> dict[str, str]:
     return texts
 
 
-def _align(reference: str, hypothesis: str) -> jiwer.CharacterOutput:
-    return jiwer.process_characters(normalize_text(reference), normalize_text(hypothesis))
+def _align(reference: str, hypothesis: str, normalize: Normalize) -> jiwer.CharacterOutput:
+    return jiwer.process_characters(normalize(reference), normalize(hypothesis))
+
+
+def _counts(result: jiwer.CharacterOutput | jiwer.WordOutput) -> ErrorCounts:
+    length = len(result.references[0])
+    return ErrorCounts(result.substitutions, result.insertions, result.deletions, length)
 
 
 def _width(character: str) -> int:

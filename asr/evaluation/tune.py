@@ -12,7 +12,8 @@ from asr.decoding.decode import Encoded
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError, DataError
 from asr.evaluation.calibration import Calibration
-from asr.evaluation.evaluate import readable_groups
+from asr.evaluation.cer import have_words
+from asr.evaluation.evaluate import readable_groups, with_text
 from asr.schema import FrozenModel
 from asr.transcription.recognizer import Recognizer
 
@@ -25,10 +26,11 @@ _ROUNDS = 2
 
 
 class Trial(FrozenModel):
-    """Decoding options and their CER."""
+    """Decoding options and their CER; their WER where the texts have words."""
 
     decoding: DecodingOptions
     cer: float
+    wer: float | None = None
 
 
 def tune(
@@ -49,13 +51,16 @@ def tune(
     if not batches:
         raise DataError("no utterance with a transcript could be read: check the manifest")
     trials: dict[DecodingOptions, Trial] = {}
+    normalize = recognizer.tokenizer.normalize
+    shows_words = have_words(normalize(text) for _, texts in batches for text in texts)
 
     def evaluate_trial(tried: DecodingOptions) -> None:
         if tried not in trials:
             found = _calibration(recognizer, batches, tried)
             threshold = found.threshold
             decoding = tried.model_copy(update={"confidence_threshold": threshold})
-            trials[tried] = Trial(decoding=decoding, cer=found.errors(threshold).rate)
+            wer = found.word_errors(threshold).rate if shows_words else None
+            trials[tried] = Trial(decoding=decoding, cer=found.errors(threshold).rate, wer=wer)
             on_trial(trials[tried])
 
     best = options.model_copy(update={"n_best": 1, "confidence_threshold": None})
@@ -103,9 +108,9 @@ def _encode(
     recognizer: Recognizer, cuts: CutSet, limit: int
 ) -> Iterator[tuple[Encoded, list[str]]]:
     """Yield batches of encoded utterances, in the CPU's memory, with their texts."""
-    todo = sorted((c for c in cuts if text_of(c)), key=lambda c: (c.duration, c.id))
+    todo = with_text(recognizer, cuts)
     chosen = CutSet.from_cuts(todo[:: max(1, -(-len(todo) // limit))])
-    for _, group in readable_groups(chosen, recognizer.sample_rate):
+    for _, group in readable_groups(recognizer, chosen):
         for indices, encoded in recognizer.encode([wave for _, wave in group]):
             # The log-probabilities of all utterances could fill a GPU.
             yield encoded.to(torch.device("cpu")), [text_of(group[i][0]) for i in indices]
@@ -114,7 +119,7 @@ def _encode(
 def _calibration(
     recognizer: Recognizer, batches: list[tuple[Encoded, list[str]]], options: DecodingOptions
 ) -> Calibration:
-    calibration = Calibration()
+    calibration = Calibration(recognizer.tokenizer.normalize)
     for encoded, texts in batches:
         found = recognizer.decode(encoded.to(recognizer.device), options)
         for text, nbest in zip(texts, found, strict=True):

@@ -14,19 +14,20 @@ from asr.reporting.cost import Cost, read_cost
 from asr.reporting.published import PAPERS, RunMetrics
 from asr.reporting.results import KeptEvaluation, describe, read_evaluation
 from asr.runtime.files import read_csv
-from asr.schema import FrozenModel
+from asr.schema import FrozenModel, OmitNone
 
 HISTORY = Path("training") / "history.csv"
 BASELINE = "transformer_large"
 
 
 class Epoch(FrozenModel):
-    """A line of training/history.csv."""
+    """A line of training/history.csv; that of texts without words has no WER."""
 
     epoch: int
     train_loss: float | None
     val_loss: float | None
     val_cer_percent: float | None
+    val_wer_percent: OmitNone[float] = None
     seconds: float | None
 
 
@@ -102,6 +103,7 @@ def _measured(run: Run, base: Run | None) -> RunMetrics:
         speedup_gpu=speedup("cuda"),
         speedup_cpu=speedup("cpu"),
         mean_length=own.mean_length if own else None,
+        wer=own.wer if own else None,
     )
 
 

@@ -14,6 +14,11 @@ def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
     kind: str = config.model.projection.kind
     if config.model.ranks:
         kind += f" (of {len(config.model.ranks)} modules compressed)"
+    text = {"upper": "upper case", "lower": "lower case", "keep": "case kept"}[
+        config.tokenizer.case
+    ]
+    if config.tokenizer.punctuation == "remove":
+        text += ", no punctuation"
     return f"""# A speech recognizer trained by lrt-asr
 
 {parameters / 1e6:.2f} M parameters, {kind} projections, {config.features.kind} features at
@@ -21,7 +26,7 @@ def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
 
 {rows}
 
-Text is normalized by `asr.tokenizer.normalize_text` (NFKC, upper case, no spaces beside Chinese
+Text is normalized by `asr.tokenizer.normalize_text` (NFKC, {text}, no spaces beside Chinese
 characters) before training and before scoring.
 
 ```python

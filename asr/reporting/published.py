@@ -1,6 +1,6 @@
 """Results printed in Cahyawijaya 2021 (tables 4.2 and 4.3), which repeat Winata et al. 2020."""
 
-from asr.schema import FrozenModel
+from asr.schema import FrozenModel, OmitNone
 
 
 class RunMetrics(FrozenModel):
@@ -8,7 +8,7 @@ class RunMetrics(FrozenModel):
 
     `delta_cer` is the CER below the baseline's, absolute; `compression` the share of the baseline's
     parameters that is saved; `speedup` the baseline's decoding time over this one's; `mean_length`
-    is |X̄|, in characters.
+    is |X̄|, in characters. `wer`, of texts with words, is in no table.
     """
 
     parameters_m: float | None = None
@@ -18,6 +18,7 @@ class RunMetrics(FrozenModel):
     speedup_gpu: float | None = None
     speedup_cpu: float | None = None
     mean_length: float | None = None
+    wer: OmitNone[float] = None
 
 
 def _printed(*cells: float) -> RunMetrics:

@@ -19,6 +19,7 @@ _TABLES = (
     ("model (thesis table 4.2)", (
         ("parameters (million)", "parameters_m", ".2f", 1),
         ("CER (%)", "cer", ".2f", 100),
+        ("WER (%)", "wer", ".2f", 100),
     )),
     ("model (thesis table 4.3)", (
         ("ΔCER (points)", "delta_cer", "+.2f", 100),
@@ -35,12 +36,17 @@ _COSTS = (
 
 
 def markdown(rows: list[ComparedRun]) -> str:
-    """Return the tables of each corpus; the thesis's numbers follow a slash."""
+    """Return the tables of each corpus; the thesis's numbers follow a slash.
+
+    Only a corpus whose texts have words has a WER.
+    """
     parts = []
     for corpus in dict.fromkeys(row.run.corpus for row in rows):
         own = [row for row in rows if row.run.corpus == corpus]
         parts += [f"## {corpus}", _tests(own)]
-        for title, columns in _TABLES:
+        has_wer = any(row.measured.wer is not None for row in own)
+        for title, all_columns in _TABLES:
+            columns = [c for c in all_columns if c[1] != "wer" or has_wer]
             cells = [[r.run.recipe, *(_beside(r, *c[1:]) for c in columns)] for r in own]
             parts.append(markdown_table(cells, [title, *(column[0] for column in columns)]))
         parts.append(markdown_table([_cost_cells(row.run) for row in own], _COSTS))

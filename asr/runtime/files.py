@@ -151,9 +151,9 @@ def read_json(path: Path, row_type: type[Row], what: str) -> Row | None:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows, at least one, under a line of the first one's keys."""
+    """Write rows, at least one, under a line of the last one's keys; earlier ones may lack some."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer = csv.DictWriter(text, rows[-1], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())
@@ -162,11 +162,12 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 def read_csv(path: Path, row_type: type[Row], error_type: type[AsrError]) -> list[Row]:
     """Read the rows of a CSV file with the columns of `row_type`, empty cells and nan as None.
 
-    A missing file has no rows. Raises `error_type` that names the file, or the line that is wrong.
+    Columns of fields with a default may be missing. A missing file has no rows. Raises
+    `error_type` that names the file, or the line that is wrong.
     """
     if not path.is_file():
         return []
-    rows, columns = [], list(row_type.model_fields)
+    rows, columns = [], row_type.model_fields
     try:
         text = read_bytes(path).decode("utf-8")
         lines = list(csv.DictReader(io.StringIO(text, newline="")))
@@ -174,7 +175,8 @@ def read_csv(path: Path, row_type: type[Row], error_type: type[AsrError]) -> lis
         raise error_type(f"{path}: not a CSV file ({error}): move it away") from error
     for number, line in enumerate(lines, 2):
         try:
-            cells = {key: None if line[key] in ("", "nan") else line[key] for key in columns}
+            known = [key for key in columns if key in line or columns[key].is_required()]
+            cells = {key: None if line[key] in ("", "nan") else line[key] for key in known}
             rows.append(row_type.model_validate(cells))
         except (ValidationError, KeyError) as error:
             raise error_type(

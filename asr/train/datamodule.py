@@ -75,10 +75,11 @@ class SpeechDataModule(TrainingData):
             f"data.batch_seconds={data.batch_seconds / 2:g} --set training.accumulate="
             f"{2 * training.accumulate}, the same steps in half the memory"
         )
-        self.utterances = filter_cuts(load_cuts(data.train), data, data.train)
+        normalize = config.tokenizer.normalize
+        self.utterances = filter_cuts(load_cuts(data.train), data, data.train, normalize)
         self.train_cuts: CutSet = perturb_speed(self.utterances, data.speed_factors)
         self.short_cuts = self._shortest()
-        self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev)
+        self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev, normalize)
         self.pauses = config.augment.pauses if config.augment else None
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 

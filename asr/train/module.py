@@ -1,4 +1,4 @@
-"""A speech recognizer in training: its losses, its dev CER, the rewiring of sparse projections.
+"""A speech recognizer in training: losses, dev CER and WER, rewiring of sparse projections.
 
 Legend: B utterances, S encoder steps, U tokens, V vocabulary.
 """
@@ -24,19 +24,23 @@ from asr.train.step import TrainingModule
 class SpeechModule(TrainingModule):
     """A bundle in training, with the decoder's cross-entropy and the CTC loss.
 
-    They are weighted and added (Watanabe et al. 2017, multiobjective learning).
+    They are weighted and added (Watanabe et al. 2017, multiobjective learning). With `has_words`,
+    the dev texts have words, and the WER is logged too.
     """
 
     model: SpeechTransformer
-    dev_metrics = ("val_loss", "val_cer_percent")
+    dev_metrics: tuple[str, ...] = ("val_loss", "val_cer_percent")
 
-    def __init__(self, bundle: Bundle, total_steps: int) -> None:
+    def __init__(self, bundle: Bundle, total_steps: int, has_words: bool = False) -> None:
         super().__init__(bundle.model, bundle.config, total_steps)
         share = self.config.model.ctc_weight
         self.loss_weights = (1 - share, share)
         self.loss_names = ("attention", "ctc") if self.model.ctc_head else ("attention",)
         self.decoder = SpeechDecoder(bundle.model, bundle.tokenizer)
-        self.calibration = Calibration()
+        self.has_words = has_words
+        if has_words:
+            self.dev_metrics = ("val_loss", "val_wer_percent", "val_cer_percent")
+        self.calibration = Calibration(bundle.tokenizer.normalize)
         self.identity = {"tokens": bundle.tokenizer.digest}
 
     def on_train_epoch_start(self) -> None:
@@ -105,7 +109,7 @@ class SpeechModule(TrainingModule):
     def on_validation_epoch_start(self) -> None:
         """Reset the calibration."""
         super().on_validation_epoch_start()
-        self.calibration = Calibration()
+        self.calibration = Calibration(self.decoder.tokenizer.normalize)
 
     def validate(self, batch: Batch) -> Tensor:
         """Return the losses (2,) of a dev batch; calibrate with the texts of greedy decoding."""
@@ -122,9 +126,9 @@ class SpeechModule(TrainingModule):
         return sums
 
     def on_validation_epoch_end(self) -> None:
-        """Log the loss, the threshold and the CER in percent over the dev sets of all processes.
+        """Log the loss, the threshold and the rates in percent over the dev sets of all processes.
 
-        The CER is that with the recipe's `decoding.confidence_threshold`, or the one to choose.
+        They are those with the recipe's `decoding.confidence_threshold`, or the one to choose.
         """
         super().on_validation_epoch_end()
         self.calibration.counts_CN = all_reduce_sum(self.calibration.counts_CN)
@@ -132,3 +136,5 @@ class SpeechModule(TrainingModule):
         threshold = self.calibration.threshold if chosen is None else chosen
         self.counters.confidence_threshold = threshold
         self.log("val/cer_percent", 100 * self.calibration.errors(threshold).rate)
+        if self.has_words:
+            self.log("val/wer_percent", 100 * self.calibration.word_errors(threshold).rate)

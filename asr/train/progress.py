@@ -18,7 +18,7 @@ _INTERVAL = 30.0  # seconds between lines without a terminal
 
 
 class TrainingProgress(Callback):
-    """Losses, CER and time after each epoch; within it a bar on a terminal, else lines.
+    """Losses, error rates and time after each epoch; within it a bar on a terminal, else lines.
 
     `clock` returns seconds.
     """
@@ -63,10 +63,11 @@ class TrainingProgress(Callback):
         """Close the bar, print the epoch's line."""
         self.on_exception()
         row = self.checkpoints.history[-1]
-        cer = f"dev CER {row['val_cer_percent']:.2f} %  " if "val_cer_percent" in row else ""
+        names = {"CER": "val_cer_percent", "WER": "val_wer_percent"}
+        rates = "".join(f"dev {k} {row[v]:.2f} %  " for k, v in names.items() if v in row)
         self.console.print(
             f"epoch {row['epoch']}/{trainer.max_epochs}  train loss {row['train_loss']:.4f}  "
-            f"dev loss {row['val_loss']:.4f}  {cer}step {trainer.global_step}  "
+            f"dev loss {row['val_loss']:.4f}  {rates}step {trainer.global_step}  "
             f"{row['seconds']:.0f} s",
             highlight=False, soft_wrap=True,
         )  # fmt: skip

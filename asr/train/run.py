@@ -18,6 +18,7 @@ from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, is_within, load_weigh
 from asr.config import Config, dump_config, load_config
 from asr.data.manifest import text_of
 from asr.errors import AsrError, ConfigError
+from asr.evaluation.cer import have_words
 from asr.model.size import count_parameters
 from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
@@ -68,7 +69,8 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         keep_buffers()
         L.seed_everything(config.seed, verbose=False)
         datamodule, bundle = rank_zero_first(lambda: _prepare(config, state))
-        module = SpeechModule(bundle, datamodule.total_steps)
+        texts = (config.tokenizer.normalize(text_of(cut)) for cut in datamodule.dev_cuts)
+        module = SpeechModule(bundle, datamodule.total_steps, have_words(texts))
         writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, chosen)
         checkpoints = Checkpoints(state, module, datamodule, writer.write)
         fit(module, checkpoints, chosen, writer.cost, MemoryProbe(datamodule))
@@ -109,7 +111,13 @@ class _BundleWriter:
         write_cost(self.out, self.cost.total)
 
     def _facts(self, checkpoints: Checkpoints) -> dict[str, Any]:
-        counters = self.module.counters
+        counters, best = self.module.counters, checkpoints.ranked[0]
+        names = {"CER": "val_cer_percent", "WER": "val_wer_percent"}
+        rates = {
+            f"dev {rate} of the best epoch, greedy": f"{best[name]:.2f}%"
+            for rate, name in names.items()
+            if name in best
+        }
         return {
             "training cuts": f"{self.datamodule} from {self.bundle.config.data.train}",
             "epochs": len(checkpoints.history),
@@ -117,7 +125,7 @@ class _BundleWriter:
             "steps skipped as not finite": counters.skipped,
             "trained on": f"{world_size()} x {self.device.type}",
             **self.cost.total.facts(),
-            "dev CER of the best epoch, greedy": f"{checkpoints.ranked[0]['val_cer_percent']:.2f}%",
+            **rates,
             "recordings skipped as unreadable": counters.unreadable,
             "utterances with more text than CTC can place": counters.too_short,
         }
@@ -154,9 +162,9 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     """
     datamodule, init = SpeechDataModule(config), config.training.init
     if rank() or states(state):
-        tokenizer = _tokenizer_of_run(state)
+        tokenizer = _tokenizer_of_run(state, config)
     elif init:
-        tokenizer = Bundle.load(init).tokenizer
+        tokenizer = _tokenizer_of_init(init, config)
     else:
         tokenizer = Tokenizer.train(map(text_of, datamodule.train_cuts), config.tokenizer)
     bundle = Bundle.create(config, tokenizer)
@@ -177,9 +185,22 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     return datamodule, bundle
 
 
-def _tokenizer_of_run(state: Path) -> Tokenizer:
+def _tokenizer_of_init(init: Path, config: Config) -> Tokenizer:
+    """Return the tokens that a run starts with. Raises ConfigError where texts would differ."""
+    bundle = Bundle.load(init)
+    for name in ("case", "punctuation"):
+        own, other = (getattr(c.tokenizer, name) for c in (config, bundle.config))
+        if own != other:
+            raise ConfigError(
+                f"tokenizer.{name} is {own}, but {other} in training.init {init}, whose tokens are "
+                f"used: set it to {other}"
+            )
+    return bundle.tokenizer
+
+
+def _tokenizer_of_run(state: Path, config: Config) -> Tokenizer:
     try:
-        return Tokenizer(read_bytes(state / TOKENIZER))
+        return Tokenizer(read_bytes(state / TOKENIZER), config.tokenizer.normalize)
     except (AsrError, OSError) as error:
         raise ConfigError(
             f"{state / TOKENIZER}: damaged ({error}), the run cannot be continued: give another "

@@ -171,7 +171,8 @@ class Recognizer:
         cut = [list(split_at_silence([w.numpy()], rate, self._longest_seconds)) for w in waves]
         results = iter(self.hypotheses([torch.from_numpy(c) for cs in cut for c in cs], options))
         found = [[next(results) for _ in chunks] for chunks in cut]
-        return [(normalize_text(" ".join(n[0].text for n in nbests)), nbests) for nbests in found]
+        texts = (" ".join(nbest[0].text for nbest in nbests) for nbests in found)
+        return [(normalize_text(t, "keep"), n) for t, n in zip(texts, found, strict=True)]
 
     def decode(
         self, encoded: Encoded, options: DecodingOptions | None = None

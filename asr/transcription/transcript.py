@@ -61,7 +61,7 @@ class Transcript:
         if len(segments) > 1:
             segments = tuple(replace(segment, nbest=()) for segment in segments)
         return cls(
-            text=normalize_text(" ".join(segment.text for segment in segments)),
+            text=normalize_text(" ".join(segment.text for segment in segments), "keep"),
             score=sum(segment.score for segment in segments),
             duration=duration,
             warnings=(*warnings, *left_out),

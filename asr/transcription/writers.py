@@ -117,7 +117,7 @@ def words(segment: Segment) -> list[Word]:
             found.append(word)
         else:
             found[-1] = _joined(found[-1], word)
-    return [word for word in found if normalize_text(word.text)]
+    return [word for word in found if word.text.strip()]
 
 
 def _evenly(segment: Segment) -> tuple[Token, ...]:
@@ -136,12 +136,14 @@ def _is_over(cue: list[Word], word: Word) -> bool:
 
 
 def _cue(words: list[Word], lines: list[str]) -> Cue:
-    return Cue(words[0].start, words[-1].end, "\n".join(map(normalize_text, lines)))
+    return Cue(
+        words[0].start, words[-1].end, "\n".join(normalize_text(line, "keep") for line in lines)
+    )
 
 
 def _wrapped(lines: list[str], word: Word) -> list[str]:
     """Return the lines of a subtitle with one more word."""
-    if lines and _columns(normalize_text(lines[-1] + word.text)) <= _COLUMNS:
+    if lines and _columns(normalize_text(lines[-1] + word.text, "keep")) <= _COLUMNS:
         return [*lines[:-1], lines[-1] + word.text]
     return [*lines, word.text]
 

@@ -28,7 +28,7 @@ def verbose(transcript: Transcript, form: TranscriptionForm) -> schemas.VerboseT
     asked = form.timestamp_granularities or ["segment"]
     segments = [_segment(i, segment) for i, segment in enumerate(transcript.segments)]
     timed = [
-        schemas.VerboseWord(word=normalize_text(word.text), start=word.start, end=word.end)
+        schemas.VerboseWord(word=normalize_text(word.text, "keep"), start=word.start, end=word.end)
         for segment in transcript.segments
         for word in words(segment)
     ]

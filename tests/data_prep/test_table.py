@@ -16,7 +16,7 @@ from data_prep.table import prepare
 from data_prep.transcripts import Line, read_transcripts
 from tests.helpers import encode, run_cli
 
-TEXTS = {"ann/1": "今天天气很好", "ann/2": "hello there", "bob/1": "明天见", "cat/1": "two words"}
+TEXTS = {"ann/1": "今天天气很好", "ann/2": "Hello there", "bob/1": "明天见", "cat/1": "two words"}
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def texts_of(out: Path) -> dict[str, str]:
 
 
 def spoken() -> dict[str, str]:
-    return {name.replace("/", "-"): text.upper() for name, text in TEXTS.items()}
+    return {name.replace("/", "-"): text for name, text in TEXTS.items()}
 
 
 def lines(form: str) -> str:
@@ -194,7 +194,7 @@ def test_nothing_outside_of_the_folder_is_used_and_no_command_is_run(
     rows = f"../outside.wav,a\n{tmp_path}/outside.wav,b\nann/1.wav,c\n"
     table = write(tmp_path / "t.csv", f"file,text\n{rows}")
     prepare(takes, table, tmp_path / "out", dev=0.0, test=0.0)
-    assert texts_of(tmp_path / "out") == {"ann-1": "C"}
+    assert texts_of(tmp_path / "out") == {"ann-1": "c"}
     folder = kaldi(tmp_path, takes)
     write(folder / "wav.scp", f"ann-1 touch {tmp_path}/ran |\nbob-1 {takes}/bob/1.wav\n")
     found = read_transcripts(folder)
@@ -219,7 +219,7 @@ def test_a_name_is_found_in_subfolders_unless_it_may_be_several(
 ) -> None:
     rows = "2.wav,a\n1.wav,b\nann/7/2.wav,c\ndan/2.wav,d\n"
     prepare(takes, write(tmp_path / "t.csv", f"file,text\n{rows}"), tmp_path / "out")
-    assert texts_of(tmp_path / "out") == {"ann-2": "A"}  # never the text of another recording
+    assert texts_of(tmp_path / "out") == {"ann-2": "a"}  # never the text of another recording
     assert "line 3: 1.wav may be any of 3 files in" in caplog.text
     assert "line 4: ann/7/2.wav is not in" in caplog.text
 
@@ -312,7 +312,7 @@ def test_formats_that_need_ffmpeg_become_flac(suffix: str, takes: Path, tmp_path
     table = write(tmp_path / "t.csv", "file,text,speaker\ndan/1,text,dan\nann/1,one,ann\n")
     for _ in range(2):  # the second time, the converted files are no recordings of the folder
         prepare(takes, table, takes / "out", dev=0.0, test=0.0)
-        assert texts_of(takes / "out") == {"dan-1": "TEXT", "ann-1": "ONE"}
+        assert texts_of(takes / "out") == {"dan-1": "text", "ann-1": "one"}
     cut = next(c for c in CutSet.from_file(takes / "out/train.jsonl.gz") if c.id == "dan-1")
     assert cut.duration == pytest.approx(1.0, abs=0.1) and cut.sampling_rate == rate
     assert np.std(cut.load_audio()[0]) == pytest.approx(0.3 / np.sqrt(2), rel=0.2)

@@ -7,6 +7,7 @@ import pytest
 from asr.decoding.hypothesis import Hypothesis
 from asr.evaluation.calibration import Calibration
 from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.tokenizer import TokenizerConfig
 
 GUESS = Hypothesis((5, 6), -1.0, -1.0, None, "eos", text="天好")
 
@@ -37,6 +38,16 @@ def test_what_holds_no_text_does_not_lower_it() -> None:
     for confidence in (0.9, 0.9, 0.05, 0.06):
         calibration.add("天好" if confidence > 0.5 else "", said(confidence))
     assert calibration.threshold == 0.35
+
+
+@pytest.mark.parametrize(("threshold", "errors"), [(0.0, 2), (0.2, 3)])
+def test_words_are_counted_under_the_models_normalization(threshold: float, errors: int) -> None:
+    calibration = Calibration(TokenizerConfig(case="lower", punctuation="remove").normalize)
+    calibration.add("Turn left, now!", said(0.1, "turn lift"))
+    calibration.add("Stop.", said(0.8, "stop"))
+    assert calibration.word_errors(threshold).errors == errors
+    assert calibration.word_errors(threshold).reference_length == 4
+    assert calibration.errors(0.0) == ErrorCounts(1, 0, 4, 13 + 4)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.2, 0.35])

@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asr.errors import DataError
-from asr.evaluation.cer import ErrorCounts, alignment, character_errors, score_files
-from asr.tokenizer import normalize_text
+from asr.evaluation.cer import (
+    ErrorCounts,
+    alignment,
+    character_errors,
+    corpus_word_errors,
+    have_words,
+    score_files,
+    word_errors,
+)
+from asr.tokenizer import TokenizerConfig, normalize_text
 from tests.helpers import run_cli
 
 TEXTS = st.text(alphabet="ab今天好 Ａ", max_size=12)
 
 
-def levenshtein(a: str, b: str) -> int:
+def levenshtein(a: Sequence[str], b: Sequence[str]) -> int:
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         previous, row = row, [i]
@@ -65,6 +74,58 @@ def test_errors_are_the_levenshtein_distance(reference, hypothesis):
     assert counts.errors == levenshtein(a, b)
     assert counts.reference_length == len(a)
     assert len(b) == len(a) - counts.deletions + counts.insertions
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "counts"),
+    [
+        ("go left now", "Go  LEFT now", (0, 0, 0, 3)),
+        ("go left now", "go lft", (1, 0, 1, 3)),
+        ("go left", "please go left", (0, 1, 0, 2)),
+        ("", "go left", (0, 2, 0, 0)),
+        ("go left", "", (0, 0, 2, 2)),
+        ("今天 天气", "今天天汽", (1, 0, 0, 1)),
+    ],
+)
+def test_words_counted_by_hand(reference, hypothesis, counts):
+    assert word_errors(reference, hypothesis) == ErrorCounts(*counts)
+
+
+@given(st.text("ab ", max_size=12), st.text("ab ", max_size=12))
+def test_word_errors_are_the_levenshtein_distance_of_the_words(reference, hypothesis):
+    counts = word_errors(reference, hypothesis)
+    assert counts.errors == levenshtein(reference.upper().split(), hypothesis.upper().split())
+    assert counts.reference_length == len(reference.split())
+
+
+def test_both_texts_are_normalized_in_the_same_given_way():
+    normalize = TokenizerConfig(case="keep", punctuation="remove").normalize
+    pair = "Don’t go, Tom!", "don't go tom"
+    assert character_errors(*pair, normalize).substitutions == 2
+    assert word_errors(*pair, normalize) == ErrorCounts(2, 0, 0, 3)
+    assert word_errors(*pair) == ErrorCounts(3, 0, 0, 3)
+    assert alignment(*pair, normalize).startswith("REF: Don't go Tom\n")
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["GO LEFT", "STOP"], True),
+        (["GO", "STOP", ""], False),
+        (["今天天气很好", "打开WIFI"], False),
+        (["我GO ON吧", "A B你C D"], False),
+        (["나는 학교에 간다"], True),
+        ([], False),
+    ],
+)
+def test_only_texts_with_several_words_have_words(texts, expected):
+    assert have_words(texts) is expected
+    assert (corpus_word_errors((text, text) for text in texts) is not None) is expected
+
+
+def test_a_corpus_pools_words_too():
+    pairs = [("ONE TWO THREE FOUR FIVE SIX SEVEN", "ONE TWO THREE FOUR FIVE SIX SEVEN"), ("NO", "")]
+    assert corpus_word_errors(pairs) == ErrorCounts(0, 0, 1, 8)
 
 
 def test_a_corpus_pools_counts_not_rates():
@@ -125,7 +186,7 @@ REFERENCES = "a 今天天气\nb  ＧＯ left\nc\t打开\nd 好\n"
 def test_files_are_scored_by_id_whatever_their_order_width_case_and_spaces(tmp_path: Path) -> None:
     references = texts(tmp_path / "ref.txt", REFERENCES)
     found = texts(tmp_path / "hyp.txt", "\ufeffc\t\r\nb go Left\r\n\r\nd\t好 吗\r\na\t今 天天汽")
-    assert score_files(references, found) == ErrorCounts(1, 1, 2, 4 + 7 + 2 + 1)
+    assert score_files(references, found) == (ErrorCounts(1, 1, 2, 4 + 7 + 2 + 1), None)
     printed = run_cli("score", references, found, "--format", "json")
     assert json.loads(printed.stdout) == {
         "cer": pytest.approx(4 / 14), "substitutions": 1, "insertions": 1, "deletions": 2,
@@ -133,9 +194,23 @@ def test_files_are_scored_by_id_whatever_their_order_width_case_and_spaces(tmp_p
     }  # fmt: skip
     assert "CER 28.57%" in run_cli("score", references, found).stdout
     silent = texts(tmp_path / "silent.txt", "a\nb \nc\t\nd\n")
-    assert score_files(silent, silent) == ErrorCounts()
-    assert score_files(silent, references).rate == 1.0
-    assert score_files(references, silent) == ErrorCounts(0, 0, 14, 14)
+    assert score_files(silent, silent) == (ErrorCounts(), None)
+    assert score_files(silent, references)[0].rate == 1.0
+    assert score_files(references, silent) == (ErrorCounts(0, 0, 14, 14), None)
+
+
+def test_files_of_a_language_with_spaces_are_scored_by_words_too(tmp_path: Path) -> None:
+    references = texts(tmp_path / "ref.txt", "a turn left now\nb stop\n")
+    found = texts(tmp_path / "hyp.txt", "a Turn lift\nb stop\n")
+    assert score_files(references, found)[1] == ErrorCounts(1, 0, 1, 4)
+    printed = json.loads(run_cli("score", references, found, "--format", "json").stdout)
+    assert printed["wer"] == 0.5
+    assert printed["words"] == {
+        "substitutions": 1, "insertions": 0, "deletions": 1, "reference_length": 4,
+    }  # fmt: skip
+    assert run_cli("score", references, found).stdout.splitlines()[1] == (
+        "WER 50.00%: 1 substitutions, 0 insertions, 1 deletions of 4 words"
+    )
 
 
 @pytest.mark.parametrize(

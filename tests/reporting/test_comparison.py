@@ -8,8 +8,9 @@ import pytest
 
 from asr.config import dump_config, load_config
 from asr.errors import BundleError, DataError
+from asr.evaluation.cer import ErrorCounts
 from asr.evaluation.evaluate import Evaluation
-from asr.reporting.comparison import compare, read_run
+from asr.reporting.comparison import as_json, compare, read_run
 from asr.reporting.cost import Cost, write_cost
 from asr.reporting.plots import draw_losses
 from asr.reporting.published import PAPERS
@@ -31,13 +32,20 @@ def run_folder(tmp_path: Path, name: str, *changes: str) -> Path:
 
 
 def evaluated(
-    folder: Path, cer: float, rtf: float, device: str = "cpu", beam: int = 8, cuts: str = "t.jsonl"
+    folder: Path,
+    cer: float,
+    rtf: float,
+    device: str = "cpu",
+    beam: int = 8,
+    cuts: str = "t.jsonl",
+    words: ErrorCounts | None = None,
 ) -> None:
     search = load_config(folder / "config.yaml").decoding
     result = Evaluation(
         cer=cer, substitutions=1, insertions=0, deletions=0, reference_length=10, mean_length=23.5,
         rtf=rtf, audio_seconds=9.0, utterances=2, skipped=0, device=device,
         decoding=search.model_copy(update={"beam_size": beam}), worst=(),
+        wer=words.rate if words else None, words=words,
     )  # fmt: skip
     write_evaluation(folder, Path(cuts), result)
 
@@ -92,6 +100,22 @@ def test_a_run_is_compared_with_its_baseline_and_the_papers(runs: list[Path]) ->
         "3", "1.000", "1.750", "2", "1.5", "2.5", "1.5 kWh (estimated, no meter)", "0.7",
     ]  # fmt: skip
     assert cells(text, "training", "transformer_large") == ["—"] * 8
+
+
+def test_only_a_corpus_with_words_has_a_wer(runs: list[Path]) -> None:
+    large, small = runs
+    assert "WER" not in markdown(compare([read_run(large), read_run(small)]))
+    evaluated(small, 0.1, 0.1, words=ErrorCounts(1, 1, 1, 12))
+    assert read_evaluation(small).words == ErrorCounts(1, 1, 1, 12)
+    assert "WER 25.00%: 1 sub" in (small / "README.md").read_text("utf-8")
+    assert run_cli("info", small).stdout.splitlines()[-1] == "CER 10.00%, WER 25.00% on t.jsonl"
+    rows = compare([read_run(large), read_run(small)])
+    assert "| WER (%) |" in " ".join(markdown(rows).split())
+    first = "model (thesis table 4.2)"
+    assert cells(markdown(rows), first, "lrt_r50")[1:] == ["10.00 / 13.60", "25.00 / —"]
+    assert cells(markdown(rows), first, "transformer_large")[2] == "— / —"
+    measured = [row["measured"] for row in json.loads(as_json(rows))]
+    assert "wer" not in measured[0] and measured[1]["wer"] == 0.25
 
 
 def test_json_has_the_same_and_files_are_written(runs: list[Path], tmp_path: Path) -> None:
