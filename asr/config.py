@@ -172,7 +172,12 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     """
     values = read_yaml(path)
     for override in overrides or []:
-        _override(values, override)
+        apply_override(values, override)
+    return check_config(values, path)
+
+
+def check_config(values: dict[Any, Any], path: Path) -> Config:
+    """Return the values of a recipe as a Config. Raises ConfigError, which names the path."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -184,7 +189,11 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def apply_override(values: dict[str, Any], override: str) -> str:
+    """Set a `key.key=value` in the values of a recipe, and return its key.
+
+    Raises ConfigError where it is written in another way.
+    """
     key, equals, text = override.partition("=")
     *parents, last = key.strip().split(".")
     if not equals or not last:
@@ -197,6 +206,7 @@ def _override(values: dict[str, Any], override: str) -> None:
         values[last] = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(f"--set {override}: the value is not YAML") from error
+    return ".".join((*parents, last))
 
 
 def _explain(error: ValidationError) -> str:

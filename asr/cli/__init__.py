@@ -19,7 +19,7 @@ from asr.errors import AsrError, is_out_of_memory
 
 __all__ = ["app", "main"]
 
-for _verbs in ("prepare", "train", "evaluate", "transcribe", "serve", "model", "bench"):
+for _verbs in ("new", "prepare", "train", "evaluate", "transcribe", "serve", "model", "bench"):
     import_module(f"asr.cli.{_verbs}")  # in the order of `asr --help`
 
 

@@ -24,7 +24,9 @@ from asr.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from asr.evaluation.evaluate import UtteranceErrors
+    from asr.decoding.options import DecodingOptions
+    from asr.evaluation.evaluate import Evaluation, UtteranceErrors
+    from asr.transcription.recognizer import Recognizer
 
 
 @app.command()
@@ -46,23 +48,12 @@ def evaluate(
 ) -> None:
     """Print CER, WER of texts with spaces, the worst utterances; store them in evaluation.json."""
     import asr
-    from asr.data.manifest import load_cuts
-    from asr.evaluation.evaluate import evaluate as run
     from asr.reporting.results import write_evaluation, write_hypotheses
 
     recognizer = asr.load(bundle, device, int8)
     changes = options.decoding_changes(beam, method, lm, lm_weight, confidence)
     decoding = recognizer.config.decoding.changed(changes)
-    chosen, utterances, n_done = load_cuts(cuts), list["UtteranceErrors"](), 0
-    with options.progress("evaluating", len(chosen)) as on_progress:
-
-        def on_group(size: int, found: list["UtteranceErrors"]) -> None:
-            nonlocal n_done
-            n_done += size
-            on_progress(n_done)
-            utterances.extend(found)
-
-        result = run(recognizer, chosen, decoding, worst, on_group)
+    result, utterances = evaluate_cuts(recognizer, cuts, decoding, worst)
     if format == "json":
         show(result.model_dump_json(indent=2))
     else:
@@ -72,6 +63,25 @@ def evaluate(
     if out_file:  # after the result is shown, for the disk may be full
         write_hypotheses(out_file, utterances)
     write_evaluation(bundle, cuts, result)
+
+
+def evaluate_cuts(
+    recognizer: "Recognizer", cuts: Path, decoding: "DecodingOptions", n_worst: int
+) -> tuple["Evaluation", list["UtteranceErrors"]]:
+    """Return the result on a manifest, and that of each utterance; show the progress."""
+    from asr.data.manifest import load_cuts
+    from asr.evaluation.evaluate import evaluate as run
+
+    chosen, utterances, n_done = load_cuts(cuts), list["UtteranceErrors"](), 0
+    with options.progress("evaluating", len(chosen)) as on_progress:
+
+        def on_group(size: int, found: list["UtteranceErrors"]) -> None:
+            nonlocal n_done
+            n_done += size
+            on_progress(n_done)
+            utterances.extend(found)
+
+        return run(recognizer, chosen, decoding, n_worst, on_group), utterances
 
 
 @app.command()

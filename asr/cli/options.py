@@ -1,6 +1,7 @@
 """What the verbs share: the program, its consoles, options that several take, progress."""
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,9 @@ Confidence = Annotated[
     typer.Option(min=0, max=0.99, help="Leave out texts of less confidence; 0: none."),
 ]
 LmWeight = Annotated[float | None, typer.Option(min=0, help="Its weight, as `asr tune` finds it.")]
+Column = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Its name, where it is not a usual one.")
+]
 Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr train` makes it.")]
 Format = Annotated[Literal["table", "json"], typer.Option(help="Format of the output.")]
 
@@ -86,6 +90,16 @@ def progress(
                 note(f"{title}: {int(done)}" + (f"/{total}, {done / total:.0%}" if total else ""))
 
         yield show
+
+
+@contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """Print how to continue where a signal stops the work; exit with 128 and its number."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        note(f"interrupted; continue with: {command}")
+        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
 
 
 def note(text: str) -> None:

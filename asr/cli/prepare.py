@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from tabulate import tabulate
 
-from asr.cli.options import Jobs, app, show
+from asr.cli.options import Column, Jobs, app, show
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
@@ -15,9 +15,6 @@ prepare_app = typer.Typer(help="Prepare a corpus on disk as lhotse cuts.", no_ar
 app.add_typer(prepare_app, name="prepare")
 
 Corpus = Annotated[Path, typer.Argument(metavar="CORPUS_DIR", help="The corpus as published.")]
-Column = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Its name, where it is not a usual one.")
-]
 Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the cuts.")]
 
 
@@ -31,7 +28,7 @@ def demo(
     """Prepare synthetic Mandarin, spoken by espeak-ng, for a first trial."""
     from data_prep.demo import prepare
 
-    _show_report(prepare(out_dir, seed=seed, train=train, jobs=jobs), out_dir)
+    show_report(prepare(out_dir, seed=seed, train=train, jobs=jobs), out_dir)
 
 
 @prepare_app.command()
@@ -39,7 +36,7 @@ def aishell1(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
     """Prepare AiShell-1 from the extracted tree or from data_aishell.tgz."""
     from data_prep.aishell1 import prepare
 
-    _show_report(prepare(corpus, out_dir, jobs=jobs), out_dir)
+    show_report(prepare(corpus, out_dir, jobs=jobs), out_dir)
 
 
 @prepare_app.command()
@@ -47,7 +44,7 @@ def hkust(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
     """Prepare HKUST from a folder that holds LDC2005S15 and LDC2005T32."""
     from data_prep.hkust import prepare
 
-    _show_report(prepare(corpus, out_dir, jobs=jobs), out_dir)
+    show_report(prepare(corpus, out_dir, jobs=jobs), out_dir)
 
 
 @prepare_app.command()
@@ -76,10 +73,11 @@ def table(
     report = prepare(
         recordings, transcripts, out_dir, columns=columns, dev=dev, test=test, jobs=jobs
     )
-    _show_report(report, out_dir)
+    show_report(report, out_dir)
 
 
-def _show_report(report: "Report", folder: Path) -> None:
+def show_report(report: "Report", folder: Path) -> None:
+    """Print the counts of a prepared corpus, and what was left out."""
     head = ("split", "utterances", "speakers", "hours", "characters", "left out")
     rows = [
         (name, s.utterances, s.speakers, s.hours, s.characters, _reasons(s.left_out) or "-")

@@ -1,16 +1,12 @@
 """`asr train`, `asr train-lm`."""
 
 import os
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from asr.cli.options import Bundle, Device, Overrides, app, note, show
+from asr.cli.options import Bundle, Device, Overrides, app, resumable, show
 from asr.errors import ConfigError
 
 Resume = Annotated[bool, typer.Option(help="Continue the run that --out holds.")]
@@ -34,7 +30,7 @@ def train(
 
     out_dir = out_dir or Path("exp") / recipe.resolve().parent.name / recipe.stem
     changes = "".join(f" --set '{change}'" for change in overrides or [])
-    with _resumable(f"train {recipe}{changes} --out {out_dir}"):
+    with resumable(f"asr train {recipe}{changes} --out {out_dir} --resume"):
         run(config, out_dir, resume, device)
     if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes prints
         show(f"{out_dir}")
@@ -64,16 +60,6 @@ def train_lm(
             if not is_within(bundle, path):  # a stranger's bundle would choose what is overwritten
                 raise ConfigError(f"{path}: leads out of {bundle}: give --out DIR")
     files = "".join(f" {path}" for path in texts or [])
-    with _resumable(f"train-lm {bundle}{files} --epochs {epochs} --out {out_dir}"):
+    with resumable(f"asr train-lm {bundle}{files} --epochs {epochs} --out {out_dir} --resume"):
         run(Loaded.load(bundle), texts or [], out_dir, epochs, resume, choose_device(device))
     show(f"{out_dir}")
-
-
-@contextmanager
-def _resumable(command: str) -> Iterator[None]:
-    """Print how to resume where a signal stops the run; exit with 128 and its number."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        note(f"interrupted; continue with: asr {command} --resume")
-        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))

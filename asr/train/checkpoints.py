@@ -174,7 +174,7 @@ def check_room(folder: Path, model: nn.Module, average: int) -> None:
     except OSError as error:
         raise AsrError(
             f"{folder}: no room for the {size / 1e6:.0f} MB that this run will write "
-            f"({error.strerror}): free some, or give another --out"
+            f"({error.strerror}): free some, or give another folder"
         ) from error
 
 

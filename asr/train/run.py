@@ -148,7 +148,7 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     if changed:
         raise ConfigError(
             f"{out}: was begun with another {', '.join(changed)} (see {state / CONFIG}): give "
-            "another --out, or the recipe as it was"
+            "another folder, or the recipe as it was"
         )
     return before == config and (state / _FINISHED).is_file() and (out / WEIGHTS).is_file()
 
@@ -204,7 +204,7 @@ def _tokenizer_of_run(state: Path, config: Config) -> Tokenizer:
     except (AsrError, OSError) as error:
         raise ConfigError(
             f"{state / TOKENIZER}: damaged ({error}), the run cannot be continued: give another "
-            "--out"
+            "folder"
         ) from error
 
 

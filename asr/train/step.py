@@ -207,7 +207,7 @@ class TrainingModule(L.LightningModule):
         if other:
             raise ConfigError(
                 f"this run was begun with other {' and '.join(other)}: continue with the same, or "
-                "give another --out"
+                "give another folder"
             )
         self.counters = TrainingCounters(**checkpoint["counters"])
 

@@ -112,11 +112,13 @@ def _check_state(path: Path) -> None:
         state = torch.load(path, weights_only=True, map_location="cpu")
         is_state = "state_dict" in state
     except Exception as error:  # torch raises many types on a damaged file
-        raise ConfigError(f"{path}: damaged, it cannot be continued: give another --out") from error
+        raise ConfigError(
+            f"{path}: damaged, it cannot be continued: give another folder"
+        ) from error
     if damaged:
-        raise ConfigError(f"{path}: damaged, it cannot be continued: give another --out")
+        raise ConfigError(f"{path}: damaged, it cannot be continued: give another folder")
     if not is_state:
-        raise ConfigError(f"{path}: not the state of a training: give another --out")
+        raise ConfigError(f"{path}: not the state of a training: give another folder")
 
 
 def _explain(error: Exception, datamodule: TrainingData) -> AsrError | None:

@@ -1,0 +1,192 @@
+"""`asr new`: from a folder of recordings and a table of their texts to an evaluated model."""
+
+import hashlib
+import shlex
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asr.cli.evaluate import evaluate_cuts
+from asr.cli.options import Column, Device, Overrides, app, note, progress, resumable, show
+from asr.cli.prepare import show_report
+from asr.errors import ConfigError, DataError
+from asr.schema import FrozenModel
+
+if TYPE_CHECKING:
+    from asr.config import Config
+    from asr.new.measure import Corpus
+
+_SOURCES, _DATA, _CORPUS, _RECIPE, _MODEL = (
+    "sources.json", "data", "corpus.json", "recipe.yaml", "model",
+)  # fmt: skip
+
+
+class Sources(FrozenModel):
+    """What a folder was made of; `digest` is that of the table's lines."""
+
+    recordings: str
+    transcripts: str
+    columns: dict[str, str]
+    digest: str
+
+
+@app.command()
+def new(
+    folder: Annotated[Path, typer.Argument(help="For corpus, recipe and model.")],
+    recordings: Annotated[Path, typer.Option(help="A folder of recordings, in any format.")],
+    transcripts: Annotated[
+        Path, typer.Option(help="Their texts: csv, tsv, jsonl, or a Kaldi or metadata folder.")
+    ],
+    audio_column: Column = None,
+    text_column: Column = None,
+    speaker_column: Column = None,
+    overrides: Overrides = None,
+    device: Device = "auto",
+) -> None:
+    """Prepare recordings of your own, choose a recipe, train and evaluate; again to continue."""
+    named = {"audio": audio_column, "text": text_column, "speaker": speaker_column}
+    columns = {kind: name for kind, name in named.items() if name}
+    command = ["asr", *sys.argv[1:]]
+    with resumable(shlex.join(command)):
+        _begin(folder, _sources(recordings, transcripts, columns))
+        corpus = _prepare(folder, recordings, transcripts, columns)
+        config = _recipe(folder, corpus, overrides)
+        _train(folder, config, device)
+        show(f"\n{_evaluate(folder, corpus, device)}\n\nNext:")
+    longer = f"training.epochs={2 * config.training.epochs}"
+    model = str(folder / _MODEL)
+    for line in (
+        ["asr", "transcribe", model, "FILE.wav"],
+        ["asr", "serve", model],
+        [*command, "--set", longer],
+    ):
+        show(f"  {shlex.join(line)}")
+
+
+def _sources(recordings: Path, transcripts: Path, columns: dict[str, str]) -> Sources:
+    """Return what is given. Raises AsrError where it cannot be read."""
+    from data_prep.transcripts import read_transcripts
+
+    digest = hashlib.sha256()
+    for line in read_transcripts(transcripts, columns).lines:
+        digest.update(repr(line).encode())
+    if not recordings.is_dir():
+        raise DataError(f"{recordings}: there is no such folder: give the folder of the recordings")
+    return Sources(
+        recordings=_absolute(recordings),
+        transcripts=_absolute(transcripts),
+        columns=columns,
+        digest=digest.hexdigest(),
+    )
+
+
+def _begin(folder: Path, sources: Sources) -> None:
+    """Note in the folder what it is made of. Raises ConfigError where that is something else."""
+    from asr.runtime.files import read_json, write_text
+
+    _absolute(folder)
+    before = read_json(folder / _SOURCES, Sources, "what `asr new` wrote: give a new folder")
+    if before is None:
+        for name in (_DATA, _CORPUS, _RECIPE, _MODEL):
+            if (folder / name).exists():
+                raise ConfigError(
+                    f"{folder}: holds {name}, which `asr new` did not make: give a new folder"
+                )
+        write_text(folder / _SOURCES, sources.model_dump_json(indent=2) + "\n")
+    elif before.model_copy(update={"digest": sources.digest}) != sources:
+        columns = "".join(f" --{kind}-column {name}" for kind, name in before.columns.items())
+        raise ConfigError(
+            f"{folder}: was made with --recordings {before.recordings} --transcripts "
+            f"{before.transcripts}{columns}: give these, or a new folder"
+        )
+    elif before != sources:
+        raise ConfigError(
+            f"{sources.transcripts}: has changed since {folder} was begun: give a new folder, or "
+            "the table as it was"
+        )
+
+
+def _absolute(path: Path) -> str:
+    """Return an absolute path. Raises ConfigError where a recipe could not hold it."""
+    absolute = str(path.resolve())
+    try:
+        absolute.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path}: its name is not in UTF-8: rename it") from error
+    return absolute
+
+
+def _prepare(
+    folder: Path, recordings: Path, transcripts: Path, columns: dict[str, str]
+) -> "Corpus":
+    """Write cuts and measurements, unless they are there; where that fails, leave nothing."""
+    from asr.new.measure import SAMPLED, Corpus, measure
+    from asr.runtime.files import read_json, write_text
+    from data_prep.table import prepare
+
+    data = folder / _DATA
+    corpus = read_json(folder / _CORPUS, Corpus, "measurements of `asr new`: remove it")
+    if corpus:
+        note(f"{data}: is prepared already")
+        return corpus
+    for left in data.glob(".partial-*"):  # by a killed run
+        shutil.rmtree(left)
+    try:
+        report = prepare(recordings, transcripts, data, columns=columns)
+        show_report(report, data)
+        splits = [name for name, split in report.splits.items() if split.utterances]
+        with progress("measuring", SAMPLED) as on_progress:
+            corpus = measure(data, splits, on_progress)
+    except Exception:
+        shutil.rmtree(data, ignore_errors=True)
+        (folder / _SOURCES).unlink(missing_ok=True)
+        with suppress(OSError):  # it may hold something else
+            folder.rmdir()
+        raise
+    show(f"\n{corpus}")
+    write_text(folder / _CORPUS, corpus.model_dump_json(indent=2) + "\n")
+    return corpus
+
+
+def _recipe(folder: Path, corpus: "Corpus", overrides: list[str] | None) -> "Config":
+    """Choose and write a recipe with `overrides` in it; one that is there is used as it is."""
+    from asr.config import check_config, load_config
+    from asr.new.recipe import HEAD, as_yaml, choose
+    from asr.runtime.files import write_text
+
+    path = folder / _RECIPE
+    if path.exists():
+        note(f"{path}: is used as it is")
+        return load_config(path, overrides)
+    recipe = choose(corpus, (folder / _DATA).resolve(), overrides)
+    config = check_config(recipe.values, path)
+    write_text(path, f"{HEAD}\n{as_yaml(recipe)}")
+    note(f"{path}: is chosen for this corpus; each value has its reason there")
+    return config
+
+
+def _train(folder: Path, config: "Config", device: str) -> None:
+    from asr.train.run import train
+
+    train(config, folder / _MODEL, resume=True, device=device)
+
+
+def _evaluate(folder: Path, corpus: "Corpus", device: str) -> str:
+    """Evaluate on test, or on dev where there is none, and return what the card then says."""
+    import asr
+    from asr.new.card import expectation, read_expectation, write_expectation
+    from asr.reporting.results import write_evaluation
+
+    model, split = folder / _MODEL, "test" if "test" in corpus.splits else "dev"
+    if found := read_expectation(model):
+        note(f"{model}: is trained and evaluated already, nothing is left to do")
+        return found
+    cuts, recognizer = folder / _DATA / f"{split}.jsonl.gz", asr.load(model, device)
+    result, _ = evaluate_cuts(recognizer, cuts, recognizer.config.decoding, 10)
+    write_evaluation(model, cuts, result)
+    write_expectation(model, expectation(corpus, split, result))
+    return read_expectation(model)

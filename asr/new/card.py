@@ -1,0 +1,51 @@
+"""What to expect of a model, on its card."""
+
+from pathlib import Path
+
+from asr.bundle import CARD
+from asr.evaluation.evaluate import Evaluation
+from asr.new.measure import Corpus
+from asr.runtime.files import write_text
+
+_HEADING, _RESULTS = "## What to expect", "## Results"
+_LITTLE_HOURS, _FEW_UTTERANCES = 10.0, 100
+
+
+def expectation(corpus: Corpus, split: str, evaluation: Evaluation) -> str:
+    """Return sentences on what an evaluation on dev or test says, and on what it does not."""
+    size = corpus.splits[split]
+    who = f"{size.speakers} speakers who are" if size.speakers > 1 else "one speaker who is"
+    spoken = f"{evaluation.utterances} utterances"
+    parts = [
+        f"Measured on {spoken} of {who} not in its training: CER "
+        f"{evaluation.cer:.2%}; other voices, rooms and microphones will be worse."
+        if size.is_unseen
+        else f"Measured on {spoken} that are not in its training, while their speakers are, or are "
+        f"not named: CER {evaluation.cer:.2%}; other people will be recognized worse, and so "
+        "will other rooms and microphones."
+    ]
+    if split == "dev":
+        parts.append("These utterances chose the epochs, so the true rate is higher.")
+    if evaluation.utterances < _FEW_UTTERANCES:
+        parts.append("So few utterances give a rough figure.")
+    if corpus.hours < _LITTLE_HOURS:
+        of_whom = f" of {corpus.speakers} speakers" if corpus.speakers > 1 else ""
+        parts.append(
+            f"It was trained on {corpus.hours:.2g} h{of_whom}, which is little: expect the words "
+            "and voices of the training, not others."
+        )
+    if evaluation.cer > 0.5:
+        parts.append("With more than half of the characters wrong it is of no use yet.")
+    return " ".join(parts)
+
+
+def read_expectation(bundle: Path) -> str:
+    """Return what the card says to expect; empty where it says nothing yet."""
+    card = (bundle / CARD).read_text("utf-8") if (bundle / CARD).is_file() else ""
+    return card.partition(f"{_HEADING}\n")[2].partition(_RESULTS)[0].strip()
+
+
+def write_expectation(bundle: Path, text: str) -> None:
+    """Write it into the card of an evaluated bundle, before the results."""
+    head, results, rest = (bundle / CARD).read_text("utf-8").partition(_RESULTS)
+    write_text(bundle / CARD, f"{head.rstrip()}\n\n{_HEADING}\n\n{text}\n\n{results}{rest}")

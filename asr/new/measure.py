@@ -1,0 +1,139 @@
+"""Measure a prepared corpus: how much there is of what, as far as the choice of a recipe needs it.
+
+Legend: N samples.
+"""
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from lhotse.cut import Cut
+from pydantic import Field, PositiveFloat, PositiveInt
+from tabulate import tabulate
+
+from asr.data.manifest import load_cuts, read_wave, text_of
+from asr.errors import AudioError, DataError
+from asr.schema import FrozenModel
+
+LONGEST = 30.0  # seconds of an utterance that trains
+SAMPLED = 300  # recordings whose silence is measured
+_FRAME_SECONDS = 0.025
+_SILENCE = 10 ** (-35 / 20)  # of the loudest frame's amplitude
+
+
+class SplitSize(FrozenModel):
+    """The size of dev or test; `is_unseen`: all its speakers are named, and none is in training."""
+
+    utterances: PositiveInt
+    speakers: int
+    is_unseen: bool
+
+
+class Corpus(FrozenModel):
+    """What a corpus is like; all but `splits` is of the training utterances of at most 30 s.
+
+    `speakers` are those that are named, `characters` and `words` the different ones. A space is a
+    character too in `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence` is
+    the share of frames 35 dB below the loudest of their utterance. `too_long` counts utterances of
+    more than 30 s.
+    """
+
+    hours: PositiveFloat
+    utterances: PositiveInt
+    speakers: int
+    characters: PositiveInt
+    words: PositiveInt
+    seconds_per_character: PositiveFloat
+    shortest: PositiveFloat  # the 10th percentile of the utterances' seconds
+    longest: PositiveFloat  # the 90th
+    sample_rates: dict[int, float]
+    silence: Annotated[float, Field(ge=0, le=1)]
+    too_long: int = 0
+    splits: dict[str, SplitSize]
+
+    def __str__(self) -> str:
+        rates = ", ".join(f"{rate} Hz ({hours:.2f} h)" for rate, hours in self.sample_rates.items())
+        rows = [
+            ("hours of training", f"{self.hours:.2f}"),
+            ("speakers", f"{self.speakers or 'not named'}"),
+            ("different characters", f"{self.characters:,}"),
+            ("seconds per character", f"{self.seconds_per_character:.3f}"),
+            ("seconds of most utterances", f"{self.shortest:.1f} to {self.longest:.1f}"),
+            ("sample rates", rates),
+            ("share of silence", f"{self.silence:.0%}"),
+        ]
+        return tabulate(rows, disable_numparse=True)
+
+
+def measure(
+    data: Path, splits: Collection[str], on_progress: Callable[[float], None] = lambda _: None
+) -> Corpus:
+    """Return what the corpus in a folder of `asr prepare` is like, of which `splits` are not empty.
+
+    `on_progress` receives how many of at most 300 recordings have been read. Raises DataError
+    where nothing is left for training or dev.
+    """
+    for split in ("train", "dev"):
+        if split not in splits:
+            raise DataError(
+                f"{data}: no utterance is left for {split}: give more recordings, or name some for "
+                "it in a column split of the table"
+            )
+    cuts = {split: list(load_cuts(data / f"{split}.jsonl.gz")) for split in splits}
+    train = [cut for cut in cuts["train"] if cut.duration <= LONGEST]
+    if not train:
+        raise DataError(
+            f"{data}: all {len(cuts['train'])} utterances for training are longer than {LONGEST:g} "
+            "s: cut them to sentences, or give their parts in columns start and duration"
+        )
+    texts, durations = [text_of(cut) for cut in train], [float(cut.duration) for cut in train]
+    rates = {cut.sampling_rate: 0.0 for cut in sorted(train, key=lambda cut: cut.sampling_rate)}
+    for cut in train:
+        rates[cut.sampling_rate] += cut.duration / 3600
+    speakers = _speakers(cuts["train"])
+    shortest, longest = np.percentile(durations, [10, 90])
+    return Corpus(
+        hours=sum(durations) / 3600,
+        utterances=len(train),
+        speakers=len(speakers - {""}),
+        characters=len(set("".join(texts)) - {" "}),
+        words=len({word for text in texts for word in text.split()}),
+        seconds_per_character=sum(durations) / sum(map(len, texts)),
+        shortest=float(shortest),
+        longest=float(longest),
+        sample_rates=rates,
+        silence=_silence(train, on_progress),
+        too_long=len(cuts["train"]) - len(train),
+        splits={split: _size(some, speakers) for split, some in cuts.items() if split != "train"},
+    )
+
+
+def _speakers(cuts: Sequence[Cut]) -> set[str]:
+    """Return the names of speakers, with an empty one for those without."""
+    return {one.speaker or "" for cut in cuts for one in cut.supervisions}
+
+
+def _size(cuts: Sequence[Cut], trained: set[str]) -> SplitSize:
+    speakers = _speakers(cuts)
+    is_unseen = "" not in speakers | trained and not speakers & trained
+    return SplitSize(utterances=len(cuts), speakers=len(speakers - {""}), is_unseen=is_unseen)
+
+
+def _silence(cuts: Sequence[Cut], on_progress: Callable[[float], None]) -> float:
+    """Return the share of quiet frames in some recordings, drawn at random."""
+    sample = random.Random(1).sample(list(cuts), min(SAMPLED, len(cuts)))
+    quiet, n_frames = 0, 0
+    for n_done, cut in enumerate(sample, 1):
+        try:
+            wave_N = read_wave(cut, cut.sampling_rate).numpy()
+        except AudioError:
+            continue  # which training reports and skips
+        size = round(_FRAME_SECONDS * cut.sampling_rate)
+        frames = wave_N[: len(wave_N) // size * size].reshape(-1, size)
+        loudness = np.sqrt(np.square(frames, dtype=np.float64).mean(1))
+        quiet += int((loudness <= _SILENCE * loudness.max(initial=0.0)).sum())
+        n_frames += len(frames)
+        on_progress(n_done)
+    return quiet / max(1, n_frames)

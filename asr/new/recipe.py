@@ -1,0 +1,249 @@
+"""Choose a recipe for a corpus: a function of its measurements alone, each value with its reason.
+
+What is known to learn is in recipes/digits, recipes/aishell1/small_real.yaml and recipes/demo. The
+two larger models have not been trained by the authors.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from asr.config import apply_override
+from asr.new.measure import LONGEST, Corpus
+
+HEAD = "# Chosen by `asr new`. Change what you like: the same command uses the file as it is then."
+_STEPS_OF_AN_HOUR = 6000  # steps that a corpus of at most an hour gets
+_CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps for
+_BPE_HOURS, _BPE_WORDS = 20.0, 5000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The values of a recipe, as YAML holds them, and the reasons for some by their dotted keys."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, key: str, value: object, reason: str = "") -> None:
+        """Add the value of a dotted key."""
+        *parents, last = key.split(".")
+        values = self.values
+        for parent in parents:
+            values = values.setdefault(parent, {})
+        values[last] = value
+        if reason:
+            self.reasons[key] = reason
+
+
+class _Size(NamedTuple):
+    """A model, and how it is trained, for corpora of so many hours or more."""
+
+    hours: float
+    d_model: int
+    n_heads: int
+    rank: int
+    channels: tuple[int, int]
+    n_layers: tuple[int, int]  # of encoder and decoder
+    dropout: float
+    n_mels: int
+    ctc_weight: float
+    lr: float
+    warmup: int
+    batch_seconds: float
+    accumulate: int
+    average: int
+    source: str
+
+
+_SIZES = (
+    _Size(0, 128, 4, 32, (16, 32), (4, 1), 0.0, 40, 0.7, 1.2e-3, 300, 45, 1, 3,
+          "as in recipes/digits"),
+    _Size(1, 192, 4, 48, (16, 32), (4, 2), 0.0, 40, 0.7, 1.0e-3, 400, 45, 1, 3,
+          "as in recipes/aishell1/small_real.yaml, which learned 500 words from 2.8 h"),
+    _Size(20, 256, 4, 64, (32, 64), (6, 2), 0.1, 80, 0.3, 7.0e-4, 1000, 120, 1, 5,
+          "between small_real.yaml and best.yaml of recipes/aishell1; not trained by the authors"),
+    _Size(100, 384, 6, 72, (32, 64), (8, 3), 0.1, 80, 0.3, 4.0e-4, 4000, 120, 2, 10,
+          "as in recipes/aishell1/best.yaml; not trained by the authors"),
+)  # fmt: skip
+
+
+def choose(corpus: Corpus, data: Path, overrides: list[str] | None = None) -> Recipe:
+    """Return a recipe for the corpus in the folder `data`, with `key.key=value` set in it.
+
+    Where `training.epochs` is among these, what depends on it follows. Raises ConfigError where one
+    is not written so.
+    """
+    given: dict[str, Any] = {}
+    keys = [apply_override(given, override) for override in overrides or []]
+    recipe, size = Recipe(), next(s for s in reversed(_SIZES) if s.hours <= corpus.hours)
+    n_speeds = 3 if corpus.hours < 200 else 1
+    batch_seconds = _batch_seconds(corpus, size, n_speeds)
+    step_seconds = batch_seconds * size.accumulate
+    steps = math.ceil(corpus.hours * 3600 * n_speeds / step_seconds)
+    epochs = given["training"].get("epochs") if isinstance(given.get("training"), dict) else None
+    if not isinstance(epochs, int) or epochs < 1:
+        wanted = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
+        epochs = min(max(10, math.ceil(wanted / steps)), 200)
+    _add_data(recipe, corpus, data, batch_seconds, n_speeds, steps)
+    _add_features(recipe, corpus, size)
+    _add_augmentation(recipe, corpus, size, epochs)
+    is_aligned = _add_tokens(recipe, corpus)
+    _add_model(recipe, corpus, size, is_aligned)
+    _add_training(recipe, corpus, size, epochs, steps)
+    for key, override in zip(keys, overrides or [], strict=True):
+        apply_override(recipe.values, override)
+        recipe.reasons[key] = "given by --set"
+    return recipe
+
+
+def as_yaml(recipe: Recipe) -> str:
+    """Return the text of a recipe, with a comment on each value that has a reason."""
+    return "".join(f"{line}\n" for line in _lines(recipe.values, recipe.reasons))
+
+
+def _lines(values: Mapping[str, Any], reasons: Mapping[str, str], above: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        key = f"{above}{name}"
+        indent, why = "  " * key.count("."), f"  # {reasons[key]}" if key in reasons else ""
+        if isinstance(value, dict) and value:
+            yield f"{indent}{name}:{why}"
+            yield from _lines(value, reasons, f"{key}.")
+        else:
+            flow = yaml.safe_dump(
+                {name: value}, default_flow_style=True, allow_unicode=True, width=math.inf
+            )
+            yield f"{indent}{flow.strip()[1:-1]}{why}"
+
+
+def _batch_seconds(corpus: Corpus, size: _Size, n_speeds: int) -> float:
+    """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
+    share = corpus.hours * 3600 * n_speeds / 150
+    return float(round(max(8.0, 2 * corpus.longest, min(size.batch_seconds, share))))
+
+
+def _add_data(
+    recipe: Recipe, corpus: Corpus, data: Path, batch_seconds: float, n_speeds: int, steps: int
+) -> None:
+    recipe.add("data.train", str(data / "train.jsonl.gz"))
+    recipe.add("data.dev", str(data / "dev.jsonl.gz"))
+    recipe.add(
+        "data.batch_seconds",
+        batch_seconds,
+        f"about {steps:,} steps an epoch; less needs less memory",
+    )
+    speeds = [0.9, 1.0, 1.1] if n_speeds == 3 else [1.0]
+    why = "other speeds are like other speakers" if n_speeds == 3 else "there is enough audio"
+    recipe.add("data.speed_factors", speeds, why)
+    recipe.add("data.min_seconds", 0.1, "what is shorter holds no word")
+    why = f"{corpus.too_long} longer ones are left out" if corpus.too_long else "none is longer"
+    recipe.add("data.max_seconds", LONGEST, why)
+
+
+def _add_features(recipe: Recipe, corpus: Corpus, size: _Size) -> None:
+    rates = corpus.sample_rates
+    wide = sum(hours for rate, hours in rates.items() if rate >= 16000) / sum(rates.values())
+    recipe.add("features.kind", "log_mel")
+    recipe.add(
+        "features.sample_rate",
+        16000 if wide >= 0.9 else 8000,
+        f"{wide:.0%} of the audio has 16000 Hz or more",
+    )
+    recipe.add("features.n_mels", size.n_mels, f"for {_amount(corpus)}")
+    spoken = f"a character takes {corpus.seconds_per_character:.3f} s"
+    is_slow = corpus.seconds_per_character >= 0.16 and corpus.hours < 20
+    recipe.add("features.window_ms", 40 if is_slow else 20)
+    why = "half the work, and still two encoder steps" if is_slow else "an encoder step is 0.04 s"
+    recipe.add("features.hop_ms", 20 if is_slow else 10, f"{spoken}: {why}")
+
+
+def _add_augmentation(recipe: Recipe, corpus: Corpus, size: _Size, epochs: int) -> None:
+    is_small = size.hours < 20
+    masks = "masked bands and spans, so that no single one decides (SpecAugment)"
+    recipe.add("augment.freq_masks", 2, masks)
+    recipe.add("augment.freq_width", 6 if is_small else 27, f"bins of {size.n_mels}")
+    recipe.add("augment.time_masks", 1 if is_small else 4)
+    recipe.add("augment.time_ratio", 0.05)
+    has_pauses = corpus.silence >= 0.25
+    why = "has pauses of its own" if has_pauses else "is cut tightly around speech"
+    recipe.add(
+        "augment.pauses.padded",
+        0.2 if has_pauses else 0.4,
+        f"{corpus.silence:.0%} is silence: the corpus {why}",
+    )
+    recipe.add(
+        "augment.pauses.from_epoch",
+        min(epochs, max(2, round(0.7 * epochs))),
+        "pauses and noise come late: an alignment is learned sooner without",
+    )
+
+
+def _add_tokens(recipe: Recipe, corpus: Corpus) -> bool:
+    """Add the kind of tokens; return whether CTC has steps enough for them."""
+    per_character = corpus.seconds_per_character
+    is_bpe = (
+        corpus.hours >= _BPE_HOURS
+        and corpus.words >= _BPE_WORDS
+        and corpus.characters <= 200
+        and per_character < 0.12
+    )
+    why = f"{corpus.characters:,} different characters"
+    if is_bpe:
+        recipe.add("tokenizer.kind", "bpe", f"{why}, {corpus.words:,} words: an alphabet")
+        recipe.add("tokenizer.vocab_size", 500 if corpus.hours < 100 else 1000, "parts of words")
+        return True
+    recipe.add("tokenizer.kind", "char", f"{why}, {_amount(corpus)}")
+    return per_character >= _CTC_SECONDS
+
+
+def _add_model(recipe: Recipe, corpus: Corpus, size: _Size, is_aligned: bool) -> None:
+    recipe.add("model.d_model", size.d_model, f"for {_amount(corpus)}: {size.source}")
+    recipe.add("model.d_inner", 4 * size.d_model)
+    recipe.add("model.n_heads", size.n_heads)
+    recipe.add("model.dropout", size.dropout)
+    recipe.add("model.norm", "pre", "converges sooner than post")
+    recipe.add("model.projection.kind", "low_rank", "the Low-Rank Transformer")
+    recipe.add("model.projection.rank", size.rank)
+    recipe.add("model.frontend.kind", "vgg")
+    recipe.add("model.frontend.channels", list(size.channels))
+    recipe.add("model.encoder.n_layers", size.n_layers[0])
+    recipe.add("model.decoder.n_layers", size.n_layers[1])
+    ctc_weight, why = 0.3, "the decoder learns from enough text"
+    if not is_aligned:
+        why = f"{corpus.seconds_per_character:.3f} s per character is little time for CTC"
+    elif size.ctc_weight > ctc_weight:
+        ctc_weight, why = size.ctc_weight, "CTC learns the alignment that a decoder needs hours for"
+    recipe.add("model.ctc_weight", ctc_weight, why)
+    is_led = ctc_weight > 0.5
+    why = "the decoder of a small corpus leaves words out"
+    recipe.add("decoding.ctc_weight", 0.8 if is_led else 0.3, why if is_led else "as in training")
+    if is_led:
+        recipe.add("decoding.gamma", 1.5, why)
+    recipe.reasons["decoding"] = "training adds chunk_seconds, by the lengths that it has seen"
+
+
+def _add_training(recipe: Recipe, corpus: Corpus, size: _Size, epochs: int, steps: int) -> None:
+    recipe.add("training.epochs", epochs, f"about {epochs * steps:,} steps for {_amount(corpus)}")
+    if corpus.hours < 100 and corpus.longest >= 1.5 * corpus.shortest and epochs > 1:
+        recipe.add(
+            "training.curriculum",
+            {"epochs": max(1, round(0.4 * epochs)), "share": 0.5},
+            "the alignment is learned sooner on short utterances",
+        )
+    recipe.add("training.schedule.kind", "linear")
+    recipe.add("training.schedule.lr", size.lr, size.source.split(",")[0])
+    warmup = max(1, min(size.warmup, epochs * steps // 10))
+    recipe.add("training.schedule.warmup_steps", warmup)
+    recipe.add("training.accumulate", size.accumulate)
+    recipe.add(
+        "training.average", min(size.average, epochs), "best epochs, whose mean is the model"
+    )
+
+
+def _amount(corpus: Corpus) -> str:
+    return (
+        f"{corpus.hours:.2g} h of audio" if corpus.hours < 100 else f"{corpus.hours:.0f} h of audio"
+    )

@@ -1,0 +1,262 @@
+"""`asr new`: from a folder of recordings and a table to a model, and on from wherever it was."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+import torch
+from safetensors.torch import load_file
+
+from asr.errors import DataError
+from asr.new.card import expectation, read_expectation, write_expectation
+from asr.new.measure import Corpus, SplitSize, measure
+from data_prep.table import prepare
+from tests.helpers import RATE, TONES, read_card, run_cli, speak
+
+# A model as small as can be, in place of the one that would be chosen.
+SMALL = [
+    "training.epochs=2", "training.checkpoint_steps=2", "data.batch_seconds=8",
+    "data.speed_factors=[1.0]", "features.n_mels=20", "model.d_model=32", "model.d_inner=64",
+    "model.n_heads=2", "model.projection.rank=8", "model.frontend.channels=[4, 8]",
+    "model.encoder.n_layers=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def takes(once) -> Path:
+    """Tones of four speakers, and a table of them: a folder with `takes` and `t.csv`."""
+
+    def fill(folder: Path) -> None:
+        rng, rows = np.random.default_rng(1), ["file,text,speaker"]
+        for i in range(80):
+            text, who = "".join(rng.choice(list(TONES), size=rng.integers(1, 5))), "abcd"[i % 4]
+            (folder / "takes" / who).mkdir(parents=True, exist_ok=True)
+            sf.write(folder / "takes" / who / f"{i}.wav", speak(text, i), RATE, subtype="PCM_16")
+            rows.append(f"{who}/{i}.wav,{text},{who}")
+        (folder / "t.csv").write_text("\n".join(rows) + "\n", "utf-8")
+
+    return once("takes", fill)
+
+
+def command(root: Path, folder: Path, *options: str, small: list[str] = SMALL) -> list[str]:
+    sets = [option for value in small for option in ("--set", value)]
+    sources = ["--recordings", str(root / "takes"), "--transcripts", str(root / "t.csv")]
+    return ["new", str(folder), *sources, *sets, "--device", "cpu", *options]
+
+
+@pytest.fixture(scope="session")
+def made(once, takes: Path) -> Path:
+    """A folder of `asr new`, and what it printed in `shown`."""
+
+    def fill(folder: Path) -> None:
+        result = run_cli(*command(takes, folder / "mine"))
+        assert result.returncode == 0, result.stderr
+        (folder / "shown").write_text(result.stdout, "utf-8")
+
+    return once("made", fill) / "mine"
+
+
+def test_recordings_become_a_model_that_transcribes(made: Path, tmp_path: Path) -> None:
+    corpus = Corpus.model_validate_json((made / "corpus.json").read_text("utf-8"))
+    assert (corpus.speakers, corpus.characters, corpus.sample_rates.keys()) == (2, 5, {RATE})
+    assert corpus.splits["test"] == SplitSize(utterances=20, speakers=1, is_unseen=True)
+    sf.write(tmp_path / "unseen.wav", speak("四一五", 999), RATE)
+    result = run_cli("transcribe", made / "model", tmp_path / "unseen.wav", "--device", "cpu")
+    assert result.returncode == 0, result.stderr
+    card = read_card(made / "model")
+    assert "Measured on 20 utterances of one speaker who is not in its training: CER " in card
+    assert "which is little" in card and "So few utterances" in card
+    assert card.index("## What to expect") < card.index("## Results")
+    shown = (made.parent / "shown").read_text("utf-8")
+    assert read_expectation(made / "model") in shown and "share of silence" in shown
+    for line in ("transcribe", "serve", "new"):
+        assert f"  asr {line} {made}" in shown
+    assert shown.rstrip().endswith("--set training.epochs=4")
+
+
+def test_a_second_run_does_nothing_and_says_so(made: Path, takes: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*") if path.is_file()}
+    result = run_cli(*command(takes, made))
+    assert result.returncode == 0, result.stderr
+    assert "nothing is left to do" in result.stderr and "Measured on 20 " in result.stdout
+    after = {path: path.stat().st_mtime_ns for path in made.rglob("*") if path.is_file()}
+    assert {p: t for p, t in after.items() if p.name != "lock"} == {
+        p: t for p, t in before.items() if p.name != "lock"
+    }
+
+
+KILLS = {
+    "while preparing": ("import data_prep.corpus_writer as m", "m._write_left_out"),
+    "while measuring": ("import asr.new.measure as m", "m._size"),
+    "while training": ("import asr.train.module as m", "m.SpeechModule.on_validation_epoch_end"),
+    "while evaluating": ("import asr.new.card as m", "m.write_expectation"),
+}
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_what_kill_9_ends_continues_to_the_same_model(
+    made: Path, takes: Path, tmp_path: Path, kill: str
+) -> None:
+    load, place = KILLS[kill]
+    code = (
+        f"import os, signal; {load}\n"
+        f"{place} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from asr.cli import main; main()"
+    )
+    arguments = command(takes, tmp_path / "mine")
+    killed = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    result = run_cli(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert ("is prepared already" in result.stderr) == (
+        kill in ("while training", "while evaluating")
+    )
+    assert not list((tmp_path / "mine").rglob(".partial-*"))
+    assert read_card(tmp_path / "mine/model").count("## What to expect") == 1
+    expected, found = (load_file(f / "model/model.safetensors") for f in (made, tmp_path / "mine"))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_an_edited_recipe_is_kept_and_a_longer_training_continues(
+    made: Path, takes: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(made, tmp_path / "mine"))
+    recipe = folder / "recipe.yaml"
+    # A copy is of another place: begin again there, with a value of one's own.
+    shutil.rmtree(folder / "model")
+    text = recipe.read_text("utf-8").replace(str(made), str(folder))
+    recipe.write_text(f"{text}seed: 7\n")
+    edited = recipe.read_bytes()
+    assert run_cli(*command(takes, folder, small=[])).returncode == 0
+    assert "seed: 7\n" in (folder / "model/config.yaml").read_text("utf-8")
+    longer = run_cli(*command(takes, folder, small=["training.epochs=3"]))
+    assert longer.returncode == 0, longer.stderr
+    assert len((folder / "model/training/history.csv").read_text().splitlines()) == 4
+    assert recipe.read_bytes() == edited and read_expectation(folder / "model")
+    recipe.write_text(edited.decode().replace("d_model: 32", "d_model: 48"))
+    refused = run_cli(*command(takes, folder, small=["training.epochs=3"]))
+    assert refused.returncode == 2 and "was begun with another model" in refused.stderr
+
+
+def refusal(*arguments: str) -> str:
+    result = run_cli(*arguments)
+    assert result.returncode not in (0, 130) and "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_other_sources_are_refused(made: Path, takes: Path, tmp_path: Path) -> None:
+    shutil.copytree(takes, tmp_path / "other")
+    assert "was made with --recordings" in refusal(*command(tmp_path / "other", made))
+    said = refusal(*command(takes, made, "--speaker-column", "text"))
+    assert "was made with --recordings" in said
+    shutil.copytree(takes, tmp_path / "same")
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    sources = json.loads((made / "sources.json").read_text("utf-8"))
+    names = {
+        "recordings": str(tmp_path / "same/takes"),
+        "transcripts": str(tmp_path / "same/t.csv"),
+    }
+    (begun / "sources.json").write_text(json.dumps({**sources, **names}))
+    with (tmp_path / "same/t.csv").open("a") as table:
+        table.write("a/0.wav,一,a\n")
+    assert "t.csv: has changed since" in refusal(*command(tmp_path / "same", begun))
+    (tmp_path / "own/data").mkdir(parents=True)
+    assert "holds data, which `asr new` did not" in refusal(*command(takes, tmp_path / "own"))
+    assert list((tmp_path / "own").iterdir()) == [tmp_path / "own/data"]
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "said"),
+    [
+        ("file,text\na/0.wav,x\n", ["--text-column", "words"], "has no column words"),
+        ("file,text\nnone.wav,x\n", [], "none of its 1 recordings is in"),
+        ("file,text\n", [], "has no line with a recording"),
+        ("file,text\na/0.wav,x\n", [], "no utterance is left for dev"),
+        ("file,text\na/0.wav,x\nb/1.wav,y\n", ["--recordings", "nowhere"], "no such folder"),
+    ],
+)
+def test_mistakes_are_sentences_and_leave_no_folder(
+    takes: Path, tmp_path: Path, table: str, options: list[str], said: str
+) -> None:
+    (tmp_path / "t.csv").write_text(table)
+    (tmp_path / "takes").symlink_to(takes / "takes")
+    assert said in refusal(*command(tmp_path, tmp_path / "mine", *options))
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_wrong_override_is_a_sentence_and_writes_no_recipe(takes: Path, tmp_path: Path) -> None:
+    said = refusal(*command(takes, tmp_path / "mine", small=["model.d_modle=4"]))
+    assert "did you mean model.d_model?" in said
+    assert not (tmp_path / "mine/recipe.yaml").exists()
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(takes: Path, tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    listed = [sys.executable, "-m", "asr.cli", *command(takes, Path(folder))]
+    result = subprocess.run(listed, capture_output=True, check=False)
+    assert result.returncode == 2 and b"is not in UTF-8: rename it" in result.stderr
+    assert not Path(folder).exists()
+
+
+def test_silence_rates_and_long_utterances_are_measured(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = ["file,text,speaker"]
+    takes = [("a", 2, 16000, "x"), ("b", 2, 8000, "x"), ("c", 31, 8000, "x"),
+             ("d", 1, 8000, "y"), ("e", 1, 8000, "z")]  # fmt: skip
+    for name, seconds, rate, who in takes:
+        wave = 0.3 * rng.standard_normal(seconds * rate)
+        wave[: len(wave) // 4] = 0
+        (tmp_path / "takes").mkdir(exist_ok=True)
+        sf.write(tmp_path / f"takes/{name}.wav", wave, rate)
+        rows.append(f"{name}.wav,one two,{who}")
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    prepare(tmp_path / "takes", tmp_path / "t.csv", tmp_path / "data", dev=0.2, test=0.2)
+    corpus = measure(tmp_path / "data", ["train", "dev", "test"])
+    assert (corpus.utterances, corpus.too_long, corpus.words, corpus.characters) == (2, 1, 2, 5)
+    assert corpus.silence == pytest.approx(0.25, abs=0.02)
+    assert corpus.sample_rates == {rate: pytest.approx(2 / 3600) for rate in (8000, 16000)}
+    assert corpus.seconds_per_character == pytest.approx(2 / 7)
+    assert all(size.is_unseen for size in corpus.splits.values())
+    rows = [row for row in rows if "a.wav" not in row and "b.wav" not in row]
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    prepare(tmp_path / "takes", tmp_path / "t.csv", tmp_path / "long", dev=0.2, test=0.2)
+    with pytest.raises(DataError, match="all 1 utterances for training are longer than 30 s"):
+        measure(tmp_path / "long", ["train", "dev", "test"])
+
+
+def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
+    from asr.reporting.results import read_evaluation
+
+    corpus = Corpus.model_validate_json((made / "corpus.json").read_text("utf-8"))
+    found = read_evaluation(made / "model")
+    assert found
+    large = corpus.model_copy(update={
+        "hours": 50.0, "splits": {
+            "test": SplitSize(utterances=900, speakers=8, is_unseen=True),
+            "dev": SplitSize(utterances=900, speakers=8, is_unseen=False),
+        },
+    })  # fmt: skip
+    good = found.model_copy(update={"utterances": 900, "cer": 0.0512})
+    assert expectation(large, "test", good) == (
+        "Measured on 900 utterances of 8 speakers who are not in its training: CER 5.12%; other "
+        "voices, rooms and microphones will be worse."
+    )
+    on_dev = expectation(large, "dev", good)
+    assert "not named" in on_dev and "chose the epochs" in on_dev
+    bad = expectation(corpus, "test", found.model_copy(update={"cer": 0.8}))
+    assert "which is little" in bad and "of no use yet" in bad
+    copy = Path(shutil.copytree(made / "model", tmp_path / "model"))
+    results = read_card(copy).partition("## Results")[2]
+    (copy / "README.md").write_text("a card\n\n## Results\n" + results)
+    write_expectation(copy, bad)
+    assert read_expectation(copy) == bad and read_card(copy).endswith(results)

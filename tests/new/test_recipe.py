@@ -1,0 +1,131 @@
+"""The recipe that `asr new` chooses: any corpus gets one, and its file holds the same values."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.config import Config, check_config, load_config
+from asr.errors import ConfigError
+from asr.model.size import count_parameters
+from asr.model.transformer import ModelConfig
+from asr.new.measure import Corpus, SplitSize
+from asr.new.recipe import HEAD, as_yaml, choose
+
+
+def corpus_of(hours: float, **changes) -> Corpus:
+    values = {
+        "utterances": 100, "speakers": 4, "characters": 500, "words": 700,
+        "seconds_per_character": 0.25, "shortest": 1.0, "longest": 5.0, "silence": 0.1,
+        "sample_rates": {16000: hours},
+        "splits": {"dev": SplitSize(utterances=9, speakers=1, is_unseen=True)},
+    }  # fmt: skip
+    return Corpus(hours=hours, **{**values, **changes})
+
+
+HOURS = st.floats(1 / 60, 1000)
+CORPORA = st.builds(
+    corpus_of,
+    HOURS,
+    speakers=st.integers(0, 10_000),
+    characters=st.integers(1, 8000),
+    words=st.integers(1, 500_000),
+    seconds_per_character=st.floats(0.001, 60),
+    shortest=st.floats(0.05, 2),
+    longest=st.floats(2, 30),
+    silence=st.floats(0, 1),
+    sample_rates=st.dictionaries(
+        st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]), st.floats(0.01, 500), min_size=1
+    ),
+    too_long=st.integers(0, 1000),
+)
+EPOCHS = st.none() | st.integers(1, 300)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(CORPORA, EPOCHS, st.text(st.characters(codec="utf-8"), max_size=12))
+def test_any_corpus_gets_a_recipe_whose_file_holds_the_same_values(
+    corpus: Corpus, epochs: int | None, name: str
+) -> None:
+    overrides = [] if epochs is None else [f"training.epochs={epochs}"]
+    recipe = choose(corpus, Path("/") / name, overrides)
+    config = Config.model_validate(recipe.values)
+    assert epochs in (None, config.training.epochs)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(f"{HEAD}\n{as_yaml(recipe)}", "utf-8")
+        assert load_config(path) == config
+
+
+@cache
+def parameters(model: str) -> int:
+    """The size of a network, whose configuration is JSON."""
+    with torch.device("meta"):
+        return count_parameters(ModelConfig.model_validate_json(model).build(40, 500))
+
+
+@settings(deadline=None)
+@given(HOURS, HOURS)
+def test_a_larger_corpus_never_gets_a_smaller_model(one: float, other: float) -> None:
+    chosen = (values_of(corpus_of(hours)).model for hours in sorted((one, other)))
+    smaller, larger = (parameters(model.model_dump_json()) for model in chosen)
+    assert smaller <= larger
+
+
+@settings(deadline=None)
+@given(CORPORA)
+def test_a_run_has_steps_enough_and_not_too_many(corpus: Corpus) -> None:
+    config = Config.model_validate(choose(corpus, Path("/data")).values)
+    audio = corpus.hours * 3600 * len(config.data.speed_factors)
+    steps = audio * config.training.epochs / config.data.batch_seconds / config.training.accumulate
+    assert 300 <= steps <= 500_000
+    assert config.data.batch_seconds >= corpus.longest
+
+
+def values_of(corpus: Corpus) -> Config:
+    return Config.model_validate(choose(corpus, Path("/data")).values)
+
+
+def test_values_follow_the_measurements() -> None:
+    telephone = values_of(corpus_of(3, sample_rates={8000: 2.0, 16000: 1.0}))
+    assert telephone.features.sample_rate == 8000
+    assert values_of(corpus_of(3, sample_rates={44100: 3.0})).features.sample_rate == 16000
+    slow, fast = (values_of(corpus_of(3, seconds_per_character=s)) for s in (0.25, 0.08))
+    assert (slow.features.hop_ms, fast.features.hop_ms) == (20, 10)
+    english = {"characters": 40, "words": 20_000, "seconds_per_character": 0.07}
+    assert [values_of(corpus_of(h, **english)).tokenizer.kind for h in (3, 50)] == ["char", "bpe"]
+    assert values_of(corpus_of(50)).tokenizer.kind == "char"
+    assert values_of(corpus_of(3, seconds_per_character=0.03)).model.ctc_weight == 0.3
+    tight, loose = (values_of(corpus_of(3, silence=s)).augment for s in (0.05, 0.5))
+    assert tight and loose and tight.pauses and loose.pauses
+    assert tight.pauses.padded > loose.pauses.padded
+    assert values_of(corpus_of(3, longest=1.2)).training.curriculum is None
+    config = values_of(corpus_of(2.8))
+    assert config.training.curriculum and config.training.curriculum.epochs < config.training.epochs
+
+
+def test_every_choice_has_its_reason_in_the_file() -> None:
+    recipe = choose(corpus_of(0.4), Path("/data"), ["model.projection={kind: dense}", "seed=3"])
+    lines = as_yaml(recipe).splitlines()
+    for key, reason in recipe.reasons.items():
+        start, end = f"{key.rpartition('.')[2]}:", f"  # {reason}"
+        assert any(line.strip().startswith(start) and line.endswith(end) for line in lines), key
+    chosen = {
+        "data.batch_seconds", "data.speed_factors", "data.max_seconds", "features.sample_rate",
+        "features.hop_ms", "augment.freq_masks", "augment.pauses.padded", "tokenizer.kind",
+        "augment.pauses.from_epoch", "model.d_model", "model.ctc_weight", "training.epochs",
+        "training.curriculum",
+    }  # fmt: skip
+    assert chosen <= recipe.reasons.keys()
+    assert {"seed: 3  # given by --set", "  projection:  # given by --set"} <= set(lines)
+    assert Config.model_validate(recipe.values).model.projection.kind == "dense"
+
+
+@pytest.mark.parametrize("override", ["training.epochs=0", "training=3", "model.d_modle=4"])
+def test_a_wrong_override_is_a_sentence(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml: training|d_model"):
+        check_config(choose(corpus_of(1), Path("/data"), [override]).values, Path("x.yaml"))
