@@ -16,12 +16,14 @@ def expectation(corpus: Corpus, split: str, evaluation: Evaluation) -> str:
     size = corpus.splits[split]
     who = f"{size.speakers} speakers who are" if size.speakers > 1 else "one speaker who is"
     spoken = f"{evaluation.utterances} utterances"
+    rates = f"CER {evaluation.cer:.2%}"
+    rates += "" if evaluation.wer is None else f", WER {evaluation.wer:.2%}"
     parts = [
-        f"Measured on {spoken} of {who} not in its training: CER "
-        f"{evaluation.cer:.2%}; other voices, rooms and microphones will be worse."
+        f"Measured on {spoken} of {who} not in its training: {rates}; "
+        "other voices, rooms and microphones will be worse."
         if size.is_unseen
         else f"Measured on {spoken} that are not in its training, while their speakers are, or are "
-        f"not named: CER {evaluation.cer:.2%}; other people will be recognized worse, and so "
+        f"not named: {rates}; other people will be recognized worse, and so "
         "will other rooms and microphones."
     ]
     if split == "dev":
