@@ -38,7 +38,8 @@ HAN_LETTER = re.compile(rf"[{_HAN}]")
 _IN_WORDS = {c: "'" for c in "'\u2018\u2019"} | {c: "-" for c in "-\u2010"}
 _IN_WORDS |= {c: c for c in "\u00b7\u05be\u05f3\u05f4"}
 _MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
-_REST_OF_EMOJI = re.compile("(?<!\\S)[\u200d\ufe0e\ufe0f]+")
+_JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
+_REST_OF_EMOJI = re.compile(rf"(?<!\S)[{_JOINERS}]+")
 
 Case = Literal["upper", "lower", "keep"]
 Punctuation = Literal["keep", "remove"]
@@ -80,7 +81,8 @@ def _is_punctuation(before: str, character: str, after: str) -> bool:
 
 def _is_letter(character: str) -> bool:
     """Tell whether a character is a letter, a mark on one or a digit, but not a Chinese one."""
-    return unicodedata.category(character)[0] in "LMN" and not HAN_LETTER.match(character)
+    is_letter = unicodedata.category(character)[0] in "LMN" and character not in _JOINERS
+    return is_letter and not HAN_LETTER.match(character)
 
 
 class TokenizerConfig(FrozenModel):

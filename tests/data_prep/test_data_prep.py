@@ -267,7 +267,7 @@ def test_aishell_tree_archive_and_half_extracted_tree_give_the_same(tmp_path):
         assert supervisions(tmp_path / name) == supervisions(tmp_path / "tree")
         assert reports[name] == reports["tree"]
     (line,) = supervisions(tmp_path / "tree")["test"]
-    assert line[:3] == ("BAC009S0764W0001", "今天第五句AB", "S0764")
+    assert line[:3] == ("BAC009S0764W0001", "今天第五句ab", "S0764")
     assert reports["tree"].left_out == {"no_transcript": 1, "no_recording": 1}
     assert {s: (r.utterances, r.speakers) for s, r in reports["tree"].splits.items()} == {
         "train": (3, 2), "dev": (1, 1), "test": (1, 1),
