@@ -23,7 +23,7 @@ from scipy.signal import resample_poly  # type: ignore[import-untyped]
 import asr
 from benchmarks import record
 from benchmarks.record import Result, Value
-from data_prep import demo
+from data_prep import demo, synthesis
 
 _WORD = 1
 
@@ -38,9 +38,9 @@ class _Event(ctypes.Structure):
     )  # fmt: skip
 
 
-def speak(line: demo.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
+def speak(line: synthesis.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
     """Return the trimmed waveform, (character, second) of each word, and the second of its end."""
-    library, rate = demo._espeak()
+    library, rate = synthesis._espeak()
     parts: list[np.ndarray] = []
     words: list[tuple[int, int]] = []
 
@@ -69,7 +69,7 @@ def speak(line: demo.Line) -> tuple[np.ndarray, list[tuple[int, float]], float]:
     loud = np.flatnonzero(np.abs(wave) > 0.02 * np.abs(wave).max())
     begin, end = int(loud[0]), int(loud[-1]) + 1
     times = [(place, max(0, sample - begin) / rate) for place, sample in words]
-    return resample_poly(wave[begin:end], demo.SAMPLE_RATE, rate), times, (end - begin) / rate
+    return resample_poly(wave[begin:end], synthesis.SAMPLE_RATE, rate), times, (end - begin) / rate
 
 
 Times = dict[int, float]
@@ -77,7 +77,7 @@ Times = dict[int, float]
 
 def dialogue(seconds: int) -> tuple[np.ndarray, str, Times, Times]:
     """Return waveform, text, beginnings of characters and ends of recordings."""
-    rng, rate = np.random.default_rng(0), demo.SAMPLE_RATE
+    rng, rate = np.random.default_rng(0), synthesis.SAMPLE_RATE
     waves: list[np.ndarray] = []
     begins: Times = {}
     ends: Times = {}
@@ -103,10 +103,10 @@ def main() -> None:
     record.add_option(parser)
     args = parser.parse_args()
     wave, text, begins, ends = dialogue(args.seconds)
-    record.progress(f"{len(wave) / demo.SAMPLE_RATE:.0f} s, {len(text)} characters are spoken")
+    record.progress(f"{len(wave) / synthesis.SAMPLE_RATE:.0f} s, {len(text)} characters are spoken")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.wav"
-        sf.write(path, wave, demo.SAMPLE_RATE)
+        sf.write(path, wave, synthesis.SAMPLE_RATE)
         found = asr.load(args.bundle, "cpu").transcribe(path)
     tokens = [token for segment in found.segments for token in segment.tokens or ()]
     blocks = SequenceMatcher(None, text, "".join(t.text for t in tokens), autojunk=False)

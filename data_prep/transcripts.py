@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asr.errors import DataError
-from asr.runtime.files import read_bytes
 from asr.transcription.jobs import SUFFIXES
+from data_prep.text_file import read_text
 
 # The names of columns by what they hold, in the order of preference. They are those of Common
 # Voice, LJSpeech, NeMo, Hugging Face's audiofolder and of tables that people write themselves.
@@ -27,7 +27,6 @@ NAMES = {
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
-_MOST_BYTES = 1 << 30
 _MOST_LINES = 20  # of a row: where there are more, a quote is not closed
 
 Cells = Mapping[str, str]
@@ -108,7 +107,7 @@ def _file_of(folder: Path, named: Mapping[str, str]) -> Path:
 
 def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     """Read a file of rows, each a line or a JSON object."""
-    text = _decoded(table)
+    text, table.encoding = read_text(table.path)
     is_json = table.path.suffix.lower() in _JSON
     rows = _json_rows(text, table) if is_json else _cell_rows(text, table, named)
     for number, cells in rows:
@@ -139,46 +138,6 @@ def _add(table: Transcripts, number: int, cells: Cells) -> None:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
         line = Line(number, audio, text, speaker or None, split or None, start, seconds)
         table.lines.append(line)
-
-
-def _decoded(table: Transcripts) -> str:
-    """Return a file's text in UTF-8, UTF-16 or GB18030, whichever it is wholly in.
-
-    Raises DataError where it is in none, or in UTF-8 with a few damaged bytes.
-    """
-    path = table.path
-    try:
-        data = read_bytes(path, _MOST_BYTES)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
-    bad = 0
-    for encoding in _encodings(data):
-        try:
-            text = data.decode(encoding)
-        except UnicodeDecodeError as error:
-            bad = data[: error.start].count(b"\n") + 1
-            continue
-        if "\0" in text:
-            bad = text[: text.index("\0")].count("\n") + 1
-            break
-        table.encoding = encoding.removesuffix("-sig")
-        return text
-    raise DataError(
-        f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16 or GBK: save the whole "
-        "file as UTF-8"
-    )
-
-
-def _encodings(data: bytes) -> tuple[str, ...]:
-    """Return the encodings that a text can have, the likeliest first."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return ("utf-16",)
-    if b"\0" in data:  # line breaks of UTF-16 without a mark: which byte of them is the zero?
-        return ("utf-16-le",) if data[1::2].count(0) > data[::2].count(0) else ("utf-16-be",)
-    text = data.decode("utf-8", "replace")
-    n_wrong = text.count("\ufffd")
-    n_right = sum(character > "\x7f" for character in text) - n_wrong
-    return ("utf-8-sig",) if n_right >= n_wrong else ("gb18030",)
 
 
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
@@ -293,5 +252,5 @@ def _pairs(path: Path) -> list[tuple[str, str]]:
     """Return the keys of a Kaldi table with their values; a missing file has none."""
     if not path.is_file():
         return []
-    lines = (line.split(None, 1) for line in _decoded(Transcripts(path)).split("\n"))
+    lines = (line.split(None, 1) for line in read_text(path)[0].split("\n"))
     return [(line[0], line[1].strip() if len(line) > 1 else "") for line in lines if line]

@@ -1,10 +1,12 @@
-"""`asr new`: from a folder of recordings and a table of their texts to an evaluated model."""
+"""`asr new`: from recordings and a table of their texts, or from words, to an evaluated model."""
 
 import hashlib
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,7 @@ from asr.schema import FrozenModel
 if TYPE_CHECKING:
     from asr.config import Config
     from asr.new.measure import Corpus
+    from data_prep.corpus_writer import Report
 
 _SOURCES, _DATA, _CORPUS, _RECIPE, _MODEL = (
     "sources.json", "data", "corpus.json", "recipe.yaml", "model",
@@ -26,34 +29,54 @@ _SOURCES, _DATA, _CORPUS, _RECIPE, _MODEL = (
 
 
 class Sources(FrozenModel):
-    """What a folder was made of; `digest` is that of the table's lines."""
+    """What a folder was made of: options by name, and the digest of what the table or list says."""
 
-    recordings: str
-    transcripts: str
-    columns: dict[str, str]
+    options: dict[str, str]
     digest: str
 
 
 @app.command()
 def new(
     folder: Annotated[Path, typer.Argument(help="For corpus, recipe and model.")],
-    recordings: Annotated[Path, typer.Option(help="A folder of recordings, in any format.")],
+    recordings: Annotated[
+        Path | None, typer.Option(help="A folder of recordings, in any format.")
+    ] = None,
     transcripts: Annotated[
-        Path, typer.Option(help="Their texts: csv, tsv, jsonl, or a Kaldi or metadata folder.")
-    ],
+        Path | None,
+        typer.Option(help="Their texts: csv, tsv, jsonl, or a Kaldi or metadata folder."),
+    ] = None,
+    words: Annotated[
+        Path | None, typer.Option(help="Or a list of words or phrases alone, one a line.")
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="Of the words, as espeak-ng names it; default: by letters.")
+    ] = None,
     audio_column: Column = None,
     text_column: Column = None,
     speaker_column: Column = None,
     overrides: Overrides = None,
     device: Device = "auto",
 ) -> None:
-    """Prepare recordings of your own, choose a recipe, train and evaluate; again to continue."""
+    """Train a model of your own from recordings, or from words alone; again to continue.
+
+    It prepares the corpus, chooses a recipe, trains and evaluates. Words are spoken by synthetic
+    voices.
+    """
     named = {"audio": audio_column, "text": text_column, "speaker": speaker_column}
     columns = {kind: name for kind, name in named.items() if name}
+    source: _Recordings | _Words
+    if words and not (recordings or transcripts or columns):
+        source = _Words(words, language)
+    elif recordings and transcripts and not (words or language):
+        source = _Recordings(recordings, transcripts, columns)
+    else:
+        raise ConfigError(
+            "asr new: give --recordings with --transcripts, or --words alone (with --language)"
+        )
     command = ["asr", *sys.argv[1:]]
     with resumable(shlex.join(command)):
-        _begin(folder, _sources(recordings, transcripts, columns))
-        corpus = _prepare(folder, recordings, transcripts, columns)
+        _begin(folder, source.sources())
+        corpus = _prepare(folder, source)
         config = _recipe(folder, corpus, overrides)
         _train(folder, config, device)
         show(f"\n{_evaluate(folder, corpus, device)}\n\nNext:")
@@ -67,21 +90,64 @@ def new(
         show(f"  {shlex.join(line)}")
 
 
-def _sources(recordings: Path, transcripts: Path, columns: dict[str, str]) -> Sources:
-    """Return what is given. Raises AsrError where it cannot be read."""
-    from data_prep.transcripts import read_transcripts
+@dataclass(frozen=True)
+class _Recordings:
+    """A folder of recordings and a table of their texts."""
 
-    digest = hashlib.sha256()
-    for line in read_transcripts(transcripts, columns).lines:
-        digest.update(repr(line).encode())
-    if not recordings.is_dir():
-        raise DataError(f"{recordings}: there is no such folder: give the folder of the recordings")
-    return Sources(
-        recordings=_absolute(recordings),
-        transcripts=_absolute(transcripts),
-        columns=columns,
-        digest=digest.hexdigest(),
-    )
+    recordings: Path
+    transcripts: Path
+    columns: dict[str, str]
+
+    def sources(self) -> Sources:
+        """Return what is given. Raises AsrError where it cannot be read."""
+        from data_prep.transcripts import read_transcripts
+
+        lines = read_transcripts(self.transcripts, self.columns).lines
+        if not self.recordings.is_dir():
+            raise DataError(
+                f"{self.recordings}: there is no such folder: give the folder of the recordings"
+            )
+        options = {
+            "--recordings": _absolute(self.recordings),
+            "--transcripts": _absolute(self.transcripts),
+            **{f"--{kind}-column": name for kind, name in self.columns.items()},
+        }
+        return Sources(options=options, digest=_digest(lines))
+
+    def prepare(self, data: Path) -> "Report":
+        """Write the cuts."""
+        from data_prep.table import prepare
+
+        return prepare(self.recordings, self.transcripts, data, columns=self.columns)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """A list of words or phrases, and espeak-ng's name of their language."""
+
+    words: Path
+    language: str | None
+
+    def sources(self) -> Sources:
+        """Return what is given. Raises AsrError where it cannot be read."""
+        from data_prep.words import language_of, read_entries
+
+        entries = read_entries(self.words)
+        language = self.language or language_of(entries)
+        options = {"--words": _absolute(self.words), "--language": language}
+        return Sources(options=options, digest=_digest(entries))
+
+    def prepare(self, data: Path) -> "Report":
+        """Synthesize the words and write the cuts."""
+        from data_prep.words import language_of, prepare, read_entries
+
+        language = self.language or language_of(read_entries(self.words))
+        note(f"synthetic voices speak {self.words} in {language}")
+        return prepare(self.words, data, language=language)
+
+
+def _digest(lines: Sequence[object]) -> str:
+    return hashlib.sha256("".join(map(repr, lines)).encode()).hexdigest()
 
 
 def _begin(folder: Path, sources: Sources) -> None:
@@ -97,16 +163,14 @@ def _begin(folder: Path, sources: Sources) -> None:
                     f"{folder}: holds {name}, which `asr new` did not make: give a new folder"
                 )
         write_text(folder / _SOURCES, sources.model_dump_json(indent=2) + "\n")
-    elif before.model_copy(update={"digest": sources.digest}) != sources:
-        columns = "".join(f" --{kind}-column {name}" for kind, name in before.columns.items())
-        raise ConfigError(
-            f"{folder}: was made with --recordings {before.recordings} --transcripts "
-            f"{before.transcripts}{columns}: give these, or a new folder"
-        )
+    elif before.options != sources.options:
+        options = " ".join(f"{name} {value}" for name, value in before.options.items())
+        raise ConfigError(f"{folder}: was made with {options}: give these, or a new folder")
     elif before != sources:
+        path = sources.options.get("--transcripts") or sources.options["--words"]
         raise ConfigError(
-            f"{sources.transcripts}: has changed since {folder} was begun: give a new folder, or "
-            "the table as it was"
+            f"{path}: has changed since {folder} was begun: give a new folder, or the file as it "
+            "was"
         )
 
 
@@ -120,13 +184,10 @@ def _absolute(path: Path) -> str:
     return absolute
 
 
-def _prepare(
-    folder: Path, recordings: Path, transcripts: Path, columns: dict[str, str]
-) -> "Corpus":
+def _prepare(folder: Path, source: _Recordings | _Words) -> "Corpus":
     """Write cuts and measurements, unless they are there; where that fails, leave nothing."""
     from asr.new.measure import SAMPLED, Corpus, measure
     from asr.runtime.files import read_json, write_text
-    from data_prep.table import prepare
 
     data = folder / _DATA
     corpus = read_json(folder / _CORPUS, Corpus, "measurements of `asr new`: remove it")
@@ -136,11 +197,11 @@ def _prepare(
     for left in data.glob(".partial-*"):  # by a killed run
         shutil.rmtree(left)
     try:
-        report = prepare(recordings, transcripts, data, columns=columns)
+        report = source.prepare(data)
         show_report(report, data)
         splits = [name for name, split in report.splits.items() if split.utterances]
         with progress("measuring", SAMPLED) as on_progress:
-            corpus = measure(data, splits, on_progress)
+            corpus = measure(data, splits, on_progress, report.synthetic)
     except Exception:
         shutil.rmtree(data, ignore_errors=True)
         (folder / _SOURCES).unlink(missing_ok=True)

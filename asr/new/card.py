@@ -13,11 +13,16 @@ _LITTLE_HOURS, _FEW_UTTERANCES = 10.0, 100
 
 def expectation(corpus: Corpus, split: str, evaluation: Evaluation) -> str:
     """Return sentences on what an evaluation on dev or test says, and on what it does not."""
+    if corpus.synthetic:
+        return (
+            f"Measured on {evaluation.utterances} utterances of synthetic voices that are not in "
+            f"its training: {_rates(evaluation)}. No person speaks in its training: people will be "
+            "recognized far worse. Refine it with recordings of them: asr finetune."
+        )
     size = corpus.splits[split]
     who = f"{size.speakers} speakers who are" if size.speakers > 1 else "one speaker who is"
     spoken = f"{evaluation.utterances} utterances"
-    rates = f"CER {evaluation.cer:.2%}"
-    rates += "" if evaluation.wer is None else f", WER {evaluation.wer:.2%}"
+    rates = _rates(evaluation)
     parts = [
         f"Measured on {spoken} of {who} not in its training: {rates}; "
         "other voices, rooms and microphones will be worse."
@@ -39,6 +44,11 @@ def expectation(corpus: Corpus, split: str, evaluation: Evaluation) -> str:
     if evaluation.cer > 0.5:
         parts.append("With more than half of the characters wrong it is of no use yet.")
     return " ".join(parts)
+
+
+def _rates(evaluation: Evaluation) -> str:
+    rates = f"CER {evaluation.cer:.2%}"
+    return rates if evaluation.wer is None else f"{rates}, WER {evaluation.wer:.2%}"
 
 
 def read_expectation(bundle: Path) -> str:

@@ -51,6 +51,7 @@ class Corpus(FrozenModel):
     sample_rates: dict[int, float]
     silence: Annotated[float, Field(ge=0, le=1)]
     too_long: int = 0
+    synthetic: bool = False
     splits: dict[str, SplitSize]
 
     def __str__(self) -> str:
@@ -68,7 +69,10 @@ class Corpus(FrozenModel):
 
 
 def measure(
-    data: Path, splits: Collection[str], on_progress: Callable[[float], None] = lambda _: None
+    data: Path,
+    splits: Collection[str],
+    on_progress: Callable[[float], None] = lambda _: None,
+    synthetic: bool = False,
 ) -> Corpus:
     """Return what the corpus in a folder of `asr prepare` is like, of which `splits` are not empty.
 
@@ -106,6 +110,7 @@ def measure(
         sample_rates=rates,
         silence=_silence(train, on_progress),
         too_long=len(cuts["train"]) - len(train),
+        synthetic=synthetic,
         splits={split: _size(some, speakers) for split, some in cuts.items() if split != "train"},
     )
 

@@ -162,11 +162,11 @@ def test_other_sources_are_refused(made: Path, takes: Path, tmp_path: Path) -> N
     begun = tmp_path / "begun"
     begun.mkdir()
     sources = json.loads((made / "sources.json").read_text("utf-8"))
-    names = {
-        "recordings": str(tmp_path / "same/takes"),
-        "transcripts": str(tmp_path / "same/t.csv"),
+    sources["options"] = {
+        "--recordings": str(tmp_path / "same/takes"),
+        "--transcripts": str(tmp_path / "same/t.csv"),
     }
-    (begun / "sources.json").write_text(json.dumps({**sources, **names}))
+    (begun / "sources.json").write_text(json.dumps(sources))
     with (tmp_path / "same/t.csv").open("a") as table:
         table.write("a/0.wav,一,a\n")
     assert "t.csv: has changed since" in refusal(*command(tmp_path / "same", begun))
@@ -260,3 +260,43 @@ def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
     (copy / "README.md").write_text("a card\n\n## Results\n" + results)
     write_expectation(copy, bad)
     assert read_expectation(copy) == bad and read_card(copy).endswith(results)
+
+
+def test_words_alone_become_a_model_that_says_who_spoke(tmp_path: Path) -> None:
+    """Two words, spoken by synthetic voices; the list is in GBK, as Windows writes it."""
+    (tmp_path / "words.txt").write_bytes("开灯\n关窗\n\n关窗\n".encode("gbk"))
+    sets = [option for value in (*SMALL, "data.max_seconds=1.2") for option in ("--set", value)]
+    words = ["new", tmp_path / "mine", "--words", tmp_path / "words.txt", *sets, "--device", "cpu"]
+    result = run_cli(*words)
+    assert result.returncode == 0, result.stderr
+    card = read_card(tmp_path / "mine/model")
+    assert "synthetic voices that are not in its training" in card
+    assert "people will be recognized far worse" in card and "asr finetune" in card
+    assert "words.txt in cmn" in result.stderr
+    sources = json.loads((tmp_path / "mine/sources.json").read_text("utf-8"))
+    assert sources["options"]["--language"] == "cmn"
+    with (tmp_path / "words.txt").open("ab") as file:
+        file.write(b"one\n")
+    assert "words.txt: has changed since" in refusal(*words)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "give --recordings with --transcripts, or --words alone"),
+        (["--words", "w.txt", "--recordings", "."], "or --words alone"),
+        (["--words", "w.txt", "--language", "xx"], "--language xx: espeak-ng has none"),
+        (["--words", "w.txt", "--language", "../cmn"], "espeak-ng has none"),
+        (["--words", "empty.txt"], "empty.txt: is empty"),
+        (["--words", "signs.txt"], "--language: is not known from !?"),
+        (["--words", "none.txt"], "none.txt: cannot be read"),
+        (["--words", "long.txt"], "an entry has 201 characters"),
+    ],
+)
+def test_mistakes_in_words_are_sentences(tmp_path: Path, options: list[str], said: str) -> None:
+    texts = {"w.txt": "yes\nno\n", "empty.txt": "\n \n", "signs.txt": "!?\n", "long.txt": "a" * 201}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    paths = [tmp_path / option if option.endswith(".txt") else option for option in options]
+    assert said in refusal("new", tmp_path / "mine", *paths)
+    assert not (tmp_path / "mine").exists()

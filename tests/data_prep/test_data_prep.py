@@ -14,7 +14,7 @@ import pytest
 import soundfile as sf
 
 from asr.errors import AsrError, DataError
-from data_prep import aishell1, demo
+from data_prep import aishell1, demo, synthesis
 from data_prep.corpus_writer import Utterance, write_corpus
 from tests.helpers import TEXTS, make_tree, tone
 
@@ -81,8 +81,8 @@ def test_demo_resumes_and_keeps_finished_recordings(spoken, tmp_path):
 
 
 def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "_takes", lambda plan: [signal.SIGKILL])
-    monkeypatch.setattr(demo, "_synthesize_in_fork", signal.raise_signal)
+    monkeypatch.setattr(synthesis, "_takes", lambda plan: [signal.SIGKILL])
+    monkeypatch.setattr(synthesis, "_synthesize_in_fork", signal.raise_signal)
     with pytest.raises(AsrError, match="fewer --jobs"):
         demo.prepare(tmp_path, jobs=1)
 
@@ -112,7 +112,7 @@ def test_demo_has_the_rate_and_length_of_16_khz_speech(spoken):
 
 def test_demo_voices_and_texts_are_audible():
     def speak(voice: str, text: str) -> np.ndarray:
-        return demo._synthesize(demo.Line(text, voice, 280, 50, 50, (0.03, 0.03), -24.0))[0]
+        return synthesis._speak(synthesis.Line(text, voice, 280, 50, 50, (0.03, 0.03), -24.0))[0]
 
     def pitch(wave_N: np.ndarray) -> float:
         autocorrelation = np.correlate(wave_N, wave_N, "full")[len(wave_N) - 1 :]

@@ -1,0 +1,200 @@
+"""Speech synthesized by espeak-ng: settings of utterances to wav files.
+
+No person speaks in it. The package espeakng-loader brings the synthesizer. Legend: N samples.
+"""
+
+import ctypes
+import hashlib
+import io
+import multiprocessing
+import os
+import random
+import re
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import espeakng_loader
+import numpy as np
+import soundfile as sf
+from rich.console import Console
+from rich.progress import track
+from scipy.signal import resample_poly  # type: ignore[import-untyped]
+
+from asr.errors import AsrError, DataError
+from asr.runtime.files import write_atomically
+
+SAMPLE_RATE = 16000
+# Variants of espeak-ng that sound human. Those that differ only in timbre filters from a voice of
+# dev or test (belinda, Diogo, Henrique, Hugo) are in no split, so that test voices are unseen.
+VOICES = {
+    "train": "Alex Alicia Andy Annie Denis Gene Lee Michael Mike adam aunty boris ed edward f1 f3 "
+    "f4 grandma grandpa m1 m4 m5 m6 m7 m8 marcelo norbert paul shelby victor",
+    "dev": "f5 m2 sandro steph",
+    "test": "f2 linda m3 max michel",
+}  # Words per minute, of which a Chinese character is one.
+_RATES, _OTHER_RATES = {"cmn": (240, 340)}, (130, 230)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One utterance: rate in words per minute, pitches 0 to 100, margins in s, level in dBFS.
+
+    `language` is espeak-ng's, `voice` one of its variants.
+    """
+
+    text: str
+    voice: str
+    rate: int
+    pitch: int
+    pitch_range: int
+    margins: tuple[float, float]
+    level: float
+    language: str = "cmn"
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of the settings, so that a file's name identifies its content."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:10]
+
+
+def draw(rng: random.Random, text: str, voice: str, language: str = "cmn") -> Line:
+    """Return a line of random rate, pitch, margins and level."""
+    slowest, fastest = _RATES.get(language, _OTHER_RATES)
+    # Each variant has its own pitch, so that two of one timbre are still two voices.
+    pitch = 40 + hashlib.sha256(voice.encode()).digest()[0] % 21
+    return Line(
+        text=text,
+        voice=voice,
+        rate=rng.randint(slowest, fastest),
+        pitch=pitch + rng.randint(-5, 5),
+        pitch_range=rng.randint(35, 65),
+        margins=(rng.uniform(0.03, 0.05), rng.uniform(0.03, 0.05)),
+        level=rng.uniform(-27.0, -21.0),
+        language=language,
+    )
+
+
+def has_language(name: str) -> bool:
+    """Return whether espeak-ng has a language of this name."""
+    return re.fullmatch(r"[\w-]{1,30}", name) is not None and not _espeak()[
+        0
+    ].espeak_SetVoiceByName(name.encode())
+
+
+def _takes(plan: dict[Path, Line]) -> list[list[tuple[Path, Line]]]:
+    """Return the lines of every split in groups, without those that are all on the disk."""
+    by_split: dict[Path, list[tuple[Path, Line]]] = {}
+    for path, line in plan.items():
+        by_split.setdefault(path.parent.parent, []).append((path, line))
+    takes = [lines[i : i + 10] for lines in by_split.values() for i in range(0, len(lines), 10)]
+    return [take for take in takes if not all(path.exists() for path, _ in take)]
+
+
+def synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
+    """Write every missing wav; a text of which nothing is spoken gets none.
+
+    It is done in processes, because espeak-ng has one global state. Raises DataError where a file
+    cannot be written, AsrError where a process dies.
+    """
+    takes = _takes(plan)
+    if not takes:
+        return
+    # Spawned, because a fork would inherit the locks of torch's threads in this process.
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context) as pool:
+            done = pool.map(_synthesize_in_fork, takes, chunksize=4)
+            for error in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
+                if error:
+                    pool.shutdown(cancel_futures=True)
+                    raise DataError(error)
+    except BrokenProcessPool as died:
+        raise AsrError(
+            "a process died (out of memory?): run it again with fewer --jobs; finished recordings "
+            "are kept"
+        ) from died
+
+
+def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> str | None:
+    """Write the wavs of a take in a fork of this process; return an error message, if any.
+
+    espeak-ng's noise and flutter depend on everything that it has synthesized since it was loaded;
+    its seed does not reset all of it. So a process synthesizes one take only, and all of it.
+    """
+    _espeak()
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            for path, line in take:
+                wave_N = _waveform(line)
+                if len(wave_N) and not path.exists():
+                    _write(path, wave_N)
+            status = 0
+        except (AsrError, OSError) as error:
+            status = getattr(error.__cause__ or error, "errno", None) or 1
+        finally:
+            os._exit(status)
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        folder, reason = take[0][0].parent.parent, os.strerror(abs(status))
+        return f"{folder}: cannot be written ({reason}): free some space and run it again"
+    return None
+
+
+def _write(path: Path, wave_N: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()  # libsndfile does not say why it could not write
+    sf.write(content, wave_N, SAMPLE_RATE, subtype="PCM_16", format="WAV")
+    write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()))
+
+
+def _waveform(line: Line) -> np.ndarray:
+    """Return the line as float samples (N,) at 16 kHz, silence trimmed to its margins.
+
+    There are none where nothing of the text is spoken.
+    """
+    wave_N, rate = _speak(line)
+    if not wave_N.any():
+        return wave_N[:0]
+    loud = np.flatnonzero(np.abs(wave_N) > 0.02 * np.abs(wave_N).max())
+    wave_N = resample_poly(wave_N[loud[0] : loud[-1] + 1], SAMPLE_RATE, rate)
+    gain = 10 ** (line.level / 20) / np.sqrt(np.mean(wave_N**2))
+    wave_N *= min(gain, 0.99 / np.abs(wave_N).max())
+    before, after = (round(seconds * SAMPLE_RATE) for seconds in line.margins)
+    return np.pad(wave_N, (before, after))
+
+
+@cache
+def _espeak() -> tuple[ctypes.CDLL, int]:
+    """Load the synthesizer once per process; return it and its sample rate in Hz."""
+    library = ctypes.CDLL(str(espeakng_loader.get_library_path()))
+    data = str(espeakng_loader.get_data_path()).encode()
+    return library, library.espeak_Initialize(2, 0, data, 0)  # 2: synchronous, callback
+
+
+def _speak(line: Line) -> tuple[np.ndarray, int]:
+    library, sample_rate = _espeak()
+    parts: list[np.ndarray] = []
+    int_, samples_ = ctypes.c_int, ctypes.POINTER(ctypes.c_short)
+
+    @ctypes.CFUNCTYPE(int_, samples_, int_, ctypes.c_void_p)  # type: ignore[untyped-decorator]
+    def take(samples: "ctypes._Pointer[ctypes.c_short]", count: int, _events: int) -> int:
+        if samples and count > 0:
+            parts.append(np.ctypeslib.as_array(samples, (count,)) / 32768.0)
+        return 0
+
+    library.espeak_SetSynthCallback(take)
+    library.espeak_ng_SetRandSeed(1)
+    if library.espeak_SetVoiceByName(f"{line.language}+{line.voice}".encode()):
+        raise OSError(f"espeak-ng has no voice {line.language}+{line.voice}")
+    # Rate, volume, pitch and range by espeak_PARAMETER; at volume 100 the louder variants clip.
+    for number, value in enumerate((line.rate, 60, line.pitch, line.pitch_range), 1):
+        library.espeak_SetParameter(number, value, 0)
+    text = line.text.encode() + b"\0"
+    # Position 0 of kind 1 (character), no end, flags 1 (UTF-8).
+    if library.espeak_Synth(text, ctypes.c_size_t(len(text)), 0, 1, 0, 1, None, None):
+        raise OSError(f"espeak-ng cannot synthesize {line.text}")
+    library.espeak_Synchronize()
+    return np.concatenate([np.zeros(0), *parts]), sample_rate

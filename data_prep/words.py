@@ -1,0 +1,109 @@
+"""A corpus of synthetic speech from a list of words or phrases alone, synthesized by espeak-ng.
+
+No person speaks in it. Every entry of the list is an utterance, spoken by many voices; those of dev
+and test are not in train.
+"""
+
+import random
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asr.errors import ConfigError, DataError
+from asr.tokenizer import HAN_LETTER, normalize_text
+from data_prep.synthesis import VOICES, Line, draw, has_language, synthesize
+from data_prep.text_file import read_text
+
+if TYPE_CHECKING:
+    from data_prep.corpus_writer import Report
+
+MOST_ENTRIES, LONGEST = 20_000, 200  # characters of an entry
+_TRAIN_TAKES, _OTHER_TAKES = 6000, 400  # of all entries together, but:
+_LEAST_TAKES, _MOST_TAKES = 4, 120  # of each entry in train
+# espeak-ng's language by letters that are in no other; Latin ones are taken for English.
+_SCRIPTS = {"[\u3040-\u30ff]": "ja", "[\uac00-\ud7af]": "ko", HAN_LETTER.pattern: "cmn",
+            "[\u0400-\u04ff]": "ru", "[\u0370-\u03ff]": "el", "[\u0600-\u06ff]": "ar",
+            "[\u0590-\u05ff]": "he", "[\u0900-\u097f]": "hi", "[\u0e00-\u0e7f]": "th",
+            "[A-Za-z]": "en-us"}  # fmt: skip
+
+
+def read_entries(path: Path) -> list[str]:
+    """Return the entries of a list, one a line, each once.
+
+    Raises DataError where there are none, too many, or one that is too long.
+    """
+    text, _ = read_text(path)
+    entries = {normalize_text(line): normalize_text(line, "keep") for line in text.splitlines()}
+    entries.pop("", None)
+    if not entries:
+        raise DataError(f"{path}: is empty: write a word or phrase in each line")
+    if len(entries) > MOST_ENTRIES:
+        raise DataError(
+            f"{path}: has {len(entries):,} entries, {MOST_ENTRIES:,} are possible: give a shorter "
+            "list"
+        )
+    for entry in entries.values():
+        if len(entry) > LONGEST:
+            raise DataError(
+                f"{path}: an entry has {len(entry)} characters, {LONGEST} are possible: write one "
+                f"phrase in each line ({entry:.40}...)"
+            )
+    return list(entries.values())
+
+
+def language_of(entries: list[str]) -> str:
+    """Return espeak-ng's name of the likeliest language. Raises ConfigError for unknown letters."""
+    text = "".join(entries)
+    for letters, language in _SCRIPTS.items():
+        if re.search(letters, text):
+            return language
+    raise ConfigError(
+        f"--language: is not known from {entries[0]:.40}: give espeak-ng's name of the language, "
+        "such as ka for Georgian"
+    )
+
+
+def prepare(
+    words: Path, out: Path, *, language: str, seed: int = 1, jobs: int | None = None
+) -> "Report":
+    """Synthesize the entries of a list in `out`/wav; write their cuts and report.
+
+    The same seed gives the same bytes. Recordings of an earlier run, even a killed one, are kept.
+    Raises DataError where the list is unusable or nothing of it is spoken, ConfigError where
+    espeak-ng lacks the language.
+    """
+    from data_prep.corpus_writer import Utterance, write_corpus
+
+    if not has_language(language):
+        raise ConfigError(
+            f"--language {language}: espeak-ng has none of this name: give another, such as en-us"
+        )
+    plan = {
+        out / "wav" / split / line.voice / f"{split}-{i:06d}-{line.digest}.wav": line
+        for split, lines in script(read_entries(words), language, seed).items()
+        for i, line in enumerate(lines)
+    }
+    synthesize(plan, jobs)
+    splits: dict[str, list[Utterance]] = {split: [] for split in VOICES}
+    for path, line in plan.items():
+        splits[path.parts[-3]].append(Utterance(path.stem, path, line.text, line.voice))
+    return write_corpus(splits, out, corpus="words", synthetic=True, jobs=jobs)
+
+
+def script(entries: list[str], language: str, seed: int) -> dict[str, list[Line]]:
+    """Return the lines of each split: every entry in train, and as many as fit in the others."""
+    rng, n = random.Random(seed), len(entries)
+    n_takes = min(max(_LEAST_TAKES, _TRAIN_TAKES // n), _MOST_TAKES)
+    n_others = min(max(1, _OTHER_TAKES // n), 5)
+    lines: dict[str, list[Line]] = {}
+    for split, names in VOICES.items():
+        voices, texts = names.split(), entries * (n_takes if split == "train" else n_others)
+        if split != "train":
+            texts = rng.sample(texts, min(len(texts), _OTHER_TAKES))
+        first = rng.randrange(len(voices))
+        lines[split] = [
+            # An entry's takes are `len(entries)` apart: each is of the next voice.
+            draw(rng, text, voices[(first + i % n + i // n) % len(voices)], language)
+            for i, text in enumerate(texts)
+        ]
+    return lines

@@ -1,0 +1,34 @@
+"""A list of words becomes synthetic speech of voices that are kept apart."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.synthesis import VOICES
+from data_prep.words import language_of, script
+
+
+@given(st.integers(1, 400))
+def test_every_word_is_spoken_by_many_voices(n_words: int) -> None:
+    entries = [f"word {i}" for i in range(n_words)]
+    lines = script(entries, "en-us", 1)
+    said = Counter(line.text for line in lines["train"])
+    assert set(said) == set(entries) and len(set(said.values())) == 1
+    voices = {line.voice for line in lines["train"] if line.text == entries[0]}
+    assert len(voices) == min(said[entries[0]], len(VOICES["train"].split()))
+    splits = [{line.voice for line in lines[split]} for split in ("train", "dev", "test")]
+    assert not (splits[0] & splits[1] or splits[0] & splits[2] or splits[1] & splits[2])
+    assert all(1 <= len(lines[split]) <= 400 for split in ("dev", "test"))
+
+
+def test_the_language_follows_from_letters() -> None:
+    texts = {
+        "今日は": "ja",
+        "你好": "cmn",
+        "안녕": "ko",
+        "привет": "ru",
+        "hello": "en-us",
+        "你好OK": "cmn",
+    }
+    assert {text: language_of([text]) for text in texts} == texts
