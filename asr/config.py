@@ -79,6 +79,18 @@ class CurriculumConfig(FrozenModel):
     share: Annotated[float, Field(gt=0, lt=1)] = 0.5
 
 
+class IntermediateConfig(FrozenModel):
+    """A CTC loss of Mandarin syllables on the output of an encoder layer, counted from 1.
+
+    `unit` is the syllable with its tone or without (`toneless`); `weight` is relative to the CTC
+    loss of tokens. Training alone has it.
+    """
+
+    layer: PositiveInt
+    unit: Literal["syllable", "toneless"] = "syllable"
+    weight: PositiveFloat = 0.5
+
+
 class TrainingConfig(FrozenModel):
     """How the weights are trained.
 
@@ -87,7 +99,9 @@ class TrainingConfig(FrozenModel):
     batches per process whose gradients are added before a step; `patience` ends the run after so
     many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32
     elsewhere; `init` is a bundle whose weights and tokens a run starts with, such as one of
-    `asr compress`.
+    `asr compress`. With `consistency` above 0 each utterance has two views of other masks, and
+    the CTC head is drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice
+    the time and memory, and half the epochs do.
     """
 
     epochs: Annotated[int, Field(gt=0, le=100_000)] = 30
@@ -103,6 +117,8 @@ class TrainingConfig(FrozenModel):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     init: LocalPath | None = None
     curriculum: CurriculumConfig | None = None
+    consistency: Annotated[float, Field(ge=0)] = 0.0
+    intermediate: tuple[IntermediateConfig, ...] = ()
 
     @model_validator(mode="after")
     def _check_curriculum(self) -> Self:
@@ -156,6 +172,21 @@ class Config(FrozenModel):
         if self.features.n_freqs < 4:
             raise ValueError(
                 f"features have {self.features.n_freqs} bins, the front end needs 4 at least"
+            )
+        deepest = max((each.layer for each in self.training.intermediate), default=0)
+        if deepest > self.model.encoder.n_layers:
+            raise ValueError(
+                f"training.intermediate names layer {deepest} of {self.model.encoder.n_layers}: "
+                "give one that the encoder has"
+            )
+        if (deepest or self.training.consistency) and not self.model.ctc_weight:
+            raise ValueError(
+                "training.consistency and training.intermediate are of the CTC head: set "
+                "model.ctc_weight above 0"
+            )
+        if self.training.consistency and not self.augment:
+            raise ValueError(
+                "training.consistency compares views of other masks: set augment, such as {}"
             )
         if self.decoding.needs_ctc and not self.model.ctc_weight:
             raise ValueError(

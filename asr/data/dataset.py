@@ -40,6 +40,13 @@ class Batch:
         tensors = (self.feats_BTF, self.frames_B, self.tokens_BU, self.lengths_B)
         return Batch(self.ids, self.texts, *(tensor.to(device) for tensor in tensors))
 
+    def repeated(self, times: int) -> "Batch":
+        """Return a batch of all utterances so many times, one whole batch after the other."""
+        tensors = (self.feats_BTF, self.frames_B, self.tokens_BU, self.lengths_B)
+        return Batch(
+            self.ids * times, self.texts * times, *(torch.cat([t] * times) for t in tensors)
+        )
+
 
 @dataclass
 class MicroBatches:

@@ -3,20 +3,23 @@
 Legend: B utterances, S encoder steps, U tokens, V vocabulary.
 """
 
+from collections.abc import Sequence
+
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import Tensor
-from torch.nn.functional import cross_entropy, ctc_loss
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from asr.audio.augmentation import spec_augment
 from asr.bundle import Bundle
 from asr.data.dataset import Batch
-from asr.decoding.ctc_prefix import BLANK, steps_needed
+from asr.decoding.ctc_prefix import steps_needed
 from asr.decoding.decode import SpeechDecoder
 from asr.evaluation.calibration import Calibration
 from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import PAD
+from asr.train.auxiliary import IntermediateCtc, consistency, ctc_sum
 from asr.train.distributed import all_reduce_sum
 from asr.train.step import TrainingModule
 
@@ -31,11 +34,20 @@ class SpeechModule(TrainingModule):
     model: SpeechTransformer
     dev_metrics: tuple[str, ...] = ("val_loss", "val_cer_percent")
 
-    def __init__(self, bundle: Bundle, total_steps: int, has_words: bool = False) -> None:
+    def __init__(
+        self, bundle: Bundle, total_steps: int, texts: Sequence[str] = (), has_words: bool = False
+    ) -> None:
         super().__init__(bundle.model, bundle.config, total_steps)
-        share = self.config.model.ctc_weight
-        self.loss_weights = (1 - share, share)
-        self.loss_names = ("attention", "ctc") if self.model.ctc_head else ("attention",)
+        share, training = self.config.model.ctc_weight, self.config.training
+        layers, d_model = self.model.encoder.layers, self.config.model.d_model
+        self.intermediate = nn.ModuleList(
+            IntermediateCtc(each, layers[each.layer - 1], d_model, texts)
+            for each in training.intermediate
+        )
+        weights = {f"{each.unit}_{each.layer}": each.weight for each in training.intermediate}
+        weights |= {"consistency": training.consistency} if training.consistency else {}
+        self.loss_weights = (1 - share, share, *(share * weight for weight in weights.values()))
+        self.loss_names = ("attention", "ctc", *weights) if share else ("attention",)
         self.decoder = SpeechDecoder(bundle.model, bundle.tokenizer)
         self.has_words = has_words
         if has_words:
@@ -64,14 +76,22 @@ class SpeechModule(TrainingModule):
                     state[moment][moved] = 0
 
     def augment(self, batch: Batch) -> Tensor:
-        """Return the features with random masks (SpecAugment)."""
+        """Return the features with random masks (SpecAugment), twice for `consistency`."""
         if not self.config.augment:
             return batch.feats_BTF
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        if self.config.training.consistency:
+            batch = batch.repeated(2)
         return spec_augment(batch.feats_BTF, batch.frames_B, self.config.augment, generator)
 
     def losses(self, batch: Batch, feats_BTF: Tensor) -> Tensor:
-        """Return cross-entropy with label smoothing and CTC loss (2,), summed over the batch."""
+        """Return the losses (L,), summed over the batch and of several views the mean.
+
+        They are cross-entropy with label smoothing, CTC, those of intermediate layers, and that of
+        consistency, which a single view has none of.
+        """
+        n_views = len(feats_BTF) // len(batch.ids)
+        batch = batch.repeated(n_views)
         logits_BUV, ctc_BSV, mask_BS = self.model(
             feats_BTF, batch.frames_B, batch.tokens_BU[:, :-1]
         )
@@ -84,19 +104,20 @@ class SpeechModule(TrainingModule):
         )
         if ctc_BSV is None:
             return torch.stack((attention, torch.zeros_like(attention)))
-        ctc = ctc_loss(
-            ctc_BSV.log_softmax(-1).transpose(0, 1),
-            batch.tokens_BU[:, 1:],
-            mask_BS.sum(1),
-            batch.lengths_B - 2,
-            blank=BLANK,
-            reduction="sum",
-            zero_infinity=True,
-        )
-        return torch.stack((attention, ctc))
+        steps_B = mask_BS.sum(1)
+        ctc = ctc_sum(ctc_BSV, batch.tokens_BU[:, 1:], steps_B, batch.lengths_B - 2)
+        others = [head(batch.texts, steps_B) for head in self.intermediate]
+        losses = torch.stack((attention, ctc, *others)) / n_views
+        if not self.config.training.consistency:
+            return losses
+        between = consistency(ctc_BSV, mask_BS) if n_views == 2 else torch.zeros_like(attention)
+        return torch.cat((losses, between[None]))
 
     def labels(self, batch: Batch) -> Tensor:
-        """Return the decoder's labels, CTC's, and the utterances too short for CTC (3,)."""
+        """Return the labels of each loss, and the utterances too short for CTC: (L + 1,).
+
+        Consistency counts as many as CTC.
+        """
         lengths_B = batch.lengths_B.cpu() - 2
         n_decoder = lengths_B.sum() + len(lengths_B)
         if self.model.ctc_head is None:
@@ -104,7 +125,10 @@ class SpeechModule(TrainingModule):
         steps = self.config.model.frontend.steps
         steps_B = torch.tensor([steps(n) for n in batch.frames_B.tolist()])
         fits_B = steps_needed(batch.tokens_BU[:, 1:-1].cpu(), lengths_B) <= steps_B
-        return torch.stack((n_decoder, lengths_B[fits_B].sum(), (~fits_B).sum()))
+        n_ctc = lengths_B[fits_B].sum()
+        n_others = [sum(map(len, head.targets(batch.texts))) for head in self.intermediate]
+        n_others += [int(n_ctc)] if self.config.training.consistency else []
+        return torch.tensor([int(n_decoder), int(n_ctc), *n_others, int((~fits_B).sum())])
 
     def on_validation_epoch_start(self) -> None:
         """Reset the calibration."""

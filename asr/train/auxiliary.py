@@ -1,0 +1,103 @@
+"""Losses of training alone: CTC of coarser units within the encoder, and consistency of two views.
+
+Legend: B utterances, S encoder steps, D d_model, N units, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import ctc_loss
+
+from asr.config import IntermediateConfig
+from asr.decoding.ctc_prefix import BLANK
+from asr.errors import ConfigError
+from asr.tokenizer import normalize_text
+
+Units = Callable[[str], list[str]]
+
+
+def units_of(kind: str) -> Units:
+    """Return the function that splits a text into the units of an `IntermediateConfig`.
+
+    Raises ConfigError where pypinyin is not installed.
+    """
+    try:
+        from pypinyin import Style, lazy_pinyin
+    except ImportError as error:
+        raise ConfigError(
+            "training.intermediate: syllables need pypinyin: pip install 'lrt-asr[chinese]', or "
+            "leave training.intermediate out"
+        ) from error
+    style = Style.TONE3 if kind == "syllable" else Style.NORMAL
+
+    def split(text: str) -> list[str]:
+        return lazy_pinyin(
+            normalize_text(text).replace(" ", ""), style=style, errors=list,
+            neutral_tone_with_five=True,
+        )  # fmt: skip
+
+    return split
+
+
+class IntermediateCtc(nn.Module):
+    """A CTC head on the output of an encoder layer (Lee and Watanabe 2021, eq. 7).
+
+    Its units are coarser than tokens: a thousand syllables are learned from hours of speech in
+    which most of some thousand characters are rare.
+    """
+
+    def __init__(
+        self, config: IntermediateConfig, layer: nn.Module, d_model: int, texts: Iterable[str]
+    ) -> None:
+        super().__init__()
+        self._split = units_of(config.unit)
+        units = sorted({unit for text in texts for unit in self._split(text)})
+        self._ids = {unit: i for i, unit in enumerate(units, BLANK + 1)}
+        self.head = nn.Sequential(nn.LayerNorm(d_model), nn.Linear(d_model, len(units) + 1))
+        self._seen_BSD: Tensor | None = None
+        layer.register_forward_hook(self._keep)
+
+    def _keep(self, layer: nn.Module, inputs: Any, output_BSD: Tensor) -> None:
+        self._seen_BSD = output_BSD
+
+    def targets(self, texts: Sequence[str]) -> list[Tensor]:
+        """Return the ids of each text's units; units that training texts lack are left out."""
+        split = ([self._ids[u] for u in self._split(text) if u in self._ids] for text in texts)
+        return [torch.tensor(ids, dtype=torch.long) for ids in split]
+
+    def forward(self, texts: Sequence[str], steps_B: Tensor) -> Tensor:
+        """Return the loss of the batch that the layer has seen last, summed."""
+        assert self._seen_BSD is not None, "the encoder has not run"
+        logits_BSN, self._seen_BSD = self.head(self._seen_BSD), None
+        targets = self.targets(texts)
+        lengths_B = torch.tensor([len(ids) for ids in targets], device=steps_B.device)
+        return ctc_sum(logits_BSN, torch.cat(targets).to(steps_B.device), steps_B, lengths_B)
+
+
+def ctc_sum(logits_BSV: Tensor, targets: Tensor, steps_B: Tensor, lengths_B: Tensor) -> Tensor:
+    """Return the summed CTC loss; utterances whose text has no room have none.
+
+    `targets` are padded, or all in a row.
+    """
+    logp_SBV = logits_BSV.float().log_softmax(-1).transpose(0, 1)
+    return ctc_loss(
+        logp_SBV, targets, steps_B, lengths_B, blank=BLANK, reduction="sum", zero_infinity=True
+    )
+
+
+def consistency(logits_BSV: Tensor, mask_BS: Tensor) -> Tensor:
+    """Return the divergence between the CTC distributions of two views, summed over steps.
+
+    The batch holds all first views, then all second ones. Each is drawn to the other, which counts
+    as given (CR-CTC; Yao 2025, eq. 4 and 5); the result is the mean of the two directions.
+    """
+    one, two = logits_BSV.float().log_softmax(-1).chunk(2)
+    mask_BS1 = mask_BS[: len(one), :, None]
+
+    def towards(given: Tensor, other: Tensor) -> Tensor:
+        given = given.detach()
+        return (given.exp() * (given - other)).masked_fill(~mask_BS1, 0.0).sum()
+
+    return (towards(one, two) + towards(two, one)) / 2

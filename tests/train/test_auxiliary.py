@@ -1,0 +1,111 @@
+"""Losses of training alone, against torch's own, by property, and in a run."""
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import kl_div
+
+from asr.config import Config, IntermediateConfig
+from asr.train.auxiliary import IntermediateCtc, consistency, ctc_sum, units_of
+from tests.helpers import run_cli, tones_recipe, write_recipe
+
+pytest.importorskip("pypinyin")
+
+
+def test_syllables_have_tones_or_none_and_letters_stay() -> None:
+    assert units_of("syllable")("中国人 了 OK") == ["zhong1", "guo2", "ren2", "le5", "O", "K"]
+    assert units_of("toneless")("中国人了OK") == ["zhong", "guo", "ren", "le", "O", "K"]
+
+
+def test_consistency_is_the_mean_divergence_of_both_directions() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 7, 5, generator=generator)
+    mask = torch.arange(7) < torch.tensor([7, 4, 7, 4])[:, None]
+    logp = logits.log_softmax(-1)
+    expected = 0.0
+    for i, n in ((0, 7), (1, 4)):
+        one, two = logp[i, :n], logp[i + 2, :n]
+        for given, other in ((one, two), (two, one)):
+            expected += 0.5 * float(kl_div(other, given, reduction="sum", log_target=True))
+    assert float(consistency(logits, mask)) == pytest.approx(expected, rel=1e-5)
+    same = logits[:2].repeat(2, 1, 1)
+    assert float(consistency(same, mask)) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_view_is_drawn_to_the_other_and_padding_to_nothing() -> None:
+    logits = torch.randn(2, 5, 3, requires_grad=True)
+    mask = torch.tensor([[True, True, True, False, False]] * 2)
+    consistency(logits, mask).backward()
+    assert logits.grad is not None
+    assert (logits.grad[:, 3:] == 0).all()
+    # Only the other's cross-entropy has a gradient: softmax(self) - softmax(other).
+    one, two = logits.detach().softmax(-1)
+    torch.testing.assert_close(logits.grad[0, :3], (one - two)[:3] / 2)
+
+
+def test_ctc_is_the_sum_over_all_alignments() -> None:
+    logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(2))
+    texts, steps = [[1, 2], [2]], [4, 3]
+    expected = 0.0
+    for row, text, n in zip(logits.log_softmax(-1), texts, steps, strict=True):
+        paths = itertools.product(range(3), repeat=n)
+        fit = [p for p in paths if [k for k, _ in itertools.groupby(p) if k] == text]
+        expected -= math.log(
+            sum(math.exp(sum(float(row[s, t]) for s, t in enumerate(p))) for p in fit)
+        )
+    lengths = torch.tensor([len(text) for text in texts])
+    found = ctc_sum(logits, torch.tensor([1, 2, 2]), torch.tensor(steps), lengths)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_head_learns_syllables_of_what_its_layer_says() -> None:
+    torch.manual_seed(3)
+    layer, texts = torch.nn.Linear(6, 6), ["中国", "钟", "果中"]
+    head = IntermediateCtc(IntermediateConfig(layer=1), layer, 6, texts)
+    zhong, guo, other = (ids.tolist() for ids in head.targets(["钟", "国", "咖果"]))
+    assert (zhong, len(guo), len(other)) == (head.targets(["中"])[0].tolist(), 1, 1)
+    inputs, steps = torch.randn(3, 9, 6), torch.tensor([9, 9, 5])
+    adam = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.05)
+    losses = []
+    for _ in range(30):
+        layer(inputs)
+        loss = head(texts, steps)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 3
+
+
+@pytest.mark.parametrize(
+    ("training", "model", "words"),
+    [
+        ({"intermediate": [{"layer": 9}]}, {}, "names layer 9 of 1"),
+        ({"consistency": 0.2}, {"ctc_weight": 0.0}, "are of the CTC head"),
+    ],
+)
+def test_what_does_not_fit_is_refused(training: dict, model: dict, words: str) -> None:
+    values = tones_recipe(Path("data"), training=training, model=model, decoding={"ctc_weight": 0})
+    with pytest.raises(ValueError, match=words):
+        Config.model_validate(values)
+
+
+def test_a_recipe_trains_with_both_resumes_and_its_bundle_has_neither(
+    tones: Path, tmp_path: Path
+) -> None:
+    auxiliary = {"consistency": 0.2, "intermediate": [{"layer": 1, "weight": 0.3}]}
+    recipe = write_recipe(
+        tmp_path / "r.yaml", tones_recipe(tones, training={**auxiliary, "epochs": 1})
+    )
+    out = tmp_path / "run"
+    assert run_cli("train", recipe, "--out", out).returncode == 0
+    more = run_cli("train", recipe, "--out", out, "--resume", "--set", "training.epochs=2")
+    assert more.returncode == 0, more.stderr
+    plain = write_recipe(tmp_path / "p.yaml", tones_recipe(tones, training={"epochs": 1}))
+    assert run_cli("train", plain, "--out", tmp_path / "plain").returncode == 0
+    size = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("run", "plain")]
+    assert abs(size[0] - size[1]) < 100
+    assert len((out / "training/history.csv").read_text().splitlines()) == 3
