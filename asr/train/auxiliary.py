@@ -30,11 +30,12 @@ def units_of(kind: str) -> Units:
             "training.intermediate: syllables need pypinyin: pip install 'lrt-asr[chinese]', or "
             "leave training.intermediate out"
         ) from error
+    letters: Any = list  # it takes a list of texts too, which its types do not say
     style = Style.TONE3 if kind == "syllable" else Style.NORMAL
 
     def split(text: str) -> list[str]:
         return lazy_pinyin(
-            normalize_text(text).replace(" ", ""), style=style, errors=list,
+            normalize_text(text).replace(" ", ""), style=style, errors=letters,
             neutral_tone_with_five=True,
         )  # fmt: skip
 

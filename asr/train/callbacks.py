@@ -31,7 +31,9 @@ class MemoryProbe(Callback):
         pl_module.train()
         with precision.train_step_context():
             for part in self.datamodule.largest(self.datamodule.config.training.epochs - 1).batches:
-                pl_module.backward_batch(part.to(device), torch.ones(2, device=device))
+                pl_module.backward_batch(
+                    part.to(device), torch.ones(len(pl_module.loss_weights), device=device)
+                )
         pl_module.zero_grad()
         pl_module.eval()
         with precision.val_step_context(), torch.no_grad():

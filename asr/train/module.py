@@ -40,10 +40,11 @@ class SpeechModule(TrainingModule):
         super().__init__(bundle.model, bundle.config, total_steps)
         share, training = self.config.model.ctc_weight, self.config.training
         layers, d_model = self.model.encoder.layers, self.config.model.d_model
-        self.intermediate = nn.ModuleList(
+        self.heads = [
             IntermediateCtc(each, layers[each.layer - 1], d_model, texts)
             for each in training.intermediate
-        )
+        ]
+        self.intermediate = nn.ModuleList(self.heads)
         weights = {f"{each.unit}_{each.layer}": each.weight for each in training.intermediate}
         weights |= {"consistency": training.consistency} if training.consistency else {}
         self.loss_weights = (1 - share, share, *(share * weight for weight in weights.values()))
@@ -106,7 +107,7 @@ class SpeechModule(TrainingModule):
             return torch.stack((attention, torch.zeros_like(attention)))
         steps_B = mask_BS.sum(1)
         ctc = ctc_sum(ctc_BSV, batch.tokens_BU[:, 1:], steps_B, batch.lengths_B - 2)
-        others = [head(batch.texts, steps_B) for head in self.intermediate]
+        others = [head(batch.texts, steps_B) for head in self.heads]
         losses = torch.stack((attention, ctc, *others)) / n_views
         if not self.config.training.consistency:
             return losses
@@ -126,7 +127,7 @@ class SpeechModule(TrainingModule):
         steps_B = torch.tensor([steps(n) for n in batch.frames_B.tolist()])
         fits_B = steps_needed(batch.tokens_BU[:, 1:-1].cpu(), lengths_B) <= steps_B
         n_ctc = lengths_B[fits_B].sum()
-        n_others = [sum(map(len, head.targets(batch.texts))) for head in self.intermediate]
+        n_others = [len(torch.cat(head.targets(batch.texts))) for head in self.heads]
         n_others += [int(n_ctc)] if self.config.training.consistency else []
         return torch.tensor([int(n_decoder), int(n_ctc), *n_others, int((~fits_B).sum())])
 
