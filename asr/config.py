@@ -98,10 +98,12 @@ class TrainingConfig(FrozenModel):
     `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
     batches per process whose gradients are added before a step; `patience` ends the run after so
     many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32
-    elsewhere; `init` is a bundle whose weights and tokens a run starts with, such as one of
-    `asr compress`. With `consistency` above 0 each utterance has two views of other masks, and
-    the CTC head is drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice
-    the time and memory, and half the epochs do.
+    elsewhere, `bfloat16` is for processors too that compute it faster; `init` is a bundle whose
+    weights and tokens a run starts with, such as one of `asr compress`.
+
+    With `consistency` above 0 each utterance has two views of other masks, and the CTC head is
+    drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice the time and
+    memory, and half the epochs do.
     """
 
     epochs: Annotated[int, Field(gt=0, le=100_000)] = 30

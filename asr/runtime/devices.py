@@ -16,3 +16,11 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name}: this machine has no such GPU, use cpu or auto")
     return device
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device computes in bfloat16 faster than in float32."""
+    if device.type == "cuda":
+        return True
+    can = torch.cpu.get_capabilities()
+    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))

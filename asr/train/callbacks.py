@@ -29,15 +29,17 @@ class MemoryProbe(Callback):
         held = [torch.zeros_like(p) for p in pl_module.parameters() for _ in range(3)]
         precision = trainer.precision_plugin
         pl_module.train()
+        ones = torch.ones(len(pl_module.loss_weights), device=device)
+        # Features are read outside of the contexts, which compute in bfloat16.
+        largest = self.datamodule.largest(self.datamodule.config.training.epochs - 1)
         with precision.train_step_context():
-            for part in self.datamodule.largest(self.datamodule.config.training.epochs - 1).batches:
-                pl_module.backward_batch(
-                    part.to(device), torch.ones(len(pl_module.loss_weights), device=device)
-                )
+            for part in largest.batches:
+                pl_module.backward_batch(part.to(device), ones)
         pl_module.zero_grad()
         pl_module.eval()
+        largest = self.datamodule.largest(None)
         with precision.val_step_context(), torch.no_grad():
-            for part in self.datamodule.largest(None).batches:
+            for part in largest.batches:
                 pl_module.validate(part.to(device))
         pl_module.train()
         del held

@@ -97,7 +97,7 @@ class SpeechModule(TrainingModule):
             feats_BTF, batch.frames_B, batch.tokens_BU[:, :-1]
         )
         attention = cross_entropy(
-            logits_BUV.flatten(0, 1),
+            logits_BUV.float().flatten(0, 1),
             batch.tokens_BU[:, 1:].flatten(),
             ignore_index=PAD,
             label_smoothing=self.config.training.label_smoothing,

@@ -22,7 +22,7 @@ from asr.evaluation.cer import have_words
 from asr.model.size import count_parameters
 from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
-from asr.runtime.devices import choose_device
+from asr.runtime.devices import choose_device, has_bfloat16
 from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.memory import keep_buffers
 from asr.tokenizer import Tokenizer
@@ -56,9 +56,10 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
             "`asr tune --write` or by --lm"
         )
     chosen, state = choose_device(device), out / "training"
-    if config.training.precision == "bfloat16" and chosen.type == "cpu":
+    if config.training.precision == "bfloat16" and not has_bfloat16(chosen):
         raise ConfigError(
-            "training.precision: bfloat16 is for a GPU, this run is on the CPU: set it to auto"
+            "training.precision: bfloat16 is for a GPU or a processor with avx512_bf16 or "
+            "amx_bf16, which this one lacks: set it to auto"
         )
     with init_distributed(chosen) as chosen, sole_run(state):
         if rank():

@@ -64,6 +64,7 @@ def fit(
 
 def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callback) -> L.Trainer:
     on_gpu, training = device.type == "cuda", checkpoints.training
+    is_bfloat16 = training.precision == "bfloat16" or (on_gpu and training.precision == "auto")
     processes: dict[str, Any] = {"devices": [device.index or 0] if on_gpu else 1}
     if world_size() > 1:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
@@ -72,7 +73,7 @@ def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callbac
     return L.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         **processes,
-        precision="bf16-mixed" if on_gpu and training.precision != "float32" else "32-true",
+        precision="bf16-mixed" if is_bfloat16 else "32-true",
         max_epochs=training.epochs,
         callbacks=[*callbacks, checkpoints, TrainingProgress(checkpoints)],
         logger=TensorBoardLogger(checkpoints.folder, name="", version="curves"),

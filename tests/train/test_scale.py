@@ -373,9 +373,12 @@ def test_a_full_disk_and_an_unwritable_place_are_found_before_training(
     assert str(recipe) in str(unwritable.value)
 
 
-def test_bfloat16_is_refused_on_a_cpu(tones: Path, tmp_path: Path) -> None:
+def test_bfloat16_is_refused_where_a_processor_lacks_it(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
     values = tones_recipe(tones, training={"precision": "bfloat16"})
-    with pytest.raises(ConfigError, match=r"training\.precision: bfloat16 is for a GPU"):
+    with pytest.raises(ConfigError, match=r"training\.precision: bfloat16 is for a GPU or a proc"):
         train(Config.model_validate(values), tmp_path / "run", device="cpu")
 
 
