@@ -26,6 +26,7 @@ from asr.data.manifest import load_cuts, read_wave
 from asr.data.sampling import plan_epoch
 from asr.decoding.ctc_prefix import steps_needed
 from asr.errors import AsrError, ConfigError, DataError
+from asr.runtime.devices import has_bfloat16
 from asr.train import datamodule
 from asr.train.datamodule import SpeechDataModule
 from asr.train.module import SpeechModule
@@ -380,6 +381,20 @@ def test_bfloat16_is_refused_where_a_processor_lacks_it(
     values = tones_recipe(tones, training={"precision": "bfloat16"})
     with pytest.raises(ConfigError, match=r"training\.precision: bfloat16 is for a GPU or a proc"):
         train(Config.model_validate(values), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.skipif(not has_bfloat16(torch.device("cpu")), reason="needs such a processor")
+def test_a_processor_trains_in_bfloat16(tones: Path, tmp_path: Path) -> None:
+    """The losses of the first epoch are those of float32, nearly; the weights stay float32."""
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        values = tones_recipe(tones, training={"precision": precision, "epochs": 1})
+        out = train(Config.model_validate(values), tmp_path / precision, device="cpu")
+        losses[precision] = history(out)[0]["val_loss"]
+        weights = load_file(out / "model.safetensors").values()
+        assert {weight.dtype for weight in weights} <= {torch.float32, torch.long}
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=6), st.integers(1, 12))

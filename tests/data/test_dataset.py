@@ -1,0 +1,78 @@
+"""Features are kept for the next epochs, and are those of the cut that is asked for."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from lhotse import CutSet
+from lhotse.cut import Cut
+
+from asr.audio.augmentation import PausesConfig
+from asr.audio.features import LogMelConfig
+from asr.data import dataset as module
+from asr.data.dataset import SpeechDataset
+from asr.data.manifest import load_cuts, text_of
+from asr.data.pauses import augment_with_pauses
+from asr.tokenizer import Tokenizer, TokenizerConfig
+from tests.helpers import RATE
+
+
+@pytest.fixture
+def cuts(tones: Path) -> list[Cut]:
+    return list(load_cuts(tones / "train.jsonl.gz"))[:3]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    done: list[str] = []
+    read = module.read_wave
+
+    def counted(cut: Cut, rate: int) -> torch.Tensor:
+        done.append(cut.id)
+        return read(cut, rate)
+
+    monkeypatch.setattr(module, "read_wave", counted)
+    return done
+
+
+def dataset(cuts: list[Cut], num_workers: int = 0) -> SpeechDataset:
+    tokenizer = Tokenizer.train(map(text_of, cuts), TokenizerConfig())
+    features = LogMelConfig(kind="log_mel", sample_rate=RATE, n_mels=20).build()
+    return SpeechDataset(features, tokenizer, RATE, num_workers)
+
+
+def test_a_recording_is_read_once_and_its_features_stay(cuts: list[Cut], reads: list[str]) -> None:
+    data = dataset(cuts)
+    first, second = data[[cuts]], data[[cuts]]
+    assert reads == [cut.id for cut in cuts]
+    assert torch.equal(first.batches[0].feats_BTF, second.batches[0].feats_BTF)
+    workers = dataset(cuts, num_workers=1)
+    for _ in range(2):
+        workers[[cuts]]
+    assert len(reads) == 3 * len(cuts)
+
+
+def test_a_cut_with_the_id_of_another_is_read_anew(cuts: list[Cut], reads: list[str]) -> None:
+    data, other = dataset(cuts), cuts[1].with_id(cuts[0].id)
+    plain = data[[[cuts[0]]]].batches[0]
+    assert (
+        data[[[other]]].batches[0].frames_B.tolist()
+        == data[[[cuts[1]]]].batches[0].frames_B.tolist()
+    )
+    pauses = PausesConfig(padded=1.0, joined=0.0, noise=0.0)
+    (padded,) = augment_with_pauses(CutSet.from_cuts([cuts[0]]), pauses, Random(1))
+    assert padded.id == cuts[0].id
+    assert data[[[padded]]].batches[0].frames_B[0] > plain.frames_B[0]
+    again = data[[[cuts[0]]]].batches[0]
+    assert torch.equal(again.feats_BTF, plain.feats_BTF) and reads.count(cuts[0].id) == 3
+
+
+def test_what_has_no_room_is_read_in_every_epoch(
+    cuts: list[Cut], reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 1)
+    data = dataset(cuts)
+    for _ in range(2):
+        data[[cuts]]
+    assert len(reads) == 2 * len(cuts)
