@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from asr.audio.augmentation import AugmentConfig
 from asr.audio.features import FeaturesConfig, SpectrogramConfig
@@ -19,7 +28,7 @@ from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
 from asr.model.transformer import ModelConfig
 from asr.runtime.yaml_values import parse_yaml, read_yaml
-from asr.schema import FrozenModel, LocalPath
+from asr.schema import FrozenModel, LocalPath, check_local
 from asr.tokenizer import TokenizerConfig
 
 FORMAT = 1
@@ -27,23 +36,37 @@ _MIN_CHUNK_SECONDS = 0.4  # recordings are cut at windows of 100 ms
 Speed = Annotated[float, Field(ge=0.1, le=10)]
 _RENAMED = {"search": "decoding", "piece_seconds": "chunk_seconds"}
 _MOST_FAULTS = 20  # that are explained: to look for the nearest key takes time
+# One manifest is written as a path, several as a list of paths.
+Manifests = Annotated[
+    tuple[Path, ...],
+    Field(min_length=1, max_length=100),
+    BeforeValidator(lambda value: [value] if isinstance(value, str | Path) else value),
+    AfterValidator(lambda paths: tuple(map(check_local, paths))),
+    PlainSerializer(lambda paths: paths[0] if len(paths) == 1 else paths),
+]
 
 
 class DataConfig(FrozenModel):
     """Where the cuts are, and how they become batches; durations are in seconds.
 
-    `batch_seconds` is the audio in a batch of one process, before padding; an optimizer step uses
-    `training.accumulate` such batches of each process. `speed_factors` other than 1 add copies of
-    the training cuts at these speeds.
+    `train` is a manifest, or a list of several without an id in common. `batch_seconds` is the
+    audio in a batch of one process, before padding; an optimizer step uses `training.accumulate`
+    such batches of each process. `speed_factors` other than 1 add copies of the training cuts at
+    these speeds.
     """
 
-    train: LocalPath
+    train: Manifests
     dev: LocalPath
     batch_seconds: PositiveFloat = 120.0
     speed_factors: Annotated[tuple[Speed, ...], Field(min_length=1, max_length=100)] = (1.0,)
     min_seconds: PositiveFloat = 0.1
     max_seconds: PositiveFloat = 30.0
     num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
+
+    @property
+    def train_names(self) -> str:
+        """Return the training manifests for a message."""
+        return ", ".join(map(str, self.train))
 
 
 class NoamSchedule(FrozenModel):

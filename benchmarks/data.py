@@ -21,7 +21,7 @@ import torch
 from asr.audio.features import LogMelConfig
 from asr.config import Config, load_config
 from asr.data.dataset import SpeechDataset
-from asr.data.manifest import load_cuts, text_of
+from asr.data.manifest import load_training_cuts, text_of
 from asr.data.sampling import EpochSteps, loader, plan_epoch
 from asr.tokenizer import Tokenizer
 from benchmarks import record
@@ -50,7 +50,7 @@ def corpus(root: Path, n: int) -> Config:
 
 def loading(config: Config) -> float:
     """Return the median seconds of a batch."""
-    cuts = load_cuts(config.data.train)
+    cuts = load_training_cuts(config.data)
     tokenizer = Tokenizer.train(map(text_of, cuts), config.tokenizer)
     dataset = SpeechDataset(config.features.build(), tokenizer, RATE)
     steps = [[list(batch)] for batch in plan_epoch(cuts, config.data.batch_seconds, 1, 0)]

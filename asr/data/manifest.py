@@ -8,6 +8,7 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,23 @@ def load_cuts(path: Path) -> CutSet:
     return cuts
 
 
+def load_training_cuts(data: DataConfig) -> CutSet:
+    """Return the cuts of all training manifests of a recipe.
+
+    Raises DataError as `load_cuts` does, and where an id is in two manifests.
+    """
+    found = [load_cuts(path) for path in data.train]
+    if len(found) == 1:
+        return found[0]
+    counts = Counter(chain.from_iterable(cuts.ids for cuts in found))
+    if repeated := [key for key, n in counts.items() if n > 1]:
+        raise DataError(
+            f"data.train: {data.train_names} hold {len(repeated)} ids more than once, such as "
+            f"{repeated[0]}: list each utterance in one manifest"
+        )
+    return CutSet.from_cuts(chain.from_iterable(found))
+
+
 def _broken_lines(path: Path) -> str:
     """Return which lines of a manifest are not cuts, the first five by number; empty if none."""
     broken = []
@@ -109,7 +127,7 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
 def filter_cuts(
     cuts: CutSet,
     config: DataConfig,
-    source: Path,
+    source: Path | str,
     normalize: Callable[[str], str] = normalize_text,
 ) -> CutSet:
     """Return the cuts of usable length with a text when normalized; DataError if there are none."""

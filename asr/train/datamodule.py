@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.data.dataset import MicroBatches, SpeechDataset
-from asr.data.manifest import filter_cuts, load_cuts, read_wave
+from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_wave
 from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
 from asr.errors import AudioError, ConfigError
 from asr.train.distributed import rank, world_size
@@ -76,7 +76,7 @@ class SpeechDataModule(TrainingData):
             f"{2 * training.accumulate}, the same steps in half the memory"
         )
         normalize = config.tokenizer.normalize
-        self.utterances = filter_cuts(load_cuts(data.train), data, data.train, normalize)
+        self.utterances = filter_cuts(load_training_cuts(data), data, data.train_names, normalize)
         self.train_cuts: CutSet = perturb_speed(self.utterances, data.speed_factors)
         self.short_cuts = self._shortest()
         self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev, normalize)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from asr.bundle import TOKENIZER, Bundle
 from asr.config import Config, LinearSchedule, TrainingConfig
 from asr.data.dataset import Batch, MicroBatches
-from asr.data.manifest import load_cuts, text_of
+from asr.data.manifest import load_cuts, load_training_cuts, text_of
 from asr.data.sampling import EpochSteps
 from asr.errors import ConfigError, DataError
 from asr.lm.transformer import LanguageTransformer, LmConfig
@@ -98,8 +98,8 @@ def _train_lm(
 ) -> None:
     tokenizer, data = bundle.tokenizer, bundle.config.data
     if not texts:
-        log.info("the transcripts are those of %s", data.train)
-    lines = _lines(texts) if texts else map(text_of, load_cuts(data.train))
+        log.info("the transcripts are those of %s", data.train_names)
+    lines = _lines(texts) if texts else map(text_of, load_training_cuts(data))
     train, dev = (_encode(x, tokenizer) for x in (lines, map(text_of, load_cuts(data.dev))))
     n_steps = epochs * len(_batches(train))
     training = TrainingConfig(

@@ -121,7 +121,7 @@ class _BundleWriter:
             if name in best
         }
         return {
-            "training cuts": f"{self.datamodule} from {self.bundle.config.data.train}",
+            "training cuts": f"{self.datamodule} from {self.bundle.config.data.train_names}",
             "epochs": len(checkpoints.history),
             "steps": self.module.global_step,
             "steps skipped as not finite": counters.skipped,

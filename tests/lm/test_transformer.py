@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from asr.bundle import Bundle
 from asr.config import Config, TrainingConfig, load_config
-from asr.data.manifest import load_cuts, text_of
+from asr.data.manifest import load_cuts, load_training_cuts, text_of
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import CtcPrefixScorer
 from asr.decoding.options import DecodingOptions
@@ -101,7 +101,7 @@ def test_a_fused_text_does_not_depend_on_its_batch_mates(method: str) -> None:
 def fresh(tones: Path) -> Bundle:
     """A recognizer of tones with random weights."""
     config = Config.model_validate(tones_recipe(tones))
-    tokenizer = Tokenizer.train(map(text_of, load_cuts(config.data.train)), config.tokenizer)
+    tokenizer = Tokenizer.train(map(text_of, load_training_cuts(config.data)), config.tokenizer)
     torch.manual_seed(0)
     return Bundle.create(config, tokenizer)
 

@@ -153,7 +153,7 @@ def manifest(folder: Path) -> Target:
     said = SupervisionSegment("a", "a", 0.0, 1.0, 0, "今天")
     (folder / "a.wav").write_bytes(sound("WAV", seconds=1.0))
     source = AudioSource("file", [0], "FOLDER/a.wav")
-    config = DataConfig(train=path, dev=path)
+    config = DataConfig(train=(path,), dev=path)
     recording = Recording("a", [source], 16000, 16000, 1.0)
     cut = MonoCut("a", 0.0, 1.0, 0, [said], recording=recording)
     other = cut.perturb_speed(1.1).with_id("b")
