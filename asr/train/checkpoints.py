@@ -92,7 +92,9 @@ class Checkpoints(Callback):
         """Save the epoch's weights and the state; runs after validation."""
         module: TrainingModule = pl_module
         if not trainer.global_step and not module.counters.skipped:
-            raise DataError(f"{self.datamodule.config.data.train}: not one recording could be read")
+            raise DataError(
+                f"{self.datamodule.config.data.train_names}: not one recording could be read"
+            )
         epoch, before = trainer.current_epoch + 1, sum(row["seconds"] for row in self.history)
         row = {"epoch": epoch, "train_loss": module.counters.mean_loss}
         for name in module.dev_metrics:
