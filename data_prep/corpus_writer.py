@@ -36,6 +36,7 @@ class Utterance:
     """What a corpus says about one utterance.
 
     `start` and `seconds` are its part of a longer file, `channel` (from 0) is one of several.
+    `confidence` is that of a text which a model wrote; the manifest names it.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Utterance:
     start: float = 0.0
     seconds: float | None = None
     channel: int = 0
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,10 @@ def _cut(
     )
     supervision = SupervisionSegment(key, recording.id, 0.0, seconds, channel, text)
     supervision.speaker = utterance.speaker
-    supervision.custom = {"synthetic": True} if synthetic else None
+    custom: dict[str, bool | float] = {"synthetic": True} if synthetic else {}
+    if utterance.confidence is not None:
+        custom["confidence"] = round(utterance.confidence, 4)
+    supervision.custom = custom or None
     return MonoCut(key, utterance.start, seconds, channel, [supervision], recording=recording)
 
 

@@ -13,6 +13,9 @@ from asr.errors import AudioError
 FIXES = {
     "shorten_compressed": "unpack every file with `sph2pipe IN.sph OUT.sph` (a tool of the LDC)",
     "undecodable_name": "rename files and folders to UTF-8, for instance with `convmv`",
+    "no_speech": "look whether the recordings hold speech of the model's language",
+    "low_confidence": "train a better model first, or give a lower --confidence",
+    "disagreement": "train a better model first, or give a higher --disagreement",
 }
 
 

@@ -19,8 +19,10 @@ from asr.errors import AsrError, is_out_of_memory
 
 __all__ = ["app", "main"]
 
-for _verbs in ("new", "prepare", "train", "evaluate", "transcribe", "serve", "model", "bench"):
-    import_module(f"asr.cli.{_verbs}")  # in the order of `asr --help`
+for _verbs in (
+    "new", "prepare", "train", "evaluate", "transcribe", "pseudo_label", "serve", "model", "bench",
+):  # in the order of `asr --help`  # fmt: skip
+    import_module(f"asr.cli.{_verbs}")
 
 
 def _print_version(is_wanted: bool) -> None:

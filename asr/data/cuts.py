@@ -56,7 +56,7 @@ def parse_line(line: bytes) -> Cut:
         if not isinstance(part, (DataCut, PaddingCut)):
             raise TypeError(f"{cut.id}: a track is a {type(part).__name__}")
         _check_part(part)
-    for recording in _recordings(cut):
+    for recording in recordings_of(cut):
         check_recording(cut.id, recording)
     if isinstance(cut, MixedCut):
         _check_mix(cut)
@@ -102,12 +102,12 @@ def _parts(cut: Cut) -> list[Cut]:
     return [track.cut for track in cut.tracks] if isinstance(cut, MixedCut) else [cut]
 
 
-def _recordings(cut: Cut) -> list[Recording]:
+def recordings_of(cut: Cut) -> list[Recording]:
     """Return the recordings of a cut's parts."""
     return [p.recording for p in _parts(cut) if isinstance(p, DataCut) and p.has_recording]
 
 
 def check_files(cut: Cut) -> None:
     """Raise an exception if a recording's file holds much more than its manifest says."""
-    for recording in _recordings(cut):
+    for recording in recordings_of(cut):
         check_audio(recording)

@@ -5,6 +5,7 @@ fusion of a language model), where log P(Y|X) = (1 - λ) · decoder + λ · CTC 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,8 +36,13 @@ class Hypothesis:
     @property
     def confidence(self) -> float:
         """Return the geometric mean of the tokens' confidences, 1 without tokens."""
-        logs = [math.log(max(value, 1e-30)) for value in self.confidences]
-        return math.exp(sum(logs) / max(1, len(logs)))
+        return geometric_mean(self.confidences)
+
+
+def geometric_mean(confidences: Sequence[float]) -> float:
+    """Return the confidence of a text by those of its tokens, 1 without tokens."""
+    logs = [math.log(max(value, 1e-30)) for value in confidences]
+    return math.exp(sum(logs) / max(1, len(logs)))
 
 
 NO_SPEECH = Hypothesis((), 0.0, None, None, "no_speech")

@@ -33,16 +33,17 @@ def transcribe_all(
     changes: Mapping[str, object],
     jobs: int,
     on_progress: Callable[[float], object],
+    speed: float = 1.0,
 ) -> Iterator[Result]:
     """Yield the tasks in order with their results, by `jobs` processes, and write those with `out`.
 
     `changes` override the bundle's decoding options. `on_progress` gets the number of recordings
-    that are done. Files are written atomically. Raises BundleError and ConfigError before any work,
-    AsrError where a process dies.
+    that are done. `speed` is that at which chunks are recognized. Files are written atomically.
+    Raises BundleError and ConfigError before any work, AsrError where a process dies.
     """
     if jobs == 1 or len(tasks) == 1:
         recognizer = Recognizer(Bundle.load(bundle), device, int8)
-        yield from _transcribe(recognizer, tasks, changes, on_progress)
+        yield from _transcribe(recognizer, tasks, changes, speed, on_progress)
         return
     choose_device(device)
     Bundle.load(bundle)  # its errors are reported once, not by each process
@@ -54,7 +55,8 @@ def transcribe_all(
     pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, int8, indices, threads))
     processes = pool._processes  # in Python 3.14: pool.terminate_workers()
     try:
-        futures = deque(pool.submit(_transcribe_share, share, changes) for share in _shares(tasks))
+        shares = _shares(tasks)
+        futures = deque(pool.submit(_transcribe_share, s, changes, speed) for s in shares)
         n_done = 0
         while futures:
             results = futures.popleft().result()
@@ -89,10 +91,12 @@ def _transcribe(
     recognizer: Recognizer,
     tasks: list[Task],
     changes: Mapping[str, object],
+    speed: float,
     on_progress: Callable[[float], object] = lambda _: None,
 ) -> Iterator[Result]:
     options = recognizer.config.decoding.changed(changes)
-    found = recognizer.transcribe_all((task.source for task in tasks), options, on_progress)
+    sources = (task.source for task in tasks)
+    found = recognizer.transcribe_all(sources, options, on_progress, speed=speed)
     for task, result in zip(tasks, found, strict=True):
         failure = None
         if task.out and isinstance(result, Transcript):
@@ -117,5 +121,7 @@ def _start(
     _recognizer = Recognizer(Bundle.load(bundle), device, int8)
 
 
-def _transcribe_share(tasks: list[Task], changes: Mapping[str, object]) -> list[Result]:
-    return list(_transcribe(_recognizer, tasks, changes))
+def _transcribe_share(
+    tasks: list[Task], changes: Mapping[str, object], speed: float
+) -> list[Result]:
+    return list(_transcribe(_recognizer, tasks, changes, speed))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import soxr
 import torch
 from torch import Tensor
 
@@ -33,6 +34,13 @@ class Chunk:
     def seconds(self) -> float:
         """Return its length in seconds."""
         return self.end - self.start
+
+
+def at_speed(wave_N: Tensor, rate: int, factor: float) -> Tensor:
+    """Return a waveform (N,) of a rate in Hz as it is when played faster, with a higher pitch."""
+    if factor == 1.0:
+        return wave_N
+    return torch.from_numpy(soxr.resample(wave_N.numpy(), round(rate * factor), rate))
 
 
 @dataclass

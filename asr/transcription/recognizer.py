@@ -5,6 +5,7 @@ Legend: N samples, B utterances, T frames, F frequency bins.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from asr.model.inference.frontend import TiledFrontend
 from asr.model.inference.sparse import prepare_for_inference
 from asr.runtime.devices import choose_device
 from asr.tokenizer import normalize_text
-from asr.transcription.chunks import Chunk, ChunkedRecording
+from asr.transcription.chunks import Chunk, ChunkedRecording, at_speed
 from asr.transcription.timestamps import align_tokens, timed_tokens
 from asr.transcription.transcript import Segment, Transcript
 
@@ -82,11 +83,13 @@ class Recognizer:
         options: DecodingOptions | None = None,
         on_progress: Callable[[float], object] = lambda _: None,
         max_seconds: float | None = None,
+        speed: float = 1.0,
     ) -> Iterator[Transcript | AudioError]:
         """Yield the transcripts of recordings in their order, or the error of an unreadable one.
 
         Short recordings share batches, long ones are decoded while they are read. `on_progress`
-        gets the number of recordings that are done, the read part of the last one included.
+        gets the number of recordings that are done, the read part of the last one included. The
+        chunks are recognized at a `speed`; it changes only the times of tokens within them.
         """
         pending: deque[ChunkedRecording] = deque()
         group: list[tuple[ChunkedRecording, Chunk]] = []
@@ -97,18 +100,23 @@ class Recognizer:
                 group.append((recording, chunk))
                 seconds = sum(chunk.seconds for _, chunk in group)
                 if seconds >= _GROUP_SECONDS or len(group) == _GROUP_CHUNKS:
-                    self._recognize_group(group, options)
+                    self._recognize_group(group, options, speed)
                     on_progress(index + recording.recording.fraction)
                     while pending[0].is_read:
                         yield result_of(pending.popleft())
-        self._recognize_group(group, options)
+        self._recognize_group(group, options, speed)
         yield from map(result_of, pending)
 
     def _recognize_group(
-        self, group: list[tuple[ChunkedRecording, Chunk]], options: DecodingOptions | None
+        self,
+        group: list[tuple[ChunkedRecording, Chunk]],
+        options: DecodingOptions | None,
+        speed: float,
     ) -> None:
         """Add the segments of chunks to their recordings, and empty the group."""
-        segments = self.recognize([chunk for _, chunk in group], options)
+        rate = self.sample_rate
+        chunks = [replace(c, wave_N=at_speed(c.wave_N, rate, speed)) for _, c in group]
+        segments = self.recognize(chunks, options)
         for (recording, _), segment in zip(group, segments, strict=True):
             recording.segments.append(segment)
         group.clear()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from asr.decoding.hypothesis import Ended, Hypothesis
+from asr.decoding.hypothesis import Ended, Hypothesis, geometric_mean
 from asr.tokenizer import normalize_text
 
 
@@ -35,6 +35,11 @@ class Segment:
     confidences: tuple[float, ...]
     tokens: tuple[Token, ...] | None
     nbest: tuple[Hypothesis, ...] = ()
+
+    @property
+    def confidence(self) -> float:
+        """Return the confidence of the text as a whole."""
+        return geometric_mean(self.confidences)
 
 
 @dataclass(frozen=True)

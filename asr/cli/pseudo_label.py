@@ -1,0 +1,92 @@
+"""`asr pseudo-label`."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from tabulate import tabulate
+
+from asr.cli.options import Bundle, Device, app, note, progress, resumable, show
+from asr.cli.prepare import show_report
+
+if TYPE_CHECKING:
+    from lhotse import CutSet
+
+    from asr.evaluation.agreement import Limits
+    from data_prep.pseudo_label import Labels
+
+Recordings = Annotated[
+    list[str],
+    typer.Argument(help="Recordings without text: files, folders with subfolders, quoted globs."),
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="A new folder for the labels.")]
+Dev = Annotated[
+    Path | None, typer.Option(help="The dev manifest, to say how many errors to expect.")
+]
+Confidence = Annotated[float, typer.Option(min=0, max=1, help="The least that a label may have.")]
+Disagreement = Annotated[
+    float, typer.Option(min=0, help="The highest CER between the texts of the two decodings.")
+]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes, over all GPUs.")]
+
+
+@app.command()
+def pseudo_label(
+    bundle: Bundle,
+    recordings: Recordings,
+    out_dir: Out,
+    dev: Dev = None,
+    confidence: Confidence = 0.8,
+    disagreement: Disagreement = 0.0,
+    device: Device = "auto",
+    jobs: Jobs = 1,
+) -> None:
+    """Label recordings by a model, keep what it is sure of: a manifest for data.train.
+
+    Each recording is decoded twice, the second time at another speed. The same command continues
+    what was interrupted; with other limits it takes seconds.
+    """
+    from asr.data.manifest import load_cuts
+    from asr.evaluation.agreement import Limits
+    from data_prep.pseudo_label import SPLIT, Labels
+
+    limits = Limits(confidence=confidence, disagreement=disagreement)
+    cuts = load_cuts(dev) if dev else None
+    with resumable(shlex.join(["asr", *sys.argv[1:]])):
+        labels = Labels(bundle, recordings, out_dir, cuts)
+        _decode(labels, device, jobs)
+        if cuts is not None:
+            show(f"{dev}: {_expected(labels, cuts, limits, device)}\n")
+        report, hours = labels.write(limits)
+    show_report(report, out_dir)
+    kept = report.splits[SPLIT].hours
+    show(f"kept {kept:.2f} of {hours:.2f} h ({kept / hours:.0%}): {out_dir / SPLIT}.jsonl.gz")
+
+
+def _decode(labels: "Labels", device: str, jobs: int) -> None:
+    for number, view in enumerate(labels.views, 1):
+        n_todo, n_all = len(labels.todo(view)), len(labels.tasks)
+        title = f"decoding {number} of {len(labels.views)}"
+        with progress(title, n_all, n_all - n_todo) as on_progress:
+            for error in labels.decode(view, device, jobs, on_progress):
+                note(f"asr: {error}: left out")
+
+
+def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -> str:
+    """Return what the limits keep of dev, and what other ones would."""
+    import asr
+    from asr.evaluation.agreement import expect
+
+    recognizer = asr.load(labels.bundle, device)
+    with progress("decoding dev", len(cuts)) as on_progress:
+        found = expect(recognizer, cuts, limits, on_progress)
+    labels.write_expected(found)
+    rows = [(k.limits.confidence, f"{k.share:.0%}", f"{k.cer:.2%}") for k in found.others]
+    return (
+        f"CER {found.cer:.2%} of {found.utterances} utterances; the limits keep "
+        f"{found.chosen.share:.0%} of them, with CER {found.chosen.cer:.2%}. Expect that of the "
+        "labels, as far as the recordings are like these.\n\n"
+        f"{tabulate(rows, ('--confidence', 'kept', 'CER'))}"
+    )

@@ -1,0 +1,148 @@
+"""Which texts of a model may train the next: by their confidence, and by a second decoding.
+
+The second decoding is of the same audio at another speed, by the CTC head alone where the model has
+one: an error of the first seldom comes again there.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lhotse import CutSet
+from torch import Tensor
+
+from asr.config import Config
+from asr.data.manifest import text_of
+from asr.decoding.hypothesis import Hypothesis
+from asr.errors import DataError
+from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.evaluation.evaluate import readable_groups
+from asr.schema import FrozenModel
+from asr.transcription.chunks import at_speed
+from asr.transcription.recognizer import Recognizer
+
+_SPEED = 0.9  # of the second decoding
+# Limits on the confidence for which it is said what they keep of dev.
+_STEPS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+
+class Limits(FrozenModel):
+    """What a label needs: at least this confidence, at most this CER of the two texts."""
+
+    confidence: float
+    disagreement: float
+
+
+@dataclass(frozen=True)
+class View:
+    """A decoding: the options that differ from the bundle's, and the speed of the audio."""
+
+    name: str
+    changes: dict[str, object] = field(default_factory=dict)
+    speed: float = 1.0
+
+
+def views(config: Config) -> tuple[View, View]:
+    """Return the two decodings of a model; neither leaves out what is uncertain."""
+    all_texts: dict[str, object] = {"confidence_threshold": 0.0, "n_best": 1}
+    greedy = {"method": "ctc_greedy", "lm_weight": 0.0} if config.model.ctc_weight else {}
+    return View("first", all_texts), View("second", all_texts | greedy, _SPEED)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The texts of an utterance by both decodings, with the confidence of the first.
+
+    `is_whole`: the first ended by itself, and not at the limit on its length.
+    """
+
+    text: str
+    other: str
+    confidence: float
+    is_whole: bool
+
+    def fault(self, limits: Limits) -> str | None:
+        """Return why the text is no label, a stable word; None where it is one."""
+        if not self.text:
+            return "no_speech"
+        if not self.is_whole:
+            return "endless_text"
+        if self.confidence < limits.confidence:
+            return "low_confidence"
+        distance = character_errors(self.text, self.other).rate
+        return "disagreement" if distance > limits.disagreement else None
+
+
+class Kept(FrozenModel):
+    """The share of dev utterances that limits keep, and the CER of their texts."""
+
+    limits: Limits
+    share: float
+    cer: float
+
+
+class Expected(FrozenModel):
+    """What the limits `chosen`, and others, keep of utterances whose texts are known."""
+
+    utterances: int
+    cer: float
+    chosen: Kept
+    others: tuple[Kept, ...]
+
+
+def expect(
+    recognizer: Recognizer,
+    cuts: CutSet,
+    limits: Limits,
+    on_progress: Callable[[float], object] = lambda _: None,
+) -> Expected:
+    """Decode the cuts that have a text, and return what limits keep.
+
+    `on_progress` gets the number of utterances that are done. Raises DataError where none can be
+    read.
+    """
+    found: list[tuple[ErrorCounts, Guess]] = []
+    normalize = recognizer.tokenizer.normalize
+    for _, group in readable_groups(recognizer, cuts):
+        guesses = _guesses(recognizer, [wave for _, wave in group])
+        for (cut, _), guess in zip(group, guesses, strict=True):
+            found.append((character_errors(text_of(cut), guess.text, normalize), guess))
+        on_progress(len(found))
+    if not found:
+        raise DataError("no utterance with a transcript could be read: check the manifest")
+    steps = (Limits(confidence=step, disagreement=limits.disagreement) for step in _STEPS)
+    return Expected(
+        utterances=len(found),
+        cer=_rate(found),
+        chosen=_kept(found, limits),
+        others=tuple(_kept(found, step) for step in steps),
+    )
+
+
+def _guesses(recognizer: Recognizer, waves: Sequence[Tensor]) -> list[Guess]:
+    """Return the guesses of waveforms (N,); the least confidence of its chunks is that of each."""
+    rate, texts = recognizer.sample_rate, []
+    for view in views(recognizer.config):
+        options = recognizer.config.decoding.changed(view.changes)
+        played = [at_speed(wave, rate, view.speed) for wave in waves]
+        texts.append(recognizer.texts(played, options))
+    return [
+        Guess(one, other, min(h.confidence for h in _best(nbests)), _is_whole(nbests))
+        for (one, nbests), (other, _) in zip(*texts, strict=True)
+    ]
+
+
+def _best(nbests: list[list[Hypothesis]]) -> list[Hypothesis]:
+    return [nbest[0] for nbest in nbests]
+
+
+def _is_whole(nbests: list[list[Hypothesis]]) -> bool:
+    return all(hypothesis.ended != "length" for hypothesis in _best(nbests))
+
+
+def _kept(found: Sequence[tuple[ErrorCounts, Guess]], limits: Limits) -> Kept:
+    kept = [(counts, guess) for counts, guess in found if guess.fault(limits) is None]
+    return Kept(limits=limits, share=len(kept) / len(found), cer=_rate(kept))
+
+
+def _rate(found: Sequence[tuple[ErrorCounts, Guess]]) -> float:
+    return sum((counts for counts, _ in found), ErrorCounts()).rate

@@ -1,0 +1,209 @@
+"""Recordings without text as a corpus: a model transcribes them, and what it is sure of is kept.
+
+The decodings are files below the corpus, so that a killed job continues where it was, and other
+limits take seconds.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+from lhotse import CutSet
+from pydantic import TypeAdapter, ValidationError
+
+from asr.bundle import WEIGHTS, load_bundle_config
+from asr.data.cuts import recordings_of
+from asr.decoding.options import DecodingOptions
+from asr.errors import AudioError, ConfigError, DataError
+from asr.evaluation.agreement import Expected, Guess, Limits, View, views
+from asr.runtime.files import read_bytes, read_json, write_text
+from asr.runtime.tensors import read_metadata
+from asr.schema import FrozenModel
+from asr.transcription.batch import transcribe_all
+from asr.transcription.jobs import Task, find_tasks
+from asr.transcription.transcript import Transcript
+from data_prep.convert import needs_conversion, to_flac
+from data_prep.corpus_writer import LeftOut, Report, Utterance, write_corpus
+
+SPLIT = "train"
+_SOURCE, _DECODED, _CONVERTED, _EXPECTED = "source.json", "decoded", "audio", "expected.json"
+_TRANSCRIPT = TypeAdapter(Transcript)
+_NOT_IN_ID = r"[\s/]"
+
+
+class Source(FrozenModel):
+    """What the decodings in a folder are by: a bundle, its weights and its decoding options."""
+
+    bundle: str
+    weights: dict[str, str]
+    decoding: DecodingOptions
+
+
+class Labels:
+    """A folder with the decodings of recordings, and with the corpus that follows from them.
+
+    `failed` are the recordings that cannot be read, after `decode`.
+    """
+
+    def __init__(
+        self, bundle: Path, recordings: list[str], out: Path, dev: CutSet | None = None
+    ) -> None:
+        """Begin or continue in the folder `out`; the recordings of `dev` are left out.
+
+        Raises ConfigError where the folder holds something else, BundleError and DataError as
+        reading the bundle and finding the recordings do.
+        """
+        self.bundle, self.out, self.dev = bundle, out, dev
+        self.failed: dict[Path, AudioError] = {}
+        if "-" in recordings:
+            raise ConfigError("- is read once, and a training reads recordings often: give files")
+        config = load_bundle_config(bundle)
+        self.views = views(config)
+        found = [find_tasks(recordings, self._folder(view), "json") for view in self.views]
+        self.tasks = list(zip(*found, strict=True))
+        source = Source(
+            bundle=str(bundle.resolve()),
+            weights=read_metadata(bundle / WEIGHTS),
+            decoding=config.decoding,
+        )
+        self._begin(source)
+
+    def _folder(self, view: View) -> Path:
+        return self.out / _DECODED / view.name
+
+    def _begin(self, source: Source) -> None:
+        """Note what the decodings are by. Raises ConfigError where they are by something else."""
+        path = self.out / _SOURCE
+        before = read_json(path, Source, "what `asr pseudo-label` wrote: give a new folder")
+        if before is None and self.out.is_dir() and any(self.out.iterdir()):
+            raise ConfigError(
+                f"{self.out}: holds other files: give a new folder for the labels, last of all"
+            )
+        if before and before.model_copy(update={"bundle": source.bundle}) != source:
+            raise ConfigError(
+                f"{self.out}: its decodings are by {before.bundle} with other weights or decoding "
+                "options: give a new folder for those of this model"
+            )
+        for left in self.out.glob(".partial-*"):  # by a killed run
+            shutil.rmtree(left)
+        if not before:
+            write_text(path, source.model_dump_json(indent=2) + "\n")
+
+    @cached_property
+    def dev_files(self) -> set[Path]:
+        """Return the recordings of dev: the model is compared on them, so they may not train it."""
+        recordings = chain.from_iterable(map(recordings_of, self.dev or ()))
+        sources = (source for recording in recordings for source in recording.sources)
+        return {Path(source.source).resolve() for source in sources if source.type == "file"}
+
+    def todo(self, view: View) -> list[Task]:
+        """Return the recordings that a decoding lacks, without those that are of no use."""
+        tasks = [pair[self.views.index(view)] for pair in self.tasks]
+        return [task for task in tasks if not (task.is_done or self._unusable(task))]
+
+    def _unusable(self, task: Task) -> str | None:
+        """Return the reason why a recording has no decodings."""
+        if error := self.failed.get(task.recording):
+            return error.code
+        return "in_dev" if task.recording.resolve() in self.dev_files else None
+
+    def decode(
+        self, view: View, device: str, jobs: int, on_progress: Callable[[float], object]
+    ) -> Iterator[AudioError]:
+        """Decode what is left to do; yield the errors of recordings that cannot be read."""
+        todo = self.todo(view)
+        if not todo:
+            return
+        changes, speed = view.changes, view.speed
+        for task, found in transcribe_all(
+            todo, self.bundle, device, False, changes, jobs, on_progress, speed
+        ):
+            if isinstance(found, AudioError):
+                self.failed[task.recording] = found
+                yield found
+
+    def write(self, limits: Limits) -> tuple[Report, float]:
+        """Write the corpus of what the limits keep; return its report, and the hours of all."""
+        kept: list[Utterance] = []
+        left_out: list[LeftOut] = []
+        seconds = 0.0
+        for first, second in self.tasks:
+            whole, reason = self._whole(first), self._unusable(first)
+            parts: list[tuple[Utterance, Guess]] = []
+            if not reason:
+                one, other = _read(first), _read(second)
+                seconds += one.duration
+                parts = _parts(whole, one, other)
+                reason = None if parts else "changed"
+            if reason:
+                left_out.append(LeftOut(whole.id, SPLIT, str(whole.path), reason))
+            labels = []
+            for part, guess in parts:
+                if fault := guess.fault(limits):
+                    left_out.append(LeftOut(part.id, SPLIT, str(part.path), fault))
+                else:
+                    labels.append(part)
+            kept += self._playable(whole, labels, left_out)
+        report = write_corpus({SPLIT: kept}, self.out, corpus=self.out.name, left_out=left_out)
+        return report, seconds / 3600
+
+    def write_expected(self, expected: Expected) -> None:
+        """Write what was found on dev beside the corpus."""
+        write_text(self.out / _EXPECTED, expected.model_dump_json(indent=2) + "\n")
+
+    def _whole(self, task: Task) -> Utterance:
+        """Return the utterance of a recording, without a text; its id is of its path."""
+        assert task.out
+        name = task.out.relative_to(self._folder(self.views[0])).with_suffix("").as_posix()
+        return Utterance(f"pseudo-{re.sub(_NOT_IN_ID, '_', name)}", task.recording, "", "")
+
+    def _playable(
+        self, whole: Utterance, labels: list[Utterance], left_out: list[LeftOut]
+    ) -> list[Utterance]:
+        """Return the labels of a recording, which becomes FLAC where libsndfile does not read it.
+
+        What cannot be converted is left out.
+        """
+        if not labels or not needs_conversion(whole.path):
+            return labels
+        flac = self.out / _CONVERTED / f"{whole.id}.flac"
+        try:
+            to_flac(whole.path, flac)
+        except AudioError as error:
+            left_out += [LeftOut(one.id, SPLIT, str(one.path), error.code) for one in labels]
+            return []
+        return [replace(one, path=flac) for one in labels]
+
+
+def _read(task: Task) -> Transcript:
+    """Read a decoding. Raises DataError where it is damaged."""
+    assert task.out
+    try:
+        return _TRANSCRIPT.validate_json(read_bytes(task.out))
+    except (ValidationError, OSError) as error:
+        raise DataError(f"{task.out}: is no decoding of `asr pseudo-label`: remove it") from error
+
+
+def _parts(whole: Utterance, one: Transcript, other: Transcript) -> list[tuple[Utterance, Guess]]:
+    """Return the utterances of a recording, one a segment, with their guesses.
+
+    There are none where the two decodings are not of the same audio.
+    """
+    spans, others = ([(s.start, s.end) for s in t.segments] for t in (one, other))
+    if spans != others:
+        return []
+    found = []
+    for segment, second in zip(one.segments, other.segments, strict=True):
+        guess = Guess(segment.text, second.text, segment.confidence, segment.ended != "length")
+        part = replace(whole, text=segment.text, confidence=segment.confidence)
+        if len(spans) > 1:
+            seconds = segment.end - segment.start
+            part = replace(
+                part, id=f"{whole.id}-{segment.start:.2f}", start=segment.start, seconds=seconds
+            )
+        found.append((part, guess))
+    return found

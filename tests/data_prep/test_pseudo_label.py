@@ -1,0 +1,191 @@
+"""`asr pseudo-label`: what a model is sure of is kept, in a manifest that trains; nothing else."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+from asr.config import load_config
+from asr.data.manifest import load_cuts, load_training_cuts, read_wave, text_of
+from asr.errors import ConfigError, DataError
+from asr.evaluation.agreement import Guess, Limits
+from data_prep.pseudo_label import Labels
+from tests.helpers import RATE, copied, encode, run_cli, say, speak, tones_recipe, write_recipe
+
+SAID = {"a/one": "二", "a/two": "三四", "b/one": "二一", "b/a long one": "四三"}
+OTHER_AT_ANOTHER_SPEED = "五"  # the highest of the tones is between two when played slower
+LIMITS = Limits(confidence=0.8, disagreement=0.0)
+FILES = ("train.jsonl.gz", "left_out.tsv", "report.json", "expected.json")
+
+
+@pytest.fixture(scope="session")
+def takes(once, tones: Path) -> Path:
+    """Recordings without text: speech, two silences, noise, a damaged file, one of dev."""
+
+    def fill(folder: Path) -> None:
+        for i, (name, text) in enumerate(SAID.items()):
+            (folder / name).parent.mkdir(exist_ok=True)
+            sf.write(folder / f"{name}.wav", speak(text, 700 + i), RATE)
+        sf.write(folder / "five.wav", speak(OTHER_AT_ANOTHER_SPEED), RATE)
+        for name, level in (("digital", 0.0), ("offset", 0.1)):
+            sf.write(folder / f"{name} silence.wav", np.full(RATE, level), RATE)
+        for i, level in enumerate((0.003, 0.03, 0.1, 0.3)):  # without hum, which is a tone
+            wave = np.random.default_rng(i).normal(0, level, RATE)
+            sf.write(folder / f"noise{i}.wav", wave, RATE)
+        (folder / "damaged.wav").write_bytes(b"RIFF and nothing else")
+        (folder / "of_dev.wav").symlink_to(tones / "wav/dev0.wav")
+
+    return once("takes_without_text", fill)
+
+
+def command(bundle: Path, takes: Path, out: Path, dev: Path) -> list[str]:
+    return ["pseudo-label", str(bundle), str(takes), str(out), "--dev", str(dev)]
+
+
+@pytest.fixture(scope="session")
+def labels(once, learned: Path, takes: Path, tones: Path) -> Path:
+    """A folder of labels, and what was printed in `shown` beside it."""
+
+    def fill(folder: Path) -> None:
+        done = run_cli(*command(learned, takes, folder / "labels", tones / "dev.jsonl.gz"))
+        assert done.returncode == 0, done.stderr
+        (folder / "shown").write_text(done.stdout + done.stderr, "utf-8")
+
+    return once("labels", fill) / "labels"
+
+
+def reasons(folder: Path) -> dict[str, str]:
+    lines = (folder / "left_out.tsv").read_text("utf-8").splitlines()[1:]
+    return {line.split("\t")[0].removeprefix("pseudo-"): line.split("\t")[3] for line in lines}
+
+
+def test_what_is_sure_is_kept_and_all_else_has_a_reason(labels: Path, takes: Path) -> None:
+    cuts = {cut.id.removeprefix("pseudo-"): cut for cut in load_cuts(labels / "train.jsonl.gz")}
+    wanted = {name.replace("/", "_").replace(" ", "_"): text for name, text in SAID.items()}
+    assert {id: text_of(cut) for id, cut in cuts.items()} == wanted
+    for cut in cuts.values():
+        assert 0.8 <= cut.supervisions[0].custom["confidence"] <= 1
+    why = reasons(labels)
+    assert why.pop("digital_silence") == why.pop("offset_silence") == "no_speech"
+    assert why.pop("damaged") == "unsupported_media"
+    assert why.pop("of_dev") == "in_dev" and why.pop("five") == "disagreement"
+    assert why.keys() == {f"noise{i}" for i in range(4)}
+    assert set(why.values()) <= {"low_confidence", "disagreement", "no_speech"}
+    shown = (labels.parent / "shown").read_text("utf-8")
+    assert "damaged.wav" in shown and "CER 0.00% of 8 utterances; the limits keep" in shown
+    hours = sum(cut.duration for cut in cuts.values()) / 3600
+    assert f"kept {hours:.2f} of " in shown and "--confidence  kept" in shown
+    expected = json.loads((labels / "expected.json").read_text("utf-8"))
+    assert expected["chosen"]["cer"] == 0.0 and 0 < expected["chosen"]["share"] < 1
+
+
+@pytest.mark.parametrize("n_before", [12, None], ids=["decoding", "writing"])
+def test_what_kill_9_ends_continues_to_the_same_bytes(
+    labels: Path, learned: Path, takes: Path, tones: Path, tmp_path: Path, n_before: int | None
+) -> None:
+    place = "data_prep.corpus_writer._write_left_out"
+    if n_before is not None:
+        place = "asr.transcription.batch.write_transcript"
+    code = f"""import importlib, os, signal
+module, _, name = {place!r}.rpartition(".")
+module = importlib.import_module(module)
+real, left = getattr(module, name), {n_before or 0}
+def killing(*args):
+    global left
+    left -= 1
+    return real(*args) if left >= 0 else os.kill(os.getpid(), signal.SIGKILL)
+setattr(module, name, killing)
+from asr.cli import main
+main()"""
+    out = tmp_path / "labels"
+    arguments = command(learned, takes, out, tones / "dev.jsonl.gz")
+    killed = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (out / "train.jsonl.gz").exists()
+    done = {path: path.stat().st_mtime_ns for path in (out / "decoded").rglob("*.json")}
+    assert len(done) == (n_before or 22)
+    again = run_cli(*arguments)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert not list(out.glob(".partial-*"))
+    for name in FILES:
+        assert (out / name).read_bytes() == (labels / name).read_bytes(), name
+
+
+def test_long_recordings_become_parts_and_foreign_formats_flac(
+    learned: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    wave, _ = say(24, 5)
+    sf.write(tmp_path / "in/long.wav", wave, RATE)
+    encode(tmp_path / "in/tone.webm", seconds=0.5)
+    made = Labels(learned, [str(tmp_path / "in")], tmp_path / "out")
+    for view in made.views:
+        assert not list(made.decode(view, "cpu", 1, lambda _: None))
+    with pytest.raises(DataError, match=r"none of the .* can be used .*lower --confidence"):
+        made.write(Limits(confidence=1.0, disagreement=0))
+    _, hours = made.write(Limits(confidence=0, disagreement=9))
+    assert hours == pytest.approx((len(wave) / RATE + 0.5) / 3600, rel=0.05)
+    assert not any(made.todo(view) for view in made.views), "other limits decode nothing again"
+    cuts = load_cuts(tmp_path / "out/train.jsonl.gz")
+    parts = sorted((cut for cut in cuts if "long" in cut.id), key=lambda cut: cut.start)
+    assert len(parts) > 4 and max(cut.duration for cut in parts) <= 1.0 + 1e-6
+    for one, other in pairwise(parts):
+        assert one.end == pytest.approx(other.start)
+    assert sum(len(read_wave(cut, RATE)) for cut in parts) == pytest.approx(len(wave), rel=0.01)
+    (foreign,) = (cut for cut in cuts if "tone" in cut.id)
+    assert foreign.recording.sources[0].source == str(tmp_path / "out/audio/pseudo-tone.flac")
+    assert len(read_wave(foreign, RATE)) == pytest.approx(RATE // 2, rel=0.1)
+
+
+def test_labels_train_beside_the_real_texts(labels: Path, tones: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.yaml", tones_recipe(tones))
+    both = [str(tones / "train.jsonl.gz"), str(labels / "train.jsonl.gz")]
+    config = load_config(recipe, [f"data.train={json.dumps(both)}"])
+    assert len(load_training_cuts(config.data)) == 120 + len(SAID)
+    twice = load_config(recipe, [f"data.train={json.dumps([both[1], both[1]])}"])
+    with pytest.raises(DataError, match=r"train\.jsonl\.gz.* 4 ids more than once, such as pseudo"):
+        load_training_cuts(twice.data)
+
+
+def test_mistakes_are_sentences(labels: Path, learned: Path, takes: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(labels, tmp_path / "labels"))
+    other = copied(learned, tmp_path / "other", decoding__beam_size=2)
+    with pytest.raises(ConfigError, match="with other weights or decoding options"):
+        Labels(other, [str(takes)], folder)
+    with pytest.raises(ConfigError, match="holds other files: give a new folder"):
+        Labels(learned, [str(takes / "a")], takes / "b")
+    with pytest.raises(ConfigError, match="- is read once"):
+        Labels(learned, ["-"], tmp_path / "new")
+    with pytest.raises(DataError, match="no recording in this folder"):
+        Labels(learned, [str(other)], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    damaged = next((folder / "decoded/second").rglob("two.json"))
+    damaged.write_text("{}")
+    with pytest.raises(DataError, match=r"second/a/two\.json: is no decoding"):
+        Labels(learned, [str(takes)], folder).write(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("guess", "fault"),
+    [
+        (Guess("", "", 1.0, True), "no_speech"),
+        (Guess("", "一", 1.0, True), "no_speech"),
+        (Guess("一二", "一二", 0.9, False), "endless_text"),
+        (Guess("一二", "一二", 0.4, True), "low_confidence"),
+        (Guess("一二", "一三", 0.9, True), "disagreement"),
+        (Guess("一二", "", 0.9, True), "disagreement"),
+        (Guess("一二三四五", "一二三四", 0.9, True), None),
+    ],
+)
+def test_a_guess_needs_confidence_and_agreement(guess: Guess, fault: str | None) -> None:
+    assert guess.fault(Limits(confidence=0.5, disagreement=0.2)) == fault
