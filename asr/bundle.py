@@ -6,7 +6,7 @@ outside its folder, and takes no memory before the weights are known to fit the 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import nn
 from asr.audio.features import FeatureExtractor
 from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
+from asr.model.growth import copy_with_more_tokens
 from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.runtime.files import read_bytes, write_atomically, write_text
@@ -49,6 +50,12 @@ class Bundle:
         config = config.model_copy(update={"tokenizer": sized})
         model = config.model.build(config.features.n_freqs, tokenizer.vocab_size)
         return cls(config, tokenizer, config.features.build(), model)
+
+    def grown(self, characters: Iterable[str]) -> "Bundle":
+        """Return a copy with a further token for each of these characters, untrained."""
+        new = Bundle.create(self.config, self.tokenizer.grown(characters))
+        copy_with_more_tokens(self.parts, new.parts)
+        return new
 
     @property
     def parts(self) -> nn.ModuleDict:

@@ -46,6 +46,18 @@ Manifests = Annotated[
 ]
 
 
+class ReplayConfig(FrozenModel):
+    """An older corpus, of which every epoch gets other utterances: `share` of its audio.
+
+    Utterances of `dev`, or, where it is not given, some held out of `train`, are the canary set: in
+    no training, they tell what is forgotten.
+    """
+
+    train: LocalPath
+    dev: LocalPath | None = None
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.3
+
+
 class DataConfig(FrozenModel):
     """Where the cuts are, and how they become batches; durations are in seconds.
 
@@ -62,6 +74,7 @@ class DataConfig(FrozenModel):
     min_seconds: PositiveFloat = 0.1
     max_seconds: PositiveFloat = 30.0
     num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    replay: ReplayConfig | None = None
 
     @property
     def train_names(self) -> str:
@@ -122,7 +135,8 @@ class TrainingConfig(FrozenModel):
     batches per process whose gradients are added before a step; `patience` ends the run after so
     many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32
     elsewhere, `bfloat16` is for processors too that compute it faster; `init` is a bundle whose
-    weights and tokens a run starts with, such as one of `asr compress`.
+    weights and tokens a run starts with, such as one of `asr compress`, and `freeze` are parts of
+    the network that stay as they are.
 
     With `consistency` above 0 each utterance has two views of other masks, and the CTC head is
     drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice the time and
@@ -141,6 +155,7 @@ class TrainingConfig(FrozenModel):
     patience: PositiveInt | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     init: LocalPath | None = None
+    freeze: tuple[Literal["frontend", "encoder"], ...] = ()
     curriculum: CurriculumConfig | None = None
     consistency: Annotated[float, Field(ge=0)] = 0.0
     intermediate: tuple[IntermediateConfig, ...] = ()

@@ -7,7 +7,9 @@ Cahyawijaya 2021, section 4.2.1).
 import hashlib
 import io
 import re
+import struct
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Literal
 
@@ -173,6 +175,22 @@ class Tokenizer:
         """Return all tokens in the order of their ids, a space as ▁."""
         return [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
 
+    def unknown(self, texts: Iterable[str]) -> Counter[str]:
+        """Count the characters of texts that become UNK, a space as ▁."""
+        counts = Counter("".join(map(self.normalize, texts)).replace(" ", "▁"))
+        known = set(self.tokens())
+        return Counter({character: n for character, n in counts.items() if character not in known})
+
+    def grown(self, characters: Iterable[str]) -> "Tokenizer":
+        """Return a tokenizer with a further token for each of these characters.
+
+        The others keep their ids, and a text without these characters has the tokens that it had:
+        the score of a token that is one character decides on no other.
+        """
+        score = min(map(self._sp.get_score, range(self.vocab_size))) - 1.0
+        more = b"".join(_piece(character, score) for character in characters)
+        return Tokenizer(self.model + more, self.normalize)
+
     def encode(self, text: str) -> list[int]:
         """Return token ids of a text without SOS and EOS; an unknown character becomes UNK."""
         ids: list[int] = self._sp.encode(self.normalize(text))
@@ -220,6 +238,13 @@ def _check_model(model: bytes) -> None:
                 )
     except (IndexError, ValueError) as error:
         raise BundleError("tokenizer.model is not a sentencepiece model") from error
+
+
+def _piece(character: str, score: float) -> bytes:
+    """Return a token as a field of a sentencepiece model, whose text and score are fields too."""
+    text = character.encode()
+    content = bytes((0x0A, len(text))) + text + b"\x15" + struct.pack("<f", score)
+    return bytes((0x0A, len(content))) + content
 
 
 def _too_large() -> BundleError:

@@ -88,28 +88,30 @@ URL = "/v1/audio/transcriptions"
 MAX_BYTES, MAX_SECONDS = 3 * 2**20, 60.0
 
 
-def speak(text: str, seed: int = 0) -> np.ndarray:
+def speak(text: str, seed: int = 0, pitches: dict[str, int] = TONES) -> np.ndarray:
     """A text as a row of tones with a little noise: 0.12 s a character, 8 kHz."""
     rng = np.random.default_rng(seed)
     t = np.arange(int(0.1 * RATE)) / RATE
     gap = np.zeros(int(0.02 * RATE))
     tones = [
-        np.concatenate((np.sin(2 * np.pi * TONES[c] * t) * np.hanning(len(t)), gap)) for c in text
+        np.concatenate((np.sin(2 * np.pi * pitches[c] * t) * np.hanning(len(t)), gap)) for c in text
     ]
     wave = np.concatenate((gap, *tones, gap))
     return (0.5 * wave + rng.normal(0, 0.003, len(wave))).astype(np.float32)
 
 
-def write_tones(root: Path, n_train: int = 120, n_dev: int = 8) -> Path:
+def write_tones(
+    root: Path, n_train: int = 120, n_dev: int = 8, pitches: dict[str, int] = TONES
+) -> Path:
     """A corpus of tones: manifests in `root`; returns it."""
     rng = np.random.default_rng(0)
     (root / "wav").mkdir(parents=True)
     splits: dict[str, list[Utterance]] = {"train": [], "dev": [], "test": []}
     for split, n in (("train", n_train), ("dev", n_dev), ("test", n_dev)):
         for i in range(n):
-            text = "".join(rng.choice(list(TONES), size=rng.integers(1, 5)))
+            text = "".join(rng.choice(list(pitches), size=rng.integers(1, 5)))
             path = root / "wav" / f"{split}{i}.wav"
-            sf.write(path, speak(text, i), RATE, subtype="PCM_16")
+            sf.write(path, speak(text, i, pitches), RATE, subtype="PCM_16")
             splits[split].append(Utterance(f"{split}{i}", path, text, "tone"))
     write_corpus(splits, root, corpus="tones", synthetic=True, jobs=1)
     return root

@@ -20,7 +20,7 @@ ORDER = [
     "data", "lm", "export",
     "transcription", "evaluation", "reporting", "compression",
     "train", "efficiency",
-    "new",
+    "new", "finetune",
     "cli",
 ]  # fmt: skip
 WITHOUT_TORCH = ("transcript", "jobs", "writers", "remote")

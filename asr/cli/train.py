@@ -1,6 +1,8 @@
-"""`asr train`, `asr train-lm`."""
+"""`asr train`, `asr finetune`, `asr train-lm`."""
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +36,33 @@ def train(
         run(config, out_dir, resume, device)
     if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes prints
         show(f"{out_dir}")
+
+
+@app.command()
+def finetune(
+    bundle: Bundle,
+    data: Annotated[Path, typer.Argument(help="New recordings: a folder of `asr prepare`.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="A folder for the new bundle.")],
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="The bundle's own corpus, a folder or manifest: forget less, and tell."),
+    ] = None,
+    freeze: Annotated[
+        str, typer.Option(metavar="PARTS", help="What stays as it is: frontend, or with ,encoder.")
+    ] = "",
+    resume: Resume = False,
+    overrides: Overrides = None,
+    device: Device = "auto",
+) -> None:
+    """Teach a bundle further recordings: new voices, words, characters."""
+    from asr.finetune.run import Finetuning
+
+    parts = [part.strip() for part in freeze.split(",") if part.strip()]
+    run = Finetuning(bundle, data, out_dir, replay, parts, overrides or [])
+    command = [argument for argument in sys.argv[1:] if argument != "--resume"]
+    with resumable(shlex.join(["asr", *command, "--resume"])):
+        outcome = run.run(resume, device)
+    show(f"{outcome}\n{out_dir}")
 
 
 @app.command()

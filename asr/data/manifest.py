@@ -124,19 +124,20 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
     return torch.from_numpy(wave_N)
 
 
+def is_usable(cut: Cut, config: DataConfig, normalize: Callable[[str], str]) -> bool:
+    """Tell whether a cut is of usable length and has a text when normalized."""
+    fits = config.min_seconds <= cut.duration <= config.max_seconds
+    return fits and bool(normalize(text_of(cut)))
+
+
 def filter_cuts(
     cuts: CutSet,
     config: DataConfig,
     source: Path | str,
     normalize: Callable[[str], str] = normalize_text,
 ) -> CutSet:
-    """Return the cuts of usable length with a text when normalized; DataError if there are none."""
-
-    def is_usable(cut: Cut) -> bool:
-        fits = config.min_seconds <= cut.duration <= config.max_seconds
-        return fits and bool(normalize(text_of(cut)))
-
-    kept = cuts.filter(is_usable).to_eager()
+    """Return the cuts that are usable. Raises DataError if there are none."""
+    kept = cuts.filter(lambda cut: is_usable(cut, config, normalize)).to_eager()
     if dropped := len(cuts) - len(kept):
         log.warning(
             "%s: %d of %d utterances are left out: no text, or not within %g to %g s",

@@ -26,7 +26,7 @@ class MemoryProbe(Callback):
         assert isinstance(pl_module, SpeechModule)
         device = pl_module.device
         # Adam's two moments and the message between processes do not exist before a first step.
-        held = [torch.zeros_like(p) for p in pl_module.parameters() for _ in range(3)]
+        held = [torch.zeros_like(p) for p in pl_module.trained for _ in range(3)]
         precision = trainer.precision_plugin
         pl_module.train()
         ones = torch.ones(len(pl_module.loss_weights), device=device)

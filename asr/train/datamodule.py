@@ -18,6 +18,7 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.data.dataset import MicroBatches, SpeechDataset
 from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_wave
+from asr.data.replay import Replay
 from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
 from asr.errors import AudioError, ConfigError
 from asr.train.distributed import rank, world_size
@@ -79,6 +80,7 @@ class SpeechDataModule(TrainingData):
         self.utterances = filter_cuts(load_training_cuts(data), data, data.train_names, normalize)
         self.train_cuts: CutSet = perturb_speed(self.utterances, data.speed_factors)
         self.short_cuts = self._shortest()
+        self.replay = Replay(config, data.replay) if data.replay else None
         self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev, normalize)
         self.pauses = config.augment.pauses if config.augment else None
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
@@ -87,7 +89,8 @@ class SpeechDataModule(TrainingData):
         hours = sum(cut.duration for cut in self.utterances) / 3600
         n_speeds = len(self.config.data.speed_factors)
         speeds = f" x {n_speeds} speeds" if n_speeds > 1 else ""
-        return f"{len(self.utterances)} utterances ({hours:.1f} h){speeds}"
+        replay = f", and {self.replay}" if self.replay else ""
+        return f"{len(self.utterances)} utterances ({hours:.1f} h){speeds}{replay}"
 
     def sample_waveforms(self) -> Iterator[Tensor]:
         """Yield training recordings (N,) at random, those that can be read."""
@@ -129,6 +132,8 @@ class SpeechDataModule(TrainingData):
         cuts = self.dev_cuts if epoch is None else self.train_cuts
         if self._kind(epoch)[0]:
             cuts = self.short_cuts
+        if self.replay and epoch is not None:
+            cuts = self.replay.with_share(cuts, epoch)
         return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self.pauses)
 
     def _kind(self, epoch: int | None) -> tuple[bool, bool]:

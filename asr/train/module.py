@@ -38,6 +38,8 @@ class SpeechModule(TrainingModule):
         self, bundle: Bundle, total_steps: int, texts: Sequence[str] = (), has_words: bool = False
     ) -> None:
         super().__init__(bundle.model, bundle.config, total_steps)
+        for part in self.config.training.freeze:
+            self.model.get_submodule(part).requires_grad_(False)
         share, training = self.config.model.ctc_weight, self.config.training
         layers, d_model = self.model.encoder.layers, self.config.model.d_model
         self.heads = [
@@ -70,6 +72,8 @@ class SpeechModule(TrainingModule):
         adam = self.optimizers()
         assert isinstance(adam, LightningOptimizer)
         for _, module in sparse_maps(self.model):
+            if not module.values.requires_grad:
+                continue  # frozen
             moved = module.rewire(generator)
             state = adam.state[module.values]
             for moment in ("exp_avg", "exp_avg_sq"):

@@ -143,8 +143,9 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
         c.model_copy(update={"data": c.data.model_copy(update=_FREE)}) for c in (before, config)
     )
     changed = [part for part in _FIXED if getattr(old, part) != getattr(new, part)]
-    if before.training.curriculum != config.training.curriculum:
-        changed.append("training.curriculum")
+    for part in ("curriculum", "freeze"):
+        if getattr(before.training, part) != getattr(config.training, part):
+            changed.append(f"training.{part}")
     if config.training.epochs < before.training.epochs:
         changed.append("training.epochs (fewer)")
     if changed:
@@ -166,7 +167,7 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     if rank() or states(state):
         tokenizer = _tokenizer_of_run(state, config)
     elif init:
-        tokenizer = _tokenizer_of_init(init, config)
+        tokenizer = _tokenizer_of_init(init, config, datamodule)
     else:
         tokenizer = Tokenizer.train(map(text_of, datamodule.train_cuts), config.tokenizer)
     bundle = Bundle.create(config, tokenizer)
@@ -187,16 +188,25 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     return datamodule, bundle
 
 
-def _tokenizer_of_init(init: Path, config: Config) -> Tokenizer:
-    """Return the tokens that a run starts with. Raises ConfigError where texts would differ."""
+def _tokenizer_of_init(init: Path, config: Config, datamodule: SpeechDataModule) -> Tokenizer:
+    """Return the tokens that a run starts with.
+
+    Raises ConfigError where texts would differ, or where they cannot write the training texts.
+    """
     bundle = Bundle.load(init)
-    for name in ("case", "punctuation"):
+    for name in ("kind", "case", "punctuation"):
         own, other = (getattr(c.tokenizer, name) for c in (config, bundle.config))
         if own != other:
             raise ConfigError(
                 f"tokenizer.{name} is {own}, but {other} in training.init {init}, whose tokens are "
                 f"used: set it to {other}"
             )
+    if unknown := bundle.tokenizer.unknown(map(text_of, datamodule.utterances)):
+        some = "".join(character for character, _ in unknown.most_common(10))
+        raise ConfigError(
+            f"training.init {init} has no tokens for {len(unknown)} characters of "
+            f"{config.data.train}, such as {some}: use `asr finetune`, which adds them"
+        )
     return bundle.tokenizer
 
 

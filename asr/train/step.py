@@ -109,6 +109,11 @@ class TrainingModule(L.LightningModule):
         torch.manual_seed((self.config.seed * 1_000_003 + step) * world_size() + rank())
         follow_step(self.model.modules(), step)
 
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """Return the weights that are not frozen."""
+        return [weight for weight in self.parameters() if weight.requires_grad]
+
     def training_step(self, batch: MicroBatches, batch_idx: int) -> dict[str, Tensor] | None:
         """Make one step of the optimizer, unless the loss or the gradient is not finite."""
         adam, schedule = self.optimizers(), self.lr_schedulers()
@@ -120,8 +125,8 @@ class TrainingModule(L.LightningModule):
         weights = self._weights(counts)
         sums = [self.backward_batch(part, weights) for part in batch.batches]
         total = torch.stack(sums).sum(0) if sums else torch.zeros_like(weights)
-        total = all_reduce_gradients(self.parameters(), total)
-        norm = clip_grad_norm_(self.parameters(), self.config.training.clip_norm)
+        total = all_reduce_gradients(self.trained, total)
+        norm = clip_grad_norm_(self.trained, self.config.training.clip_norm)
         loss = (total * weights).sum()
         if not (loss + norm).isfinite():
             self._skip(batch, sums, float(loss), float(norm))
@@ -217,6 +222,6 @@ class TrainingModule(L.LightningModule):
         Its betas and epsilon are those of Vaswani et al. 2017, section 5.3.
         """
         training, d_model = self.config.training, self.config.model.d_model
-        adam = Adam(self.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        adam = Adam(self.trained, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
         schedule = LambdaLR(adam, lambda step: rate(step + 1, training, d_model, self.total_steps))
         return {"optimizer": adam, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

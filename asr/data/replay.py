@@ -1,0 +1,62 @@
+"""An older corpus beside the new one: a share of it in every epoch, and its canary set."""
+
+import random
+from collections.abc import Sequence
+
+from lhotse import CutSet
+from lhotse.cut import Cut
+
+from asr.config import Config, ReplayConfig
+from asr.data.manifest import filter_cuts, load_cuts
+from asr.data.sampling import perturb_speed
+from asr.errors import DataError
+
+SAMPLED = 200  # utterances of a canary set at most
+_HELD_OUT = 0.1  # of a corpus without dev, at most
+
+
+def draw_sample(cuts: Sequence[Cut], most: int = SAMPLED) -> list[Cut]:
+    """Return at most so many cuts, always the same ones."""
+    ordered = sorted(cuts, key=lambda cut: cut.id)
+    return random.Random(1).sample(ordered, min(most, len(ordered)))
+
+
+def canary_set(replay: ReplayConfig) -> list[Cut]:
+    """Return the canary set of an older corpus. Raises DataError where that is too small."""
+    cuts = list(load_cuts(replay.dev or replay.train))
+    if replay.dev:
+        return draw_sample(cuts)
+    n_held_out = min(SAMPLED, int(_HELD_OUT * len(cuts)))
+    if not n_held_out:
+        raise DataError(
+            f"{replay.train}: {len(cuts)} utterances are too few to hold some out: give a folder "
+            "with train.jsonl.gz and dev.jsonl.gz, or a larger manifest"
+        )
+    return draw_sample(cuts, n_held_out)
+
+
+class Replay:
+    """The older corpus of a recipe in training, without its canary set."""
+
+    def __init__(self, config: Config, replay: ReplayConfig) -> None:
+        self.seed, self.share = config.seed, replay.share
+        held_out = {cut.id for cut in canary_set(replay)} if replay.dev is None else set()
+        cuts = load_cuts(replay.train).filter(lambda cut: cut.id not in held_out)
+        normalize = config.tokenizer.normalize
+        self.utterances = filter_cuts(cuts, config.data, replay.train, normalize)
+        copies = perturb_speed(self.utterances, config.data.speed_factors)
+        # Both corpora may number their utterances.
+        self.cuts = [cut.with_id(f"replay-{cut.id}") for cut in copies]
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} of the audio from {len(self.utterances)} older ones"
+
+    def with_share(self, cuts: CutSet, epoch: int) -> CutSet:
+        """Return an epoch's cuts with others of the older corpus, its share of all audio."""
+        wanted = self.share / (1 - self.share) * sum(float(cut.duration) for cut in cuts)
+        shuffled, drawn = list(self.cuts), list[Cut]()
+        random.Random(f"{self.seed} replay {epoch}").shuffle(shuffled)
+        while shuffled and wanted > 0:
+            drawn.append(shuffled.pop())
+            wanted -= float(drawn[-1].duration)
+        return CutSet.from_cuts([*cuts, *drawn])

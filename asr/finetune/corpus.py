@@ -1,0 +1,133 @@
+"""The recordings that a bundle is to learn from: what they are like, and whether they fit it."""
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from asr.bundle import Bundle
+from asr.data.manifest import filter_cuts, is_usable, load_cuts, text_of
+from asr.errors import DataError
+from asr.tokenizer import SPECIAL
+
+log = logging.getLogger(__name__)
+
+TRAIN, DEV = "train.jsonl.gz", "dev.jsonl.gz"
+_KNOWN = 0.05  # of the characters in the texts; below, a model begins with next to nothing
+_NARROW = 0.5  # of the audio may have a lower sample rate than the model
+_SHOWN = 10  # characters in a message
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A folder of `asr prepare`, seen by a bundle.
+
+    `rates` are hours by sample rate, `n_characters` those of all texts, and `unknown` those among
+    them that the bundle has no tokens for.
+    """
+
+    folder: Path
+    utterances: int
+    rates: dict[int, float]
+    longest: float
+    n_characters: int
+    unknown: Counter[str]
+
+    @property
+    def hours(self) -> float:
+        """Return the hours of training."""
+        return sum(self.rates.values())
+
+    @property
+    def train(self) -> Path:
+        """Return the manifest of the training."""
+        return self.folder / TRAIN
+
+    @property
+    def dev(self) -> Path:
+        """Return the manifest of dev."""
+        return self.folder / DEV
+
+
+def read_corpus(folder: Path, bundle: Bundle) -> Corpus:
+    """Return what a folder's training utterances are like, those that the bundle's recipe takes.
+
+    Raises DataError where there are none, or no manifests.
+    """
+    for name in (TRAIN, DEV):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"{folder}: has no {name}: give a folder that `asr prepare` made, such as "
+                "`asr prepare table RECORDINGS TRANSCRIPTS FOLDER`"
+            )
+    load_cuts(folder / DEV)
+    data, normalize, cuts = (
+        bundle.config.data,
+        bundle.tokenizer.normalize,
+        load_cuts(folder / TRAIN),
+    )
+    usable = [cut for cut in cuts if is_usable(cut, data, normalize)]
+    if not usable:
+        filter_cuts(cuts, data, folder / TRAIN, normalize)  # raises
+    rates: dict[int, float] = {}
+    for cut in usable:
+        rates[cut.sampling_rate] = rates.get(cut.sampling_rate, 0.0) + cut.duration / 3600
+    texts = [text_of(cut) for cut in usable]
+    return Corpus(
+        folder=folder,
+        utterances=len(usable),
+        rates=rates,
+        longest=max(float(cut.duration) for cut in usable),
+        n_characters=sum(map(len, map(normalize, texts))),
+        unknown=bundle.tokenizer.unknown(texts),
+    )
+
+
+def check_fit(corpus: Corpus, bundle: Bundle, source: Path) -> None:
+    """Say what does not fit, and what will be done. Raises DataError where next to nothing fits.
+
+    Audio of a higher sample rate than the model's is resampled and loses its upper frequencies, as
+    the model's own corpus did. Audio of a lower one has none where the model looks for some.
+    """
+    rate, faults = bundle.config.features.sample_rate, list[str]()
+    share = corpus.unknown.total() / corpus.n_characters
+    narrow = sum(hours for found, hours in corpus.rates.items() if found < rate) / corpus.hours
+    rates = " and ".join(map(str, sorted(corpus.rates)))
+    if share > 1 - _KNOWN:
+        theirs = "".join(bundle.tokenizer.tokens()[len(SPECIAL) :][:_SHOWN])
+        faults.append(
+            f"{share:.0%} of its characters, such as {_some(corpus.unknown)}, are unknown to the "
+            f"model, which writes {theirs}"
+        )
+    if narrow > _NARROW or (faults and set(corpus.rates) != {rate}):
+        faults.append(f"its recordings have {rates} Hz, the model is for {rate} Hz")
+    if faults:
+        kind = f"of {max(corpus.rates)} Hz or less" if narrow > _NARROW else "of this language"
+        raise DataError(
+            f"{corpus.folder}: does not fit {source}: {', and '.join(faults)}: fine-tune a model "
+            f"{kind}, or train one from nothing by `asr new`"
+        )
+    _note_differences(corpus, bundle, share, rates)
+
+
+def _note_differences(corpus: Corpus, bundle: Bundle, share: float, rates: str) -> None:
+    rate = bundle.config.features.sample_rate
+    if max(corpus.rates) > rate:
+        log.info("recordings of %s Hz are resampled to the model's %d Hz", rates, rate)
+    if min(corpus.rates) < rate:
+        log.warning("some recordings have %d Hz, the model is for %d Hz", min(corpus.rates), rate)
+    if not corpus.unknown:
+        return
+    log.info(
+        "%d characters (%.1f %% of the texts), such as %s, are new to the model: they get tokens",
+        len(corpus.unknown), 100 * share, _some(corpus.unknown),
+    )  # fmt: skip
+    if bundle.config.tokenizer.kind != "char":
+        log.warning(
+            "the model's tokens are parts of words: each new character is a token of its own, and "
+            "no new parts of words are learned"
+        )
+
+
+def _some(characters: Counter[str]) -> str:
+    return "".join(character for character, _ in characters.most_common(_SHOWN))

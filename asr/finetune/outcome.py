@@ -1,0 +1,84 @@
+"""What a fine-tuning did: error rates before and after, for programs and on the model card."""
+
+from pathlib import Path
+
+from asr.bundle import CARD
+from asr.evaluation.evaluate import Evaluation
+from asr.runtime.files import read_json, write_text
+from asr.schema import FrozenModel, OmitNone
+
+_FILE, _HEADING, _RESULTS = "finetune.json", "## Fine-tuning", "## Results"
+
+
+class Rates(FrozenModel):
+    """The error rates on some utterances; `wer` is absent where texts have no words."""
+
+    cer: float
+    wer: OmitNone[float] = None
+    utterances: int
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> "Rates":
+        """Return the rates of an evaluation."""
+        return cls(cer=evaluation.cer, wer=evaluation.wer, utterances=evaluation.utterances)
+
+    def __str__(self) -> str:
+        return f"CER {self.cer:.2%}" + ("" if self.wer is None else f", WER {self.wer:.2%}")
+
+
+class Change(FrozenModel):
+    """Rates on the same utterances, of the bundle as it was given and of the result."""
+
+    before: Rates
+    after: Rates | None = None
+
+    def __str__(self) -> str:
+        return f"{self.before} before, {self.after or 'unknown'} after"
+
+
+class Outcome(FrozenModel):
+    """A fine-tuning of `bundle`, whose weights have the digest `source`, to those of `result`.
+
+    `canary` is of utterances of the older corpus that are in no training here.
+    """
+
+    bundle: str
+    source: str
+    corpus: str
+    new_tokens: int
+    dev: Change
+    canary: Change | None = None
+    result: str | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            f"Fine-tuned from {self.bundle} on {self.corpus}, with {self.new_tokens} new tokens.",
+            f"New recordings: {self.dev} ({self.dev.before.utterances} utterances of dev, which "
+            "chose the epochs: the true rate is higher).",
+        ]
+        if self.canary:
+            parts.append(
+                f"What it knew: {self.canary} ({self.canary.before.utterances} utterances of the "
+                "older corpus, which this training did not see)."
+            )
+        else:
+            parts.append(
+                "What it has forgotten was not measured: --replay OLD_CORPUS does, and lessens it."
+            )
+        return "\n".join(parts)
+
+
+def read_outcome(bundle: Path) -> Outcome | None:
+    """Read what a folder's fine-tuning did so far. Raises BundleError where that is damaged."""
+    what = "the record of an `asr finetune`: give another --out"
+    return read_json(bundle / _FILE, Outcome, what)
+
+
+def write_outcome(bundle: Path, outcome: Outcome) -> None:
+    """Store it in a folder, and on the card of the bundle there, if it is finished."""
+    if outcome.result:
+        text = (bundle / CARD).read_text("utf-8")
+        head, results, rest = text.partition(_RESULTS)
+        head = head.partition(_HEADING)[0].rstrip()
+        write_text(bundle / CARD, f"{head}\n\n{_HEADING}\n\n{outcome}\n\n{results}{rest}")
+    write_text(bundle / _FILE, outcome.model_dump_json(indent=2) + "\n")

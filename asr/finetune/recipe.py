@@ -1,0 +1,81 @@
+"""The recipe of a fine-tuning: the bundle's own, and how long and how fast it learns."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from asr.config import Config, apply_override, check_config
+from asr.finetune.corpus import DEV, TRAIN, Corpus
+
+# Steps on an hour of audio or less, and the learning rate of a model of width 1: half of what the
+# recipes give a fresh model of its width.
+_STEPS, _RATE = 600, 0.08
+_FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
+
+
+def adapt(
+    config: Config,
+    corpus: Corpus,
+    init: Path,
+    replay: Path | None,
+    freeze: list[str],
+    overrides: list[str],
+) -> Config:
+    """Return the recipe by which the bundle `init` learns from a corpus, with `key.key=value` set.
+
+    Features, tokens, network (the ranks of its LEDs too) and augmentation stay. Raises ConfigError
+    where a value is wrong.
+    """
+    given: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(given, override)
+    training = given.get("training")
+    epochs = training.get("epochs") if isinstance(training, dict) else None
+    batch_seconds = _batch_seconds(config, corpus)
+    steps = math.ceil(corpus.hours * 3600 * len(config.data.speed_factors) / batch_seconds)
+    if not isinstance(epochs, int) or epochs < 1:
+        epochs = math.ceil(_STEPS * max(1.0, corpus.hours**0.6) / steps)
+        epochs = min(max(_FEWEST_EPOCHS, epochs), _MOST_EPOCHS)
+    values = config.model_dump(mode="json")
+    values["data"] |= {
+        "train": str(corpus.train),
+        "dev": str(corpus.dev),
+        "batch_seconds": batch_seconds,
+        "replay": _replay(replay) if replay else None,
+    }
+    values["tokenizer"]["vocab_size"] = None  # it grows
+    # What the older corpus gave, which training finds anew; a language model has other tokens.
+    found = dict.fromkeys(("chunk_seconds", "confidence_threshold", "lm"))
+    values["decoding"] |= {**found, "lm_weight": 0.0}
+    if values["augment"] and values["augment"]["pauses"]:
+        values["augment"]["pauses"]["from_epoch"] = 1  # the alignment is known already
+    values["training"] |= {
+        "epochs": epochs,
+        "schedule": {
+            "kind": "linear",
+            "lr": round(_RATE / config.model.d_model, 6),
+            "warmup_steps": max(1, epochs * steps // 10),
+        },
+        "average": min(3, epochs),
+        "accumulate": 1,
+        "patience": None,
+        "curriculum": None,
+        "init": str(init),
+        "freeze": freeze,
+    }
+    for override in overrides:
+        apply_override(values, override)
+    return check_config(values, init)
+
+
+def _batch_seconds(config: Config, corpus: Corpus) -> float:
+    """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
+    share = corpus.hours * 3600 * len(config.data.speed_factors) / 30
+    return float(round(max(8.0, 2 * corpus.longest, min(config.data.batch_seconds, share))))
+
+
+def _replay(path: Path) -> dict[str, str]:
+    """Return the values for an older corpus: a folder of `asr prepare`, or a manifest."""
+    names = {"train": path / TRAIN, "dev": path / DEV}
+    found = {split: str(file) for split, file in names.items() if file.is_file()}
+    return found if "train" in found else {"train": str(path)}

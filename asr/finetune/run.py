@@ -1,0 +1,118 @@
+"""Fine-tuning, top to bottom: a bundle and recordings, more tokens, a training, what it changed.
+
+Beside the new bundle are `initial/`, the given bundle with the tokens that it lacked, from which
+the training starts, and `finetune.json`, the error rates before and after.
+"""
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lhotse import CutSet
+
+from asr.bundle import WEIGHTS, Bundle
+from asr.config import Config
+from asr.data.manifest import load_cuts, text_of
+from asr.data.replay import canary_set, draw_sample
+from asr.errors import ConfigError
+from asr.evaluation.evaluate import evaluate
+from asr.finetune.corpus import check_fit, read_corpus
+from asr.finetune.outcome import Change, Outcome, Rates, read_outcome, write_outcome
+from asr.finetune.recipe import adapt
+from asr.train.checkpoints import has_run
+from asr.train.run import train
+from asr.transcription.recognizer import Recognizer
+
+log = logging.getLogger(__name__)
+
+_INITIAL = "initial"
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """A bundle `source` that is to learn from the corpus in `data`, the result in `out`.
+
+    `replay` is an older corpus, `freeze` names parts of the network, `overrides` are `key=value`.
+    """
+
+    source: Path
+    data: Path
+    out: Path
+    replay: Path | None = None
+    freeze: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+
+    def run(self, resume: bool = False, device: str = "auto") -> Outcome:
+        """Train, unless it is done already, and return what that changed.
+
+        Raises DataError where the corpus does not fit, ConfigError where `out` holds something
+        else.
+        """
+        bundle, digest = Bundle.load(self.source), _digest(self.source)
+        outcome = self._begun(resume, digest)
+        corpus = read_corpus(self.data, bundle)
+        check_fit(corpus, bundle, self.source)
+        init = self.out / _INITIAL
+        config = adapt(bundle.config, corpus, init, self.replay, self.freeze, self.overrides)
+        if outcome is None:
+            replay = config.data.replay
+            old = bundle.tokenizer.unknown(map(text_of, load_cuts(replay.train) if replay else ()))
+            new = [character for character, _ in (corpus.unknown + old).most_common()]
+            bundle.grown(new).save(init, f"{self.source} with {len(new)} new tokens, untrained.\n")
+            dev, canary = _rates(bundle, config, device)
+            outcome = Outcome(
+                bundle=str(self.source),
+                source=digest,
+                corpus=f"{corpus.utterances} utterances ({corpus.hours:.2g} h) of {self.data}",
+                new_tokens=len(new),
+                dev=Change(before=dev),
+                canary=Change(before=canary) if canary else None,
+            )
+            write_outcome(self.out, outcome)
+        train(config, self.out, resume, device)
+        return self._finished(outcome, device)
+
+    def _begun(self, resume: bool, digest: str) -> Outcome | None:
+        """Return what is known of a run that goes on, None for a new one."""
+        if not has_run(self.out, resume):
+            if (self.out / WEIGHTS).exists():
+                raise ConfigError(f"{self.out}: holds a bundle already: give another --out")
+            return None
+        outcome = read_outcome(self.out)
+        if outcome is None or outcome.source != digest:
+            of_what = f"a fine-tuning of {outcome.bundle}" if outcome else "an `asr train`"
+            raise ConfigError(
+                f"{self.out}: holds the run of {of_what}, not of {self.source} as it is now: give "
+                "another --out"
+            )
+        return outcome
+
+    def _finished(self, outcome: Outcome, device: str) -> Outcome:
+        """Measure the result, unless it has been."""
+        digest = _digest(self.out)
+        if outcome.result != digest:
+            bundle = Bundle.load(self.out)
+            dev, canary = _rates(bundle, bundle.config, device)
+            changes = {
+                "dev": outcome.dev.model_copy(update={"after": dev}),
+                "canary": outcome.canary and outcome.canary.model_copy(update={"after": canary}),
+                "result": digest,
+            }
+            outcome = outcome.model_copy(update=changes)
+            write_outcome(self.out, outcome)
+        return outcome
+
+
+def _rates(bundle: Bundle, config: Config, device: str) -> tuple[Rates, Rates | None]:
+    """Return a bundle's rates on a recipe's dev and canary set, on some utterances of each."""
+    recognizer, replay = Recognizer(bundle, device), config.data.replay
+    dev = evaluate(recognizer, CutSet.from_cuts(draw_sample(list(load_cuts(config.data.dev)))))
+    if replay is None:
+        return Rates.of(dev), None
+    return Rates.of(dev), Rates.of(evaluate(recognizer, CutSet.from_cuts(canary_set(replay))))
+
+
+def _digest(bundle: Path) -> str:
+    with (bundle / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

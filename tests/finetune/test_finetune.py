@@ -1,0 +1,336 @@
+"""`asr finetune`: tokens are added, parts stay frozen, what is forgotten is measured."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import asr.finetune.run as finetuning
+from asr.bundle import Bundle
+from asr.config import Config
+from asr.data.manifest import load_cuts
+from asr.data.replay import Replay, canary_set
+from asr.errors import AsrError, ConfigError, DataError
+from asr.finetune.corpus import Corpus, check_fit, read_corpus
+from asr.finetune.outcome import read_outcome
+from asr.finetune.recipe import adapt
+from asr.finetune.run import Finetuning
+from asr.model.factorization import apply_ranks
+from asr.model.growth import copy_with_more_tokens
+from asr.tokenizer import SPECIAL, Tokenizer, TokenizerConfig
+from asr.train.datamodule import SpeechDataModule
+from asr.train.run import train
+from tests.helpers import (
+    FREQS,
+    VOCAB,
+    build,
+    read_card,
+    run_cli,
+    tiny,
+    tones_recipe,
+    write_manifest,
+    write_recipe,
+    write_tones,
+)
+
+PITCHES = {"一": 400, "五": 2400, "六": 550, "七": 3300}
+SETS = [
+    "training.epochs=6", "training.checkpoint_steps=2", "training.average=1",
+    "data.batch_seconds=2",
+]  # fmt: skip
+ROWS = ("decoder.embed.weight", "decoder.output.weight", "decoder.output.bias",
+        "ctc_head.weight", "ctc_head.bias")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def more(once) -> Path:
+    """A corpus of tones of which the bundle `learned` knows two, and two are new."""
+    return once("more", lambda folder: write_tones(folder / "data", 60, 8, PITCHES)) / "data"
+
+
+def arguments(learned: Path, more: Path, tones: Path, out: Path) -> list[str]:
+    sets = [part for value in SETS for part in ("--set", value)]
+    options = ["--replay", str(tones), "--freeze", "frontend", "--device", "cpu"]
+    return ["finetune", str(learned), str(more), "--out", str(out), *options, *sets]
+
+
+@pytest.fixture(scope="session")
+def tuned(once, learned: Path, more: Path, tones: Path) -> Path:
+    """The bundle `learned`, taught the new tones; what was printed is in `shown` and `told`."""
+
+    def fill(folder: Path) -> None:
+        result = run_cli(*arguments(learned, more, tones, folder / "bundle"))
+        assert result.returncode == 0, result.stderr
+        (folder / "shown").write_text(result.stdout, "utf-8")
+        (folder / "told").write_text(result.stderr, "utf-8")
+
+    return once("tuned", fill) / "bundle"
+
+
+def weights(bundle: Path) -> dict[str, torch.Tensor]:
+    return load_file(bundle / "model.safetensors")
+
+
+def test_it_learns_new_characters_and_says_what_it_forgot(tuned: Path, learned: Path) -> None:
+    outcome, before, after = read_outcome(tuned), Bundle.load(learned), Bundle.load(tuned)
+    assert outcome and outcome.canary and outcome.dev.after and outcome.canary.after
+    assert set(after.tokenizer.tokens()[before.tokenizer.vocab_size :]) == {"六", "七"}
+    assert (outcome.new_tokens, outcome.canary.before.utterances) == (2, 8)
+    assert outcome.canary.before.cer == 0 and outcome.dev.before.cer > 0.4
+    assert outcome.dev.after.cer < 0.2 and outcome.canary.after.cer < 0.3
+    shown = (tuned.parent / "shown").read_text("utf-8")
+    assert shown == f"{outcome}\n{tuned}\n" and str(outcome) in (tuned / "README.md").read_text()
+    told = (tuned.parent / "told").read_text("utf-8")
+    assert "2 characters (" in told and "are new to the model: they get tokens" in told
+    assert "60 utterances (0.0 h), and 30% of the audio from 120 older ones; 11 tokens" in told
+    assert "the recipe expects" not in told
+
+
+def test_the_training_begins_with_the_old_weights_and_leaves_the_frozen_ones(
+    tuned: Path, learned: Path
+) -> None:
+    old, initial, new = (weights(path) for path in (learned, tuned / "initial", tuned))
+    n_old = Bundle.load(learned).tokenizer.vocab_size
+    for name, tensor in old.items():
+        is_grown = name.removeprefix("model.") in ROWS
+        assert len(initial[name]) == len(tensor) + 2 * is_grown, name
+        assert torch.equal(initial[name][: len(tensor)], tensor), name
+        is_frozen = name.startswith(("model.frontend.", "features."))
+        assert torch.equal(new[name][: len(tensor)], tensor) == is_frozen, name
+    bias_before, bias = (found["model.ctc_head.bias"][n_old:] for found in (initial, new))
+    assert not torch.equal(bias, bias_before)
+    before, after = Bundle.load(learned).config.model, Bundle.load(tuned).config.model
+    assert before == after and after.projection.kind == "low_rank"
+
+
+@pytest.mark.parametrize("ranks", [{}, {"decoder.output": 3, "ctc_head": 2}])
+def test_new_tokens_change_no_old_one_and_are_improbable(ranks: dict[str, int]) -> None:
+    old, n_new = build(tiny(ctc=0.3)), 50
+    new = old.config.build(FREQS, VOCAB + n_new).eval()
+    for network in (old, new):
+        apply_ranks(network, ranks)
+    with torch.no_grad():
+        for bias in (p for name, p in old.named_parameters() if "bias" in name):
+            bias.normal_()
+    copy_with_more_tokens(old, new)
+    given = torch.randn(2, 40, FREQS), torch.tensor([40, 32]), torch.tensor([[1, 5, 6]] * 2)
+    with torch.no_grad():
+        outputs = [network(*given)[:2] for network in (old, new)]
+    for a, b in zip(*outputs, strict=True):
+        assert a is not None and b is not None
+        torch.testing.assert_close(b[..., :VOCAB], a, rtol=0, atol=1e-6)
+        p = b.softmax(-1)
+        assert (p[..., VOCAB:].sum(-1) <= p[..., len(SPECIAL) : VOCAB].mean(-1) + 1e-6).all()
+
+
+TEXTS = ["the quick brown fox jumps over the lazy dog", "this thing there then other mother"]
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
+def test_a_grown_tokenizer_writes_more_and_splits_old_texts_as_before(kind: Any) -> None:
+    config = TokenizerConfig(kind=kind, vocab_size=36, case="lower")
+    old = Tokenizer.train(TEXTS, config)
+    text = "thé 中 other"
+    unknown = old.unknown([text, "中"])
+    assert unknown == Counter({"é": 1, "中": 2})
+    new = old.grown(unknown)
+    assert new.tokens() == [*old.tokens(), "é", "中"] and new.model.startswith(old.model)
+    assert all(new.encode(line) == old.encode(line) for line in [*TEXTS, "brother", "the the"])
+    assert new.decode(new.encode(text)) == "thé中other" and not new.unknown([text])
+    assert old.decode(old.encode(text)) != "thé中other"
+    spaceless = Tokenizer.train(["好"], TokenizerConfig())
+    assert spaceless.unknown(["a b"]) == Counter("A▁B")
+    assert spaceless.grown("A▁B").decode(spaceless.grown("A▁B").encode("a b")) == "A B"
+
+
+def corpus_of(rates: dict[int, float], unknown: str, n: int = 100) -> Corpus:
+    return Corpus(Path("mine"), 9, rates, 3.0, n, Counter(unknown))
+
+
+@pytest.mark.parametrize(
+    ("rates", "unknown", "said"),
+    [
+        ({16000: 1.0}, "中" * 98, "mine: does not fit exp: 98% of its characters, such as 中, are "
+         "unknown to the model, which writes 一二三四五, and its recordings have 16000 Hz, the "
+         "model is for 8000 Hz: fine-tune a model of this language, or train one from nothing by "
+         "`asr new`"),
+        ({8000: 1.0}, "中" * 98, "writes 一二三四五: fine-tune a model of this language"),
+        ({4000: 1.0, 8000: 0.5}, "", "its recordings have 4000 and 8000 Hz, the model is for 8000 "
+         "Hz: fine-tune a model of 8000 Hz or less"),
+        ({4000: 0.4, 8000: 0.6}, "", None),
+        ({16000: 1.0}, "中" * 90, None),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(
+    learned: Path, rates: dict[int, float], unknown: str, said: str | None
+) -> None:
+    bundle = Bundle.load(learned)
+    if said is None:
+        check_fit(corpus_of(rates, unknown), bundle, Path("exp"))
+        return
+    with pytest.raises(DataError, match=said):
+        check_fit(corpus_of(rates, unknown), bundle, Path("exp"))
+
+
+def test_refusals_are_sentences_and_write_nothing(
+    learned: Path, tuned: Path, more: Path, tones: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("train", "dev"):
+        source = {"type": "file", "source": str(tmp_path / "x.wav")}
+        write_manifest(other / f"{name}.jsonl.gz", source)
+    cases: list[tuple[str, AsrError, dict[str, Any]]] = [
+        ("100% of its characters, such as 好,", DataError, {"data": other}),
+        ("has no train.jsonl.gz: give a folder that `asr prepare`", DataError, {"data": tmp_path}),
+        ("training.freeze.0: Input should be 'frontend' or", ConfigError, {"freeze": ["decoder"]}),
+        ("1 utterances are too few", DataError, {"replay": other / "dev.jsonl.gz"}),
+        ("no such manifest", DataError, {"replay": tmp_path / "none"}),
+        ("did you mean training.epochs", ConfigError, {"overrides": ["training.epoch=1"]}),
+        ("holds a bundle already", ConfigError, {"out": tuned / "initial"}),
+        ("continue it by --resume", ConfigError, {"out": tuned}),
+    ]  # fmt: skip
+    for said, kind, changes in cases:
+        given = {"source": learned, "data": more, "out": tmp_path / "out", **changes}
+        with pytest.raises(kind, match=said):
+            Finetuning(**given).run()
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match=r"a fine-tuning of .*, not of .* as it is now"):
+        Finetuning(tuned, more, tuned).run(resume=True)
+    with pytest.raises(ConfigError, match="the run of an `asr train`"):
+        Finetuning(tuned, more, learned).run(resume=True)
+
+
+def test_a_training_that_starts_from_other_tokens_is_refused(
+    learned: Path, more: Path, tmp_path: Path
+) -> None:
+    values = Bundle.load(learned).config.model_dump(mode="json")
+    values["data"] |= {"train": str(more / "train.jsonl.gz"), "dev": str(more / "dev.jsonl.gz")}
+    values["training"]["init"] = str(learned)
+    recipe = write_recipe(tmp_path / "r.yaml", values)
+    result = run_cli("train", recipe, "--out", tmp_path / "run")
+    assert result.returncode == 2
+    assert "has no tokens for 2 characters of" in result.stderr
+    assert "use `asr finetune`, which adds them" in result.stderr
+    values["tokenizer"] = {"kind": "bpe", "vocab_size": 8}
+    with pytest.raises(ConfigError, match=r"tokenizer.kind is bpe, but char in training.init"):
+        train(Config.model_validate(values), tmp_path / "run")
+
+
+def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
+    learned: Path, more: Path, tones: Path, tuned: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import os, signal; import asr.train.module as m\n"
+        "place = m.SpeechModule.training_step\n"
+        "def die(self, *args):\n"
+        "    if self.global_step == 20:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return place(self, *args)\n"
+        "m.SpeechModule.training_step = die\n"
+        "from asr.cli import main; main()"
+    )
+    command = arguments(learned, more, tones, tmp_path / "cut")
+    killed = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / "cut/training/last.ckpt").is_file()
+    resumed = run_cli(*command, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    expected, found = weights(tuned), weights(tmp_path / "cut")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    shown = (tuned.parent / "shown").read_text("utf-8")
+    assert resumed.stdout == shown.replace(str(tuned), str(tmp_path / "cut"))
+
+
+def test_a_measurement_that_was_cut_off_is_made_and_a_finished_one_is_not_repeated(
+    learned: Path, more: Path, tones: Path, tuned: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    copy = Path(shutil.copytree(tuned, tmp_path / "copy"))
+    values = json.loads((copy / "finetune.json").read_text())
+    done = read_outcome(copy)
+    changes = {"result": None, "dev": {**values["dev"], "after": None}}
+    (copy / "finetune.json").write_text(json.dumps({**values, **changes}))
+    run = Finetuning(learned, more, copy, tones, ["frontend"], SETS)
+    assert run.run(resume=True, device="cpu") == done == read_outcome(copy)
+    assert read_card(copy).count("## Fine-tuning") == 1
+    monkeypatch.setattr(finetuning, "_rates", None)
+    assert run.run(resume=True, device="cpu") == done
+    other = Finetuning(learned, more, copy, tones, [], SETS)
+    with pytest.raises(ConfigError, match=r"begun with another training.freeze"):
+        other.run(resume=True, device="cpu")
+
+
+def test_an_epoch_has_its_share_of_the_older_corpus_and_never_its_canary_set(
+    tones: Path, more: Path
+) -> None:
+    replay = {"train": str(tones / "train.jsonl.gz"), "share": 0.25}
+    config = Config.model_validate(tones_recipe(more, data={"replay": replay}))
+    assert config.data.replay
+    canary = {cut.id for cut in canary_set(config.data.replay)}
+    assert len(canary) == 12 and canary < {cut.id for cut in load_cuts(tones / "train.jsonl.gz")}
+    data = SpeechDataModule(config)
+    drawn = []
+    for epoch in (0, 1, 0):
+        cuts = [cut for batch in data.plan(epoch) for cut in batch]
+        old = [cut for cut in cuts if cut.id.startswith("replay-")]
+        assert len(cuts) - len(old) == 60
+        assert not canary & {cut.id.removeprefix("replay-") for cut in old}
+        share = sum(cut.duration for cut in old) / sum(cut.duration for cut in cuts)
+        assert 0.25 <= share < 0.28
+        drawn.append({cut.id for cut in old})
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert not any(cut.id.startswith("replay-") for batch in data.plan(None) for cut in batch)
+    none = config.model_copy(
+        update={"data": config.data.model_copy(
+            update={"replay": config.data.replay.model_copy(update={"share": 0.0})})}
+    )  # fmt: skip
+    assert config.data.replay and none.data.replay
+    assert len(Replay(none, none.data.replay).with_share(data.train_cuts, 0)) == 60
+
+
+def test_frozen_sparse_maps_are_not_rewired(tones: Path, tmp_path: Path) -> None:
+    values = tones_recipe(
+        tones,
+        model={"projection": {"kind": "set_sparse", "epsilon": 2}},
+        training={
+            "epochs": 2,
+            "freeze": ["encoder"],
+            "average": 1,
+            "checkpoint_steps": 1000,
+        },
+    )
+    bundle = train(Config.model_validate(values), tmp_path / "run")
+    previous, last = (
+        torch.load(bundle / "training" / f"{name}.ckpt", weights_only=True)["state_dict"]
+        for name in ("previous", "last")
+    )
+    moved = {name for name in last if not torch.equal(last[name], previous[name])}
+    assert moved and not any(".encoder." in name for name in moved)
+
+
+def test_amount_of_data_decides_how_long_and_values_can_be_set(
+    learned: Path, more: Path, tmp_path: Path
+) -> None:
+    bundle = Bundle.load(learned)
+    epochs = []
+    for hours in (0.02, 1.0, 50.0):
+        config = adapt(bundle.config, corpus_of({8000: hours}, ""), tmp_path, None, [], [])
+        epochs.append(config.training.epochs)
+        assert config.model == bundle.config.model and config.features == bundle.config.features
+        assert config.decoding.confidence_threshold is None and config.training.init == tmp_path
+    assert epochs == sorted(epochs, reverse=True) and epochs[0] > epochs[2] >= 4
+    sets = ["training.epochs=3", "training.schedule={kind: constant, lr: 1.0e-5}", "seed=7"]
+    config = adapt(bundle.config, read_corpus(more, bundle), tmp_path, None, ["encoder"], sets)
+    assert (config.training.epochs, config.seed, config.training.freeze) == (3, 7, ("encoder",))
+    assert config.training.schedule.kind == "constant" and config.training.average == 3
