@@ -102,7 +102,7 @@ def check_fit(corpus: Corpus, bundle: Bundle, source: Path) -> None:
     if narrow > _NARROW or (faults and set(corpus.rates) != {rate}):
         faults.append(f"its recordings have {rates} Hz, the model is for {rate} Hz")
     if faults:
-        kind = f"of {max(corpus.rates)} Hz or less" if narrow > _NARROW else "of this language"
+        kind = f"of {max(corpus.rates)} Hz or less" if narrow > _NARROW else "that knows them"
         raise DataError(
             f"{corpus.folder}: does not fit {source}: {', and '.join(faults)}: fine-tune a model "
             f"{kind}, or train one from nothing by `asr new`"

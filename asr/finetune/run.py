@@ -5,7 +5,7 @@ the training starts, and `finetune.json`, the error rates before and after.
 """
 
 import hashlib
-import logging
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from asr.finetune.recipe import adapt
 from asr.train.checkpoints import has_run
 from asr.train.run import train
 from asr.transcription.recognizer import Recognizer
-
-log = logging.getLogger(__name__)
 
 _INITIAL = "initial"
 
@@ -47,8 +45,10 @@ class Finetuning:
         """Train, unless it is done already, and return what that changed.
 
         Raises DataError where the corpus does not fit, ConfigError where `out` holds something
-        else.
+        else, or where torchrun started several processes.
         """
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ConfigError("asr finetune works in one process: start it without torchrun")
         bundle, digest = Bundle.load(self.source), _digest(self.source)
         outcome = self._begun(resume, digest)
         corpus = read_corpus(self.data, bundle)
