@@ -16,7 +16,7 @@ FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.
 ORDER = [
     "errors", "schema", "tokenizer",
     "runtime", "audio", "model", "decoding",
-    "config", "bundle",
+    "training_config", "config", "bundle",
     "data", "lm", "export",
     "transcription", "evaluation", "reporting", "compression",
     "train", "efficiency",

@@ -19,12 +19,12 @@ from lhotse.audio.backend import LibsndfileBackend, audio_backend
 from lhotse.cut import Cut
 from torch import Tensor
 
-from asr.config import DataConfig
 from asr.data.cuts import check_files, parse_line, read_cuts, read_lines
 from asr.data.shar import fetch, load_shar
 from asr.errors import AudioError, DataError
 from asr.schema import check_local
 from asr.tokenizer import normalize_text
+from asr.training_config import DataConfig
 
 log = logging.getLogger(__name__)
 

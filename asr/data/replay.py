@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from lhotse import CutSet
 from lhotse.cut import Cut
 
-from asr.config import Config, ReplayConfig
+from asr.config import Config
 from asr.data.manifest import filter_cuts, load_cuts
 from asr.data.sampling import perturb_speed
 from asr.errors import DataError
+from asr.training_config import ReplayConfig
 
 SAMPLED = 200  # utterances of a canary set at most
 _HELD_OUT = 0.1  # of a corpus without dev, at most

@@ -60,6 +60,9 @@ def adapt(
         "accumulate": 1,
         "patience": None,
         "curriculum": None,
+        "precision": "auto",
+        "consistency": 0.0,  # it and heads within the encoder are for a model that knows nothing
+        "intermediate": [],
         "init": str(init),
         "freeze": freeze,
     }

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
 
-from asr.config import IntermediateConfig
 from asr.decoding.ctc_prefix import BLANK
 from asr.errors import ConfigError
 from asr.tokenizer import normalize_text
+from asr.training_config import IntermediateConfig
 
 Units = Callable[[str], list[str]]
 

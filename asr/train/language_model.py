@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from asr.bundle import TOKENIZER, Bundle
-from asr.config import Config, LinearSchedule, TrainingConfig
+from asr.config import Config
 from asr.data.dataset import Batch, MicroBatches
 from asr.data.manifest import load_cuts, load_training_cuts, text_of
 from asr.data.sampling import EpochSteps
@@ -30,6 +30,7 @@ from asr.train.datamodule import TrainingData
 from asr.train.distributed import sole_run
 from asr.train.step import TrainingModule
 from asr.train.trainer import fit
+from asr.training_config import LinearSchedule, TrainingConfig
 
 log = logging.getLogger(__name__)
 

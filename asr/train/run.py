@@ -205,7 +205,7 @@ def _tokenizer_of_init(init: Path, config: Config, datamodule: SpeechDataModule)
         some = "".join(character for character, _ in unknown.most_common(10))
         raise ConfigError(
             f"training.init {init} has no tokens for {len(unknown)} characters of "
-            f"{config.data.train}, such as {some}: use `asr finetune`, which adds them"
+            f"{config.data.train_names}, such as {some}: use `asr finetune`, which adds them"
         )
     return bundle.tokenizer
 

@@ -1,6 +1,6 @@
 """Learning rate schedules."""
 
-from asr.config import LinearSchedule, NoamSchedule, TrainingConfig
+from asr.training_config import LinearSchedule, NoamSchedule, TrainingConfig
 
 
 def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) -> float:

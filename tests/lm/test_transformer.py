@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from asr.bundle import Bundle
-from asr.config import Config, TrainingConfig, load_config
+from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, text_of
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import CtcPrefixScorer
@@ -23,6 +23,7 @@ from asr.evaluation.tune import tune, write_weights
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.tokenizer import EOS, SOS, Tokenizer
 from asr.train.language_model import LanguageModule, TextDataModule, train_lm
+from asr.training_config import TrainingConfig
 from asr.transcription.recognizer import Recognizer
 from tests.helpers import (
     METHODS,

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import kl_div
 
-from asr.config import Config, IntermediateConfig
+from asr.config import Config
 from asr.train.auxiliary import IntermediateCtc, consistency, ctc_sum, units_of
+from asr.training_config import IntermediateConfig
 from tests.helpers import run_cli, tones_recipe, write_recipe
 
 pytest.importorskip("pypinyin")

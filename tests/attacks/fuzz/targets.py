@@ -22,12 +22,13 @@ from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
 
 from asr.audio.recording import Recording as Sound
 from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle
-from asr.config import Config, DataConfig, load_config
+from asr.config import Config, load_config
 from asr.data.manifest import filter_cuts, load_cuts, read_wave
 from asr.errors import AsrError
 from asr.evaluation.cer import score_files
 from asr.lm.ngram import NGram
 from asr.tokenizer import Tokenizer, TokenizerConfig
+from asr.training_config import DataConfig
 from asr.transcription import remote
 from asr.transcription.reply import Reply
 from data_prep import aishell1, hkust

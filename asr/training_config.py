@@ -1,0 +1,151 @@
+"""What training alone reads of the configuration: its data, and how weights are trained."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from asr.schema import FrozenModel, LocalPath, check_local
+
+Speed = Annotated[float, Field(ge=0.1, le=10)]
+# One manifest is written as a path, several as a list of paths.
+Manifests = Annotated[
+    tuple[Path, ...],
+    Field(min_length=1, max_length=100),
+    BeforeValidator(lambda value: [value] if isinstance(value, str | Path) else value),
+    AfterValidator(lambda paths: tuple(map(check_local, paths))),
+    PlainSerializer(lambda paths: paths[0] if len(paths) == 1 else paths),
+]
+
+
+class ReplayConfig(FrozenModel):
+    """An older corpus, of which every epoch gets other utterances: `share` of its audio.
+
+    Utterances of `dev`, or, where it is not given, some held out of `train`, are the canary set: in
+    no training, they tell what is forgotten.
+    """
+
+    train: LocalPath
+    dev: LocalPath | None = None
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.3
+
+
+class DataConfig(FrozenModel):
+    """Where the cuts are, and how they become batches; durations are in seconds.
+
+    `train` is a manifest, or a list of several without an id in common. `batch_seconds` is the
+    audio in a batch of one process, before padding; an optimizer step uses `training.accumulate`
+    such batches of each process. `speed_factors` other than 1 add copies of the training cuts at
+    these speeds.
+    """
+
+    train: Manifests
+    dev: LocalPath
+    batch_seconds: PositiveFloat = 120.0
+    speed_factors: Annotated[tuple[Speed, ...], Field(min_length=1, max_length=100)] = (1.0,)
+    min_seconds: PositiveFloat = 0.1
+    max_seconds: PositiveFloat = 30.0
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    replay: ReplayConfig | None = None
+
+    @property
+    def train_names(self) -> str:
+        """Return the training manifests for a message."""
+        return ", ".join(map(str, self.train))
+
+
+class NoamSchedule(FrozenModel):
+    """lr = factor · d_model^-½ · min(step^-½, step · warmup_steps^-3/2) (Vaswani 2017, eq. 3)."""
+
+    kind: Literal["noam"] = "noam"
+    factor: PositiveFloat = 1.0
+    warmup_steps: PositiveInt = 4000
+
+
+class LinearSchedule(FrozenModel):
+    """From 0 up to `lr` over `warmup_steps`, then down to 0 at the last step."""
+
+    kind: Literal["linear"]
+    lr: PositiveFloat
+    warmup_steps: PositiveInt = 1000
+
+
+class ConstantSchedule(FrozenModel):
+    """The same `lr` at every step of Adam."""
+
+    kind: Literal["constant"]
+    lr: PositiveFloat = 1e-4
+
+
+class CurriculumConfig(FrozenModel):
+    """Train on short utterances first (curriculum learning, Bengio 2009).
+
+    The first `epochs` use only the shortest utterances, which hold this `share` of the audio.
+    """
+
+    epochs: PositiveInt
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+
+
+class IntermediateConfig(FrozenModel):
+    """A CTC loss of Mandarin syllables on the output of an encoder layer, counted from 1.
+
+    `unit` is the syllable with its tone or without (`toneless`); `weight` is relative to the CTC
+    loss of tokens. Training alone has it.
+    """
+
+    layer: PositiveInt
+    unit: Literal["syllable", "toneless"] = "syllable"
+    weight: PositiveFloat = 0.5
+
+
+class TrainingConfig(FrozenModel):
+    """How the weights are trained.
+
+    `average` is the number of best epochs (by validation CER) whose weights are averaged;
+    `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
+    batches per process whose gradients are added before a step; `patience` ends the run after so
+    many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32
+    elsewhere, `bfloat16` is for processors too that compute it faster; `init` is a bundle whose
+    weights and tokens a run starts with, such as one of `asr compress`, and `freeze` are parts of
+    the network that stay as they are.
+
+    With `consistency` above 0 each utterance has two views of other masks, and the CTC head is
+    drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice the time and
+    memory, and half the epochs do.
+    """
+
+    epochs: Annotated[int, Field(gt=0, le=100_000)] = 30
+    schedule: Annotated[
+        NoamSchedule | LinearSchedule | ConstantSchedule, Field(discriminator="kind")
+    ] = NoamSchedule()
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    clip_norm: PositiveFloat = 5.0
+    average: PositiveInt = 5
+    checkpoint_steps: PositiveInt = 200
+    accumulate: PositiveInt = 1
+    patience: PositiveInt | None = None
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    init: LocalPath | None = None
+    freeze: tuple[Literal["frontend", "encoder"], ...] = ()
+    curriculum: CurriculumConfig | None = None
+    consistency: Annotated[float, Field(ge=0)] = 0.0
+    intermediate: tuple[IntermediateConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_curriculum(self) -> Self:
+        if self.curriculum and self.curriculum.epochs >= self.epochs:
+            raise ValueError(
+                f"curriculum.epochs {self.curriculum.epochs} leaves none of {self.epochs} epochs "
+                f"for long utterances: make it {self.epochs - 1} at most, or epochs "
+                f"{self.curriculum.epochs + 1} at least"
+            )
+        return self
