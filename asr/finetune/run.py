@@ -56,11 +56,11 @@ class Finetuning:
         init = self.out / _INITIAL
         config = adapt(bundle.config, corpus, init, self.replay, self.freeze, self.overrides)
         if outcome is None:
-            replay = config.data.replay
+            samples, replay = _samples(config), config.data.replay
             old = bundle.tokenizer.unknown(map(text_of, load_cuts(replay.train) if replay else ()))
             new = [character for character, _ in (corpus.unknown + old).most_common()]
             bundle.grown(new).save(init, f"{self.source} with {len(new)} new tokens, untrained.\n")
-            dev, canary = _rates(bundle, config, device)
+            dev, canary = _rates(bundle, samples, device)
             outcome = Outcome(
                 bundle=str(self.source),
                 source=digest,
@@ -93,7 +93,7 @@ class Finetuning:
         digest = _digest(self.out)
         if outcome.result != digest:
             bundle = Bundle.load(self.out)
-            dev, canary = _rates(bundle, bundle.config, device)
+            dev, canary = _rates(bundle, _samples(bundle.config), device)
             changes = {
                 "dev": outcome.dev.model_copy(update={"after": dev}),
                 "canary": outcome.canary and outcome.canary.model_copy(update={"after": canary}),
@@ -104,13 +104,17 @@ class Finetuning:
         return outcome
 
 
-def _rates(bundle: Bundle, config: Config, device: str) -> tuple[Rates, Rates | None]:
-    """Return a bundle's rates on a recipe's dev and canary set, on some utterances of each."""
-    recognizer, replay = Recognizer(bundle, device), config.data.replay
-    dev = evaluate(recognizer, CutSet.from_cuts(draw_sample(list(load_cuts(config.data.dev)))))
-    if replay is None:
-        return Rates.of(dev), None
-    return Rates.of(dev), Rates.of(evaluate(recognizer, CutSet.from_cuts(canary_set(replay))))
+def _samples(config: Config) -> list[CutSet]:
+    """Return some utterances of dev, and the canary set if a recipe has an older corpus."""
+    dev, replay = draw_sample(list(load_cuts(config.data.dev))), config.data.replay
+    return [CutSet.from_cuts(cuts) for cuts in (dev, canary_set(replay) if replay else []) if cuts]
+
+
+def _rates(bundle: Bundle, samples: list[CutSet], device: str) -> tuple[Rates, Rates | None]:
+    """Return a bundle's rates on dev, and on the canary set if there is one."""
+    recognizer = Recognizer(bundle, device)
+    dev, *canary = (Rates.of(evaluate(recognizer, cuts)) for cuts in samples)
+    return dev, canary[0] if canary else None
 
 
 def _digest(bundle: Path) -> str:
