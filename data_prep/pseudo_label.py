@@ -46,7 +46,8 @@ class Source(FrozenModel):
 class Labels:
     """A folder with the decodings of recordings, and with the corpus that follows from them.
 
-    `failed` are the recordings that cannot be read, after `decode`.
+    `failed` are the recordings that cannot be read, after `decode`; `knows_noise`: the model was
+    trained with noise without text.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class Labels:
             raise ConfigError("- is read once, and a training reads recordings often: give files")
         config = load_bundle_config(bundle)
         self.views = views(config)
+        pauses = config.augment and config.augment.pauses
+        self.knows_noise = bool(pauses and pauses.noise)
         found = [find_tasks(recordings, self._folder(view), "json") for view in self.views]
         self.tasks = list(zip(*found, strict=True))
         source = Source(

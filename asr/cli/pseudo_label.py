@@ -56,6 +56,11 @@ def pseudo_label(
     cuts = load_cuts(dev) if dev else None
     with resumable(shlex.join(["asr", *sys.argv[1:]])):
         labels = Labels(bundle, recordings, out_dir, cuts)
+        if not labels.knows_noise:
+            note(
+                f"{bundle}: was trained without augment.pauses and may take noise for words: give "
+                "recordings of speech alone, or train it with pauses"
+            )
         _decode(labels, device, jobs)
         if cuts is not None:
             show(f"{dev}: {_expected(labels, cuts, limits, device)}\n")

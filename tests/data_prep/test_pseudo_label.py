@@ -79,6 +79,7 @@ def test_what_is_sure_is_kept_and_all_else_has_a_reason(labels: Path, takes: Pat
     assert why.keys() == {f"noise{i}" for i in range(4)}
     assert set(why.values()) <= {"low_confidence", "disagreement", "no_speech"}
     shown = (labels.parent / "shown").read_text("utf-8")
+    assert "may take noise for words" in shown, "it was trained without pauses"
     assert "damaged.wav" in shown and "CER 0.00% of 8 utterances; the limits keep" in shown
     hours = sum(cut.duration for cut in cuts.values()) / 3600
     assert f"kept {hours:.2f} of " in shown and "--confidence  kept" in shown
