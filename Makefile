@@ -37,9 +37,9 @@ types:
 units:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# The attacks that take long, and a minute of fuzzing for each parser.
+# All that takes long: tests, mostly attacks, and a minute of fuzzing for each parser.
 attacks: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/attacks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attacks.fuzz --seconds 60
 
 lint: install

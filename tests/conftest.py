@@ -1,7 +1,10 @@
 """What several tests need: a tiny corpus of tones and a recipe that learns it in seconds."""
 
 import fcntl
+import gc
+import itertools
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,36 @@ from tests.helpers import (
 )
 
 Once = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw some cases of each test that is marked `drawn`, the same in all of pytest's processes.
+
+    `-m slow` takes all of them, and so does no `-m` at all.
+    """
+    wanted = config.option.markexpr
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("drawn"):
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for item in itertools.chain(*groups.values()) if wanted == "slow" else ():
+        item.add_marker("slow")
+    if wanted != "not slow":
+        return
+    rng = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    left_out: set[pytest.Item] = set()
+    for cases in groups.values():
+        n = cases[0].get_closest_marker("drawn").args[0]  # type: ignore[union-attr]
+        left_out.update(rng.sample(cases, max(0, len(cases) - n)))
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking at all that is loaded, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -134,6 +167,8 @@ def library(tiny_bundle: Path) -> Recognizer:
 
 @pytest.fixture(scope="session")
 def service(tiny_bundle: Path) -> Iterator[Service]:
-    """A service for all tests that only talk to it."""
-    with running(tiny_bundle, max_bytes=MAX_BYTES, max_seconds=MAX_SECONDS) as service:
-        yield service
+    """A service for all tests that only talk to it, or end its engine process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serve.engine.client._HEALTHY_SECONDS", 0.0)  # no pause is a long one
+        with running(tiny_bundle, max_bytes=MAX_BYTES, max_seconds=MAX_SECONDS) as service:
+            yield service

@@ -246,25 +246,61 @@ def encode(
     return path
 
 
-def run_cli(*args: str | Path, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own.
+def run_cli(*args: str | Path, before: str = "", **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, which runs the statements in `before` first.
 
     With no options but `cwd` it is forked from one that has loaded torch, which saves seconds.
     """
-    arguments = [str(arg) for arg in args]
-    if kwargs.keys() - {"cwd"}:
-        command = [sys.executable, "-c", "from asr.cli import main; main()", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+    if not kwargs.keys() - {"cwd"}:
+        with start_cli(*args, before=before, **kwargs) as run:
+            return run.result()
+    command = [sys.executable, "-c", f"{before}\nfrom asr.cli import main; main()", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+
+
+class CliRun(NamedTuple):
+    """A run of the command line that was forked, with the files of its output."""
+
+    pid: int
+    out: Path
+    err: Path
+
+    def ends(self, seconds: float) -> bool:
+        """Whether it ends so soon."""
+        deadline = time.monotonic() + seconds
+        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(min(0.02, seconds))
+        return True
+
+    def result(self) -> subprocess.CompletedProcess[str]:
+        """Its end, for which this waits."""
+        code = _ask_cli_server({"process": self.pid})
+        texts = [path.read_text("utf-8", "surrogateescape") for path in (self.out, self.err)]
+        return subprocess.CompletedProcess([], code, *texts)
+
+
+@contextmanager
+def start_cli(
+    *args: str | Path, before: str = "", cwd: Path | None = None, stdin: Path | None = None
+) -> Iterator[CliRun]:
+    """The command line as `run_cli` forks it, while it runs; ask for its result once."""
+    with NamedTemporaryFile() as out, NamedTemporaryFile() as err:
+        asked = {
+            "arguments": [str(arg) for arg in args], "before": before,
+            "cwd": str(cwd or Path.cwd()),
+            "streams": [str(stdin or os.devnull), out.name, err.name],
+        }  # fmt: skip
+        yield CliRun(_ask_cli_server(asked), Path(out.name), Path(err.name))
+
+
+def _ask_cli_server(asked: dict[str, Any]) -> int:
     server = _cli_server()
     assert server.stdin and server.stdout
-    with NamedTemporaryFile() as out, NamedTemporaryFile() as err:
-        cwd = str(kwargs.get("cwd", Path.cwd()))
-        asked = {"arguments": arguments, "cwd": cwd, "outputs": [out.name, err.name]}
-        server.stdin.write(json.dumps(asked) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        texts = [Path(file.name).read_text("utf-8") for file in (out, err)]
-    return subprocess.CompletedProcess(arguments, code, *texts)
+    server.stdin.write(json.dumps(asked) + "\n")
+    server.stdin.flush()
+    return int(server.stdout.readline())
 
 
 @functools.cache

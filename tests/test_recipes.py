@@ -4,14 +4,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from asr.config import load_config
 from asr.train.run import train
-from tests.helpers import make_tree, tones_recipe, write_recipe
+from tests.helpers import make_tree, run_cli, tones_recipe, write_recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,18 +32,50 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
+# The command `asr` of the scripts: each call has a folder, and `answer` in this process runs it.
+ASR = """#!/bin/sh
+call=$(mktemp -d)
+printf '%s\\0' "$PWD" "$@" > "$call/asked"
+mkfifo "$call/code"
+echo "$call" > "$CALLS"
+code=$(cat "$call/code")
+cat "$call/out"
+cat "$call/err" >&2
+rm -r "$call"
+exit "$code"
+"""
+
+
+def answer(calls: Path) -> None:
+    while call := calls.read_text().strip():
+        code = 70
+        try:
+            cwd, *args = Path(call, "asked").read_text("utf-8").split("\0")[:-1]
+            result = run_cli(*args, cwd=cwd)
+            Path(call, "out").write_text(result.stdout, "utf-8")
+            Path(call, "err").write_text(result.stderr, "utf-8")
+            code = result.returncode
+        finally:
+            Path(call, "code").write_text(str(code))  # for which the script waits
+
+
 def run(checkout: Path, corpus: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
-    asr = checkout / "asr.sh"
-    program = "from asr.cli import main; main()"
-    asr.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{program}' \"$@\"\n")
+    asr, calls = checkout / "asr.sh", checkout / "calls"
+    asr.write_text(ASR)
     asr.chmod(0o755)
+    os.mkfifo(calls)
+    answers = threading.Thread(target=answer, args=(calls,))
+    answers.start()
     # The script lives in a checkout and is called from anywhere.
-    paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    return subprocess.run(
-        [checkout / "recipes" / corpus / "run.sh", *args],
-        cwd=checkout.parent, env={**os.environ, "ASR": str(asr), "PYTHONPATH": paths},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    try:
+        return subprocess.run(
+            [checkout / "recipes" / corpus / "run.sh", *args], cwd=checkout.parent,
+            env={**os.environ, "ASR": str(asr), "CALLS": str(calls)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        calls.write_text("\n")
+        answers.join()
 
 
 def test_from_a_corpus_on_disk_to_text(checkout: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from statistics import median
 from urllib.parse import urlsplit
 
@@ -26,18 +27,15 @@ WAV = encode_audio(beeps(1, 1.0))
 Address = tuple[str, int]
 
 
-FLAC = bomb(1799)
-
-
 @contextmanager
 def connected(address: Address) -> Iterator[socket.socket]:
     with socket.create_connection(address, timeout=5) as peer:
         yield peer
 
 
-def costly(address: Address) -> None:
+def costly(flac: bytes, address: Address) -> None:
     """C1: half an hour of 3 million samples a second, by a client that leaves."""
-    data, files = {"model": "tiny"}, {"file": ("a", FLAC)}
+    data, files = {"model": "tiny"}, {"file": ("a", flac)}
     url = f"http://{address[0]}:{address[1]}{URL}"
     httpx.post(url, data=data, files=files, timeout=2, trust_env=False)
 
@@ -110,7 +108,6 @@ def many_fields(address: Address) -> None:
 
 
 HOSTILE = [
-    *[costly] * 4,
     crumbs,
     crumbs,
     socket_flood(0x9, bytes(125), 0.0),
@@ -124,9 +121,10 @@ HOSTILE = [
 ]
 
 
-def attack_for_ever(address: Address) -> None:
+def attack_for_ever(address: Address, flac: bytes) -> None:
     """Attack from a thread for each client, with the least priority: theirs are other machines."""
     os.nice(19)
+    attacks = [*[partial(costly, flac)] * 4, *HOSTILE]
 
     def repeat(attack: Callable[[Address], None]) -> None:
         while True:
@@ -134,14 +132,15 @@ def attack_for_ever(address: Address) -> None:
                 attack(address)
             time.sleep(0.05)
 
-    threads = [threading.Thread(target=repeat, args=(attack,)) for attack in HOSTILE]
+    threads = [threading.Thread(target=repeat, args=(attack,)) for attack in attacks]
     for thread in threads:
         thread.start()
 
 
 @contextmanager
 def attacked(address: Address) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(target=attack_for_ever, args=(address,))
+    arguments = (address, bomb(1799))
+    process = multiprocessing.get_context("spawn").Process(target=attack_for_ever, args=arguments)
     process.start()
     try:
         yield

@@ -1,10 +1,11 @@
 """Features against librosa, Kaldi and float64 numpy; augmentation by its properties."""
 
+import functools
 import subprocess
 import sys
+from types import ModuleType
 
 import kaldi_native_fbank as knf
-import librosa
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,25 @@ from pydantic import TypeAdapter, ValidationError
 from asr.audio.augmentation import AugmentConfig, spec_augment
 from asr.audio.features import FbankConfig, FeaturesConfig, LogMelConfig, SpectrogramConfig
 from asr.errors import DataError
+
+
+@functools.cache
+def load_librosa() -> ModuleType:
+    """Librosa without numba, which on a fresh machine compiles it for half a minute."""
+
+    def as_it_is(*options, **_):
+        return options[0] if options and callable(options[0]) else lambda function: function
+
+    numba = ModuleType("numba")
+    numba.jit = numba.stencil = numba.guvectorize = as_it_is
+    numba.vectorize = lambda *_, **__: np.vectorize
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "numba", numba)
+        import librosa
+
+        assert librosa.stft and librosa.feature.melspectrogram  # which loads them
+    return librosa
+
 
 CONFIGS = [
     SpectrogramConfig(),
@@ -39,15 +59,15 @@ def librosa_power(wave_N, config):
     x = wave_N.double().numpy() / float(wave_N.abs().max())
     frames = dict(n_fft=config.n_fft, hop_length=config.hop_length, pad_mode="constant")
     if config.kind == "spectrogram":
-        return np.abs(librosa.stft(x, **frames)).T ** 2
-    mel = librosa.feature.melspectrogram(
+        return np.abs(load_librosa().stft(x, **frames)).T ** 2
+    mel = load_librosa().feature.melspectrogram(
         y=x, sr=config.sample_rate, n_mels=config.n_mels, power=2.0, **frames
     )
     return mel.T
 
 
 def librosa_log(wave_N, config):
-    decibel = librosa.power_to_db(
+    decibel = load_librosa().power_to_db(
         librosa_power(wave_N, config), ref=np.max, amin=1e-20, top_db=80.0
     )
     return decibel * np.log(10) / 10

@@ -100,20 +100,18 @@ KILLS = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kill", KILLS)
 def test_what_kill_9_ends_continues_to_the_same_model(
     made: Path, takes: Path, tmp_path: Path, kill: str
 ) -> None:
     load, place = KILLS[kill]
-    code = (
+    killer = (
         f"import os, signal; {load}\n"
-        f"{place} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "from asr.cli import main; main()"
+        f"{place} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
     )
     arguments = command(takes, tmp_path / "mine")
-    killed = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, check=False
-    )
+    killed = run_cli(*arguments, before=killer)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     result = run_cli(*arguments)
     assert result.returncode == 0, result.stderr

@@ -2,16 +2,15 @@
 
 import json
 import math
+import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from asr.cli import app
 from asr.cli.bench import _kinds
 from asr.efficiency.bert_cost import BERT_BASE, THESIS, efficiency, prices
 from asr.efficiency.claims import findings
@@ -22,7 +21,7 @@ from asr.efficiency.tables import markdown, summarize
 from asr.errors import ConfigError, DataError
 from asr.model.projection import SetSparse
 from asr.runtime.files import read_csv
-from tests.helpers import run_cli
+from tests.helpers import run_cli, start_cli, wait_for
 
 D, INNER, LAYERS = 768, 3072, 2
 CPU = torch.device("cpu")
@@ -80,26 +79,38 @@ def test_sparse_maps_infer_in_the_form_that_a_recognizer_uses() -> None:
         assert any(isinstance(part, SetSparse) for part in model.modules()) == stays
 
 
+QUICK = ["bench", "efficiency", "--quick", "--ranks", "32", "--runs", "1", "--device", "cpu"]
+
+
+def test_a_quick_study_has_two_lengths_two_ranks_and_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def ask(cases: list[BenchmarkCase], *_: object) -> None:
+        raise Asked(cases)
+
+    monkeypatch.setattr("asr.efficiency.run.study", ask)
+    with pytest.raises(Asked) as asked:
+        app(["bench", "efficiency", "--quick", "--out", str(tmp_path), "--device", "cpu"])
+    assert asked.value.args == (list(grid(["lrt", "linformer"], [128, 512], [32, 128], 2, "cpu")),)
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A quick study that was killed on its way and went on; its folder, table and first rows."""
     out = tmp_path_factory.mktemp("study") / "out"
-    command = [sys.executable, "-m", "asr.cli", "bench", "efficiency", "--quick", "--out", str(out)]
-    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    while not (out / ROWS).is_file() or len(read_rows(out / ROWS)) < 3:
-        assert killed.poll() is None
-        time.sleep(0.05)
-    killed.kill()
-    assert killed.wait() == -signal.SIGKILL
+    with start_cli(*QUICK, "--out", out, before="import os; os.setsid()") as run:
+        while not (out / ROWS).is_file() or len(read_rows(out / ROWS)) < 3:
+            assert not run.ends(0.05)
+        os.kill(run.pid, signal.SIGKILL)
+        assert run.result().returncode == -signal.SIGKILL
     before = (out / ROWS).read_text()
-    for _ in range(100):  # its worker processes end with it
-        if not _session_lives(killed.pid):
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("processes of a killed study continue")
+    # Its worker processes end with it.
+    wait_for(lambda: not _session_lives(run.pid), 10)
     assert (out / ROWS).read_text() == before
-    resumed = run_cli("bench", "efficiency", "--quick", "--out", out)
+    resumed = run_cli(*QUICK, "--out", out)
     assert resumed.returncode == 0, resumed.stderr
     return out, resumed.stdout, before
 
@@ -119,9 +130,9 @@ def test_a_killed_study_continues_and_measures_nothing_twice(quick: tuple[Path, 
     out, _, before = quick
     assert (out / ROWS).read_text().startswith(before)
     rows = read_rows(out / ROWS)
-    expected = list(grid(["lrt", "linformer"], [128, 512], [32, 128], 2, rows[0].device))
+    expected = list(grid(["lrt", "linformer"], [128, 512], [32], 1, rows[0].device))
     assert [r.case for r in rows] == expected
-    again = run_cli("bench", "efficiency", "--quick", "--out", out)
+    again = run_cli(*QUICK, "--out", out)
     assert again.returncode == 0
     assert read_rows(out / ROWS) == rows
 

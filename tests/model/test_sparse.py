@@ -1,8 +1,6 @@
 """Test sparse evolutionary training: graph, rewiring, storage, and exact resumption."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +218,7 @@ def test_it_evolves_after_every_epoch_but_the_last_and_new_weights_have_no_past(
     assert all(all(void) and all(live) for _, void, live in seen)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("place", "step"), [("training_step", 20), ("on_train_batch_start", 15)],
     ids=["in the second epoch", "after the first rewiring, which no state knows"],
@@ -235,11 +234,9 @@ def test_kill_9_then_resume_gives_the_graph_and_weights_of_an_undisturbed_run(
         f"    if task.global_step == {step}:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return place(task, *args)\n"
-        f"T.{place} = die\n"
-        "from asr.cli import main; main()"
+        f"T.{place} = die"
     )
-    command = [sys.executable, "-c", killer, "train", path, "--out", cut]
-    killed = subprocess.run(command, capture_output=True, check=False)
+    killed = run_cli("train", path, "--out", cut, before=killer)
     assert killed.returncode == -signal.SIGKILL
     resumed = run_cli("train", path, "--out", cut, "--resume")
     assert resumed.returncode == 0, resumed.stderr

@@ -5,9 +5,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,16 @@ from asr.errors import ConfigError, DataError
 from asr.train.progress import TrainingProgress
 from asr.train.run import train
 from asr.train.schedule import rate
-from tests.helpers import learning_recipe, read_card, run_cli, speak, tones_recipe, write_recipe
+from tests.helpers import (
+    learning_recipe,
+    read_card,
+    run_cli,
+    speak,
+    start_cli,
+    tones_recipe,
+    wait_for,
+    write_recipe,
+)
 
 
 def test_it_recognizes_utterances_that_it_was_not_trained_on(learned: Path, tmp_path: Path) -> None:
@@ -58,6 +65,7 @@ KILLS = {  # a function, the step at which it kills, and the epochs of the bundl
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kill", KILLS)
 def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
     tones: Path, tmp_path: Path, undisturbed: Path, kill: str
@@ -72,14 +80,9 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
         f"    if {step} in (None, getattr(args[0], 'global_step', None)):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return place(*args)\n"
-        f"{place} = die\n"
-        "from asr.cli import main; main()"
+        f"{place} = die"
     )
-    killed = subprocess.run(
-        [sys.executable, "-c", killer, "train", recipe, "--out", cut],
-        capture_output=True,
-        check=False,
-    )
+    killed = run_cli("train", recipe, "--out", cut, before=killer)
     assert killed.returncode == -signal.SIGKILL
     assert (cut / "training" / "last.ckpt").is_file()
     assert (cut / "model.safetensors").exists() == bool(epochs)
@@ -138,31 +141,20 @@ def test_ctrl_c_says_how_to_go_on(tones: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", tones_recipe(tones, training={"epochs": 2000}))
     # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{listen}; from asr.cli import main; main()"
-    command = [sys.executable, "-c", code, "train", str(recipe)]
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    last = tmp_path / "run" / "training" / "last.ckpt"
-    for _ in range(600):
-        if last.is_file():
-            break
-        time.sleep(0.1)
-    for _ in range(6):  # Python drops an interrupt that falls into a destructor: press again
-        process.send_signal(signal.SIGINT)
-        try:
-            _, stderr = process.communicate(timeout=10)
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    else:
-        process.kill()
-        pytest.fail("Ctrl-C does not stop a run")
+    with start_cli("train", recipe, "--out", tmp_path / "run", before=listen) as run:
+        wait_for((tmp_path / "run" / "training" / "last.ckpt").is_file, 60)
+        for _ in range(6):  # Python drops an interrupt that falls into a destructor: press again
+            os.kill(run.pid, signal.SIGINT)
+            with suppress(AssertionError):
+                wait_for(lambda: "--resume" in run.err.read_text("utf-8"), 10)
+                break
+        else:
+            os.kill(run.pid, signal.SIGKILL)
+            pytest.fail("Ctrl-C does not stop a run")
+        process = run.result()
     assert process.returncode == 130
-    assert "--resume" in stderr
-    assert "Traceback" not in stderr
+    assert "--resume" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
 def test_an_epoch_holds_every_cut_once_in_another_order_each_time(tones: Path) -> None:
@@ -194,8 +186,8 @@ def test_off_a_terminal_a_line_every_half_minute_tells_how_long_it_will_take(
 def test_the_utterances_are_counted_once_whatever_their_speeds(tones: Path, tmp_path: Path) -> None:
     data = {"speed_factors": [0.9, 1.0, 1.1]}
     recipe = tones_recipe(tones, data=data, training={"epochs": 1})
-    path, env = write_recipe(tmp_path / "r.yaml", recipe), {**os.environ, "COLUMNS": "500"}
-    result = run_cli("train", path, "--out", tmp_path / "run", env=env)
+    path, wide = write_recipe(tmp_path / "r.yaml", recipe), "import os; os.environ['COLUMNS']='500'"
+    result = run_cli("train", path, "--out", tmp_path / "run", before=wide)
     assert "120 utterances (0.0 h) x 3 speeds; 9 tokens" in result.stderr
     assert result.stderr.count(f"tensorboard --logdir {tmp_path}/run/training/curves") == 1
     assert list((tmp_path / "run" / "training" / "curves").glob("events.out.*"))

@@ -6,9 +6,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import soundfile as sf
 
@@ -18,7 +19,9 @@ from asr.config import Config
 from asr.errors import ConfigError, DataError
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from asr.transcription.jobs import find_tasks
-from tests.helpers import RATE, TONES, encode, run_cli, speak, tones_recipe
+from tests.helpers import RATE, TONES, encode, run_cli, speak, start_cli, tones_recipe, wait_for
+
+N = 150  # recordings: more than two processes get at a time
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("recordings")
-    for i in range(300):
+    for i in range(N):
         path = root / f"{i % 3}" / f"{i:03}.wav"
         path.parent.mkdir(exist_ok=True)
         sf.write(path, speak("一二三四"[: 1 + i % 4], i), RATE)
@@ -49,7 +52,7 @@ def names(tasks: list) -> list[str]:
 
 def test_files_folders_and_globs_are_found_once(folder: Path, tmp_path: Path) -> None:
     everything = find_tasks([str(folder)], tmp_path, "srt")
-    assert len(everything) == 301 and "notes.txt" not in names(everything)
+    assert len(everything) == N + 1 and "notes.txt" not in names(everything)
     assert everything[0].out == tmp_path / "0" / "000.srt"
     files = [str(folder / "0" / "003.wav"), "none.wav"]
     assert names(find_tasks([*files, str(folder / "*" / "00*.wav")], None, "txt")) == [
@@ -57,7 +60,7 @@ def test_files_folders_and_globs_are_found_once(folder: Path, tmp_path: Path) ->
     ]  # fmt: skip
     (inside,) = find_tasks([str(folder / "*" / "004.wav")], tmp_path, "txt")
     assert inside.out == tmp_path / "1" / "004.txt"
-    assert len(find_tasks([str(folder / "**" / "*.wav")], tmp_path, "txt")) == 300
+    assert len(find_tasks([str(folder / "**" / "*.wav")], tmp_path, "txt")) == N
 
 
 def test_what_stands_for_nothing_or_for_two_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -71,60 +74,66 @@ def test_what_stands_for_nothing_or_for_two_is_refused(folder: Path, tmp_path: P
         find_tasks(files, tmp_path, "txt")
 
 
+def runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_killed_job_continues_where_it_was(
     bundle: Path, folder: Path, tmp_path: Path, jobs: int
 ) -> None:
-    args = ["transcribe", bundle, folder, "--out", tmp_path, "--format", "json", "--jobs", jobs]
-    command = [sys.executable, "-c", "from asr.cli import main; main()", *map(str, args)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        while not (done := list(tmp_path.rglob("*.json"))) and process.poll() is None:
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    if jobs > 1:
-        time.sleep(1)  # its processes end with it
+    args = ["transcribe", bundle, folder, "--out", tmp_path, "--format", "json"]
+    with start_cli(*args, "--jobs", str(jobs)) as run:
+        while not list(tmp_path.rglob("*.json")) and not run.ends(0.001):
+            pass
+        children = psutil.Process(run.pid).children()
+        os.kill(run.pid, signal.SIGKILL)
+        assert run.result().returncode == -signal.SIGKILL
+    assert bool(children) == (jobs > 1)
+    wait_for(lambda: not any(map(runs, children)), 5)  # they end with it
     done = list(tmp_path.rglob("*.json"))
-    assert 0 < len(done) < 300, "killed half-way"
+    assert 0 < len(done) < N, "killed half-way"
     before = {path: path.stat().st_mtime_ns for path in done}
     for path in done:
         assert json.loads(path.read_text("utf-8"))["duration"] > 0, "what is there is whole"
 
-    again = run_cli(*map(str, args))
+    again = run_cli(*args)
     assert again.returncode == 1 and "bad.MP3" in again.stderr
-    assert f"{300 - len(done)} written" in again.stderr
+    assert f"{N - len(done)} written" in again.stderr
     assert f"{len(done)} were there" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in done} == before
-    assert len(list(tmp_path.rglob("*.json"))) == 300
+    assert len(list(tmp_path.rglob("*.json"))) == N
     model = asr.load(bundle, "cpu")
-    for name in ("0/000", "2/299"):
+    for name in ("0/000", "2/149"):
         found = json.loads((tmp_path / f"{name}.json").read_text("utf-8"))
         assert found["text"] == model.transcribe(folder / f"{name}.wav").text
     if jobs == 1:
-        once_more = run_cli(*map(str, args), "--overwrite")
-        assert "300 written" in once_more.stderr and "0 were there" in once_more.stderr
+        once_more = run_cli(*args, "--overwrite")
+        assert f"{N} written" in once_more.stderr and "0 were there" in once_more.stderr
 
 
 def test_processes_print_in_order_what_one_prints(bundle: Path, folder: Path) -> None:
     one = run_cli("transcribe", bundle, folder)
     two = run_cli("transcribe", bundle, folder, "--jobs", "2", env={**os.environ, "LC_ALL": "C"})
-    assert one.stdout == two.stdout and len(one.stdout.splitlines()) == 300
+    assert one.stdout == two.stdout and len(one.stdout.splitlines()) == N
     assert one.stdout.splitlines()[0].startswith(f"{folder / '0' / '000.wav'}\t")
 
 
 def test_standard_input_is_one_recording(bundle: Path, folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from asr.cli import main; main()", "transcribe", str(bundle)]
     for recording in (encode(tmp_path / "a.webm"), folder / "0" / "003.wav"):
         out = tmp_path / recording.stem
-        options = ["-", "--format", "json", "--out", str(out)]
-        done = subprocess.run(
-            [*command, *options], input=recording.read_bytes(), capture_output=True, check=False
-        )
+        os.mkfifo(pipe := tmp_path / f"{recording.stem}.pipe")
+        options = ["-", "--format", "json", "--out", out]
+        with start_cli("transcribe", bundle, *options, stdin=pipe) as run:
+            pipe.write_bytes(recording.read_bytes())
+            done = run.result()
         assert done.returncode == 0, done.stderr
         found = json.loads((out / "stdin.json").read_text("utf-8"))
         assert found["text"] == asr.load(bundle, "cpu").transcribe(recording).text
-    empty = subprocess.run([*command, "-"], input=b"", capture_output=True, check=False)
-    assert empty.returncode == 1 and b"holds no audio at all" in empty.stderr
+    empty = run_cli("transcribe", bundle, "-")
+    assert empty.returncode == 1 and "holds no audio at all" in empty.stderr
     with pytest.raises(ConfigError, match="give no others with it"):
         find_tasks(["-", "a.wav"], None, "txt")
 
@@ -139,9 +148,8 @@ def test_a_name_that_is_not_utf_8_is_printed_as_it_is(
     for recording in recordings:
         with Path(recording).open("wb") as file:
             sf.write(file, speak("一"), RATE, format="WAV")
-    env = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    args = ["transcribe", bundle, tmp_path, "--format", format]
-    result = run_cli(*args, env=env, errors="surrogateescape")
+    strict = "import sys; sys.stdout.reconfigure(encoding='utf-8', errors='strict')"
+    result = run_cli("transcribe", bundle, tmp_path, "--format", format, before=strict)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     named = [json.loads(x)["file"] if format == "json" else x.split("\t")[0] for x in lines]
@@ -178,13 +186,13 @@ def test_what_the_caller_started_continues(bundle: Path, folder: Path, tmp_path:
 def test_progress_off_a_terminal_is_a_line_now_and_then(
     bundle: Path, folder: Path, tmp_path: Path
 ) -> None:
-    code = "import asr.cli.options as o; o._LINE_SECONDS = 0.0; from asr.cli import main; main()"
+    soon = "import asr.cli.options as o; o._LINE_SECONDS = 0.0"
     arguments = ["transcribe", bundle, folder / "0", "--out", tmp_path]
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = run_cli(*arguments, before=soon)
+    assert result.returncode == 0
     lines = result.stderr.splitlines()
-    assert re.fullmatch(r"transcribing: \d+/100, \d+%", lines[0])
-    assert lines[-1].startswith("100 written") and not result.stdout
+    assert re.fullmatch(r"transcribing: \d+/50, \d+%", lines[0])
+    assert lines[-1].startswith("50 written") and not result.stdout
     assert "transcribing" not in run_cli(*arguments, "--overwrite").stderr, "too soon"
 
 
