@@ -1,5 +1,7 @@
 """Augmentation of training utterances: its configuration, and SpecAugment (Park 2019)."""
 
+from typing import Annotated
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -24,8 +26,31 @@ class PausesConfig(FrozenModel):
     from_epoch: int = Field(default=2, ge=1)
 
 
+# The largest factor of a change, which is drawn between it and its inverse; 1 is no change.
+Factor = Annotated[float, Field(ge=1, le=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class VoicesConfig(FrozenModel):
+    """Voices, rooms and microphones that the corpus lacks; each utterance is changed at random.
+
+    `pitch`, `formants` (the resonances of the vocal tract: Jaitly & Hinton 2013) and `tempo` are
+    changed independently, by up to these factors. `filter_db` is the most by which a smooth random
+    filter, such as a microphone has, raises or lowers a frequency. `rooms` and `noise` are shares
+    of utterances: those in a simulated room, and those with noise, at `least_snr_db` or more.
+    """
+
+    pitch: Factor = 1.0
+    formants: Factor = 1.0
+    tempo: Factor = 1.0
+    filter_db: Annotated[float, Field(ge=0, le=40)] = 0.0
+    rooms: Share = 0.0
+    noise: Share = 0.0
+    least_snr_db: Annotated[float, Field(ge=-20, le=80)] = 10.0
+
+
 class AugmentConfig(FrozenModel):
-    """Random changes of training utterances: SpecAugment's masks (Park 2019), and `pauses`.
+    """Random changes of training utterances: SpecAugment's masks (Park 2019), `pauses`, `voices`.
 
     A frequency mask covers up to `freq_width` bins, a time mask up to `time_ratio` of the
     utterance's frames.
@@ -36,6 +61,7 @@ class AugmentConfig(FrozenModel):
     time_masks: int = Field(default=2, ge=0)
     time_ratio: float = Field(default=0.05, ge=0, le=1)
     pauses: PausesConfig | None = None
+    voices: VoicesConfig | None = None
 
 
 def spec_augment(

@@ -58,6 +58,8 @@ def evaluate(
         show(result.model_dump_json(indent=2))
     else:
         show(f"{cuts}: {result}")
+        if result.whole and result.whole.confusions:
+            show(f"\n{result.whole.table(worst)}\n")
         for utterance in result.worst:
             show(f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}")
     if out_file:  # after the result is shown, for the disk may be full

@@ -12,7 +12,7 @@ from lhotse.cut import Cut, MixedCut, PaddingCut
 from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line, deserialize_item
 
-from asr.data.noise import NOISE_SEED
+from asr.data.noise import NOISE_SEED, VOICE_SEED
 from asr.data.recordings import (
     RATES,
     check_audio,
@@ -71,7 +71,8 @@ def _check_part(part: DataCut | PaddingCut) -> None:
     if not 0 <= float(part.start) < math.inf:
         raise ValueError(f"{part.id}: starts at {part.start} seconds")
     if part.custom is not None:
-        part.custom.pop(NOISE_SEED, None)
+        for seed in (NOISE_SEED, VOICE_SEED):
+            part.custom.pop(seed, None)
 
 
 def _check_mix(cut: MixedCut) -> None:

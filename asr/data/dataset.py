@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, get_worker_info
 
+from asr.audio.augmentation import VoicesConfig
 from asr.audio.features import FeatureExtractor
 from asr.data.manifest import read_wave, text_of
 from asr.data.pauses import with_noise
+from asr.data.voices import Voices, voice_seed
 from asr.errors import AudioError
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
@@ -68,8 +70,8 @@ class MicroBatches:
 class SpeechDataset(Dataset[MicroBatches]):
     """Reads the recordings of a step's batches and computes their features.
 
-    Those of a small corpus are kept in memory: they are the same in every epoch, but for pauses and
-    noise. Workers keep none, since each lives for an epoch.
+    Those of a small corpus are kept in memory: they are the same in every epoch, but for pauses,
+    noise and voices. Workers keep none, since each lives for an epoch.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class SpeechDataset(Dataset[MicroBatches]):
         tokenizer: Tokenizer,
         sample_rate: int,
         num_workers: int = 0,
+        voices: VoicesConfig | None = None,
     ) -> None:
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
+        self.voices = Voices(voices, features) if voices else None
         self.failed: set[str] = set()
         self._kept: dict[str, tuple[Cut, Tensor]] = {}
         self._room = 0 if num_workers else _KEPT_BYTES
@@ -120,13 +124,21 @@ class SpeechDataset(Dataset[MicroBatches]):
         self._note(cut.id)
         try:
             wave_N = read_wave(cut, self.sample_rate)
-            feats_TF: Tensor = self.features(with_noise(wave_N, self.sample_rate, cut))
+            wave_N = with_noise(wave_N, self.sample_rate, cut)
+            feats_TF: Tensor = (
+                self.voices.features_of(wave_N, cut) if self.voices else self.features(wave_N)
+            )
         except AudioError as error:
             if cut.id not in self.failed:
                 log.warning("skipped: %s", error)
                 self.failed.add(cut.id)
             return None
-        if feats_TF.nbytes <= self._room and not kept and isinstance(cut, MonoCut):
+        if feats_TF.nbytes <= self._room and not kept and _is_unchanged(cut):
             self._kept[cut.id] = cut, feats_TF
             self._room -= feats_TF.nbytes
         return feats_TF
+
+
+def _is_unchanged(cut: Cut) -> bool:
+    """Tell whether a cut is itself in every epoch, without pauses and without another voice."""
+    return isinstance(cut, MonoCut) and voice_seed(cut) is None

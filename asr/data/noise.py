@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The key of the noise's seed in a cut's `custom`.
-NOISE_SEED = "noise_seed"
+# The keys of seeds in a cut's `custom`: of noise around it, and of another voice.
+NOISE_SEED, VOICE_SEED = "noise_seed", "voice_seed"
 
 
 def noise(n: int, sample_rate: int, rng: np.random.Generator) -> Tensor:

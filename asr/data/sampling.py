@@ -10,10 +10,11 @@ from lhotse.cut import Cut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
 from torch.utils.data import DataLoader, Sampler
 
-from asr.audio.augmentation import PausesConfig
+from asr.audio.augmentation import AugmentConfig
 from asr.data.dataset import MicroBatches, SpeechDataset
 from asr.data.pauses import augment_with_pauses
 from asr.data.shar import by_shard
+from asr.data.voices import with_voice_seeds
 
 T = TypeVar("T")
 
@@ -40,12 +41,12 @@ def plan_epoch(
     batch_seconds: float,
     seed: int,
     epoch: int | None,
-    pauses: PausesConfig | None = None,
+    augment: AugmentConfig | None = None,
 ) -> list[CutSet]:
     """Return batches of cuts of similar length, at most `batch_seconds` each before padding.
 
-    Their order and the pauses follow from `seed` and `epoch` alone; if `epoch` is None, cuts are
-    unchanged and in order. Only cuts of neighboring shards share a batch.
+    Their order, the pauses and the seeds of voices follow from `seed` and `epoch` alone; if `epoch`
+    is None, cuts are unchanged and in order. Only cuts of neighboring shards share a batch.
     """
     shards = by_shard(cuts)
     names = sorted(shards)
@@ -54,8 +55,12 @@ def plan_epoch(
         rng.shuffle(names)
     windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
     parts = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
-    if pauses and epoch is not None and epoch + 1 >= pauses.from_epoch:
-        parts = [augment_with_pauses(part, pauses, rng) for part in parts]
+    if augment and epoch is not None:
+        pauses = augment.pauses
+        if pauses and epoch + 1 >= pauses.from_epoch:
+            parts = [augment_with_pauses(part, pauses, rng) for part in parts]
+        if augment.voices:
+            parts = [with_voice_seeds(part, rng) for part in parts]
     return [batch for part in parts for batch in _batches(part, batch_seconds, seed, epoch)]
 
 

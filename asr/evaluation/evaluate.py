@@ -18,6 +18,7 @@ from asr.evaluation.cer import (
     character_errors,
     corpus_word_errors,
 )
+from asr.evaluation.confusions import WholeTexts, count_whole_texts
 from asr.schema import FrozenModel, OmitNone
 from asr.transcription.recognizer import Recognizer
 
@@ -43,14 +44,16 @@ class Evaluation(FrozenModel):
     """Results over a corpus.
 
     `cer` is (substitutions + insertions + deletions) / reference_length over all characters, `wer`
-    the same over all `words`, both absent where texts have no spaces between words; `mean_length`
-    the mean characters of a hypothesis, |X̄| of Cahyawijaya 2021, table 4.3; `rtf` seconds of work
-    per second of audio, reading included; `skipped` counts unreadable recordings.
+    the same over all `words`, both absent where texts have no spaces between words; `whole` counts
+    whole texts where each recurs; `mean_length` is the mean characters of a hypothesis, |X̄| of
+    Cahyawijaya 2021, table 4.3; `rtf` seconds of work per second of audio, reading included;
+    `skipped` counts unreadable recordings.
     """
 
     cer: float
     wer: OmitNone[float] = None
     words: OmitNone[ErrorCounts] = None
+    whole: OmitNone[WholeTexts] = None
     substitutions: int
     insertions: int
     deletions: int
@@ -68,8 +71,9 @@ class Evaluation(FrozenModel):
         """Return sentences, with the rates in percent."""
         counts = (self.substitutions, self.insertions, self.deletions, self.reference_length)
         words = f"; {self.words.described('WER', 'words')}" if self.words else ""
+        whole = f"; {self.whole}" if self.whole else ""
         return (
-            f"{ErrorCounts(*counts)}{words}; {self.utterances} utterances of "
+            f"{ErrorCounts(*counts)}{words}{whole}; {self.utterances} utterances of "
             f"{self.mean_length:.2f} characters on average, {self.skipped} skipped; "
             f"RTF {self.rtf:.4f}"
         )
@@ -107,6 +111,7 @@ def evaluate(
         cer=total.rate,
         wer=words.rate if words else None,
         words=words,
+        whole=count_whole_texts((u.reference, u.hypothesis) for _, u in done),
         **vars(total),
         mean_length=sum(len(utterance.hypothesis) for _, utterance in done) / len(done),
         rtf=seconds / audio_seconds,

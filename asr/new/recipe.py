@@ -19,6 +19,10 @@ HEAD = "# Chosen by `asr new`. Change what you like: the same command uses the f
 _STEPS_OF_AN_HOUR = 6000  # steps that a corpus of at most an hour gets
 _CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps for
 _BPE_HOURS, _BPE_WORDS = 20.0, 5000
+_VOICES_HOURS = 2.0
+_VOICES = {
+    "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,14 +84,14 @@ def choose(corpus: Corpus, data: Path, overrides: list[str] | None = None) -> Re
     given: dict[str, Any] = {}
     keys = [apply_override(given, override) for override in overrides or []]
     recipe, size = Recipe(), next(s for s in reversed(_SIZES) if s.hours <= corpus.hours)
-    n_speeds = 3 if corpus.hours < 200 else 1
+    n_speeds = 3 if _VOICES_HOURS <= corpus.hours < 200 else 1
     batch_seconds = _batch_seconds(corpus, size, n_speeds)
     step_seconds = batch_seconds * size.accumulate
     steps = math.ceil(corpus.hours * 3600 * n_speeds / step_seconds)
     epochs = given["training"].get("epochs") if isinstance(given.get("training"), dict) else None
     if not isinstance(epochs, int) or epochs < 1:
         wanted = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
-        epochs = min(max(10, math.ceil(wanted / steps)), 200)
+        epochs = min(max(10, math.ceil(wanted / steps)), 600 // n_speeds)
     _add_data(recipe, corpus, data, batch_seconds, n_speeds, steps)
     _add_features(recipe, corpus, size)
     _add_augmentation(recipe, corpus, size, epochs)
@@ -136,7 +140,10 @@ def _add_data(
         f"about {steps:,} steps an epoch; less needs less memory",
     )
     speeds = [0.9, 1.0, 1.1] if n_speeds == 3 else [1.0]
-    why = "other speeds are like other speakers" if n_speeds == 3 else "there is enough audio"
+    if corpus.hours < _VOICES_HOURS:
+        why = "augment.voices has other tempos and pitches"
+    else:
+        why = "other speeds are like other speakers" if n_speeds == 3 else "there is enough audio"
     recipe.add("data.speed_factors", speeds, why)
     recipe.add("data.min_seconds", 0.1, "what is shorter holds no word")
     why = f"{corpus.too_long} longer ones are left out" if corpus.too_long else "none is longer"
@@ -167,6 +174,9 @@ def _add_augmentation(recipe: Recipe, corpus: Corpus, size: _Size, epochs: int) 
     recipe.add("augment.freq_width", 6 if is_small else 27, f"bins of {size.n_mels}")
     recipe.add("augment.time_masks", 1 if is_small else 4)
     recipe.add("augment.time_ratio", 0.05)
+    if corpus.hours < _VOICES_HOURS:
+        why = "other voices, rooms and microphones than the few of a small corpus"
+        recipe.add("augment.voices", dict(_VOICES), why)
     has_pauses = corpus.silence >= 0.25
     why = "has pauses of its own" if has_pauses else "is cut tightly around speech"
     recipe.add(

@@ -82,7 +82,6 @@ class SpeechDataModule(TrainingData):
         self.short_cuts = self._shortest()
         self.replay = Replay(config, data.replay) if data.replay else None
         self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev, normalize)
-        self.pauses = config.augment.pauses if config.augment else None
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
     def __str__(self) -> str:
@@ -105,7 +104,8 @@ class SpeechDataModule(TrainingData):
     def read_with(self, bundle: Bundle) -> None:
         """Set the features and the tokenizer of the batches."""
         rate, workers = self.config.features.sample_rate, self.config.data.num_workers
-        self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers)
+        voices = self.config.augment.voices if self.config.augment else None
+        self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers, voices)
 
     def largest(self, epoch: int | None) -> MicroBatches:
         """Read the micro-batch of a training epoch, or of dev, that takes most memory.
@@ -134,15 +134,16 @@ class SpeechDataModule(TrainingData):
             cuts = self.short_cuts
         if self.replay and epoch is not None:
             cuts = self.replay.with_share(cuts, epoch)
-        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self.pauses)
+        return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self.config.augment)
 
     def _kind(self, epoch: int | None) -> tuple[bool, bool]:
         """Return whether an epoch has short utterances only, and whether it has pauses."""
-        curriculum = self.config.training.curriculum
+        curriculum, augment = self.config.training.curriculum, self.config.augment
         if epoch is None:
             return False, False
+        pauses = augment.pauses if augment else None
         is_short = curriculum is not None and epoch < curriculum.epochs
-        return is_short, self.pauses is not None and epoch + 1 >= self.pauses.from_epoch
+        return is_short, pauses is not None and epoch + 1 >= pauses.from_epoch
 
     @property
     def total_steps(self) -> int:

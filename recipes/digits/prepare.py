@@ -18,7 +18,7 @@ from data_prep.corpus_writer import Utterance, write_corpus
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 RATE = 8000
-SIZES = {"train": 4000, "dev": 300, "test": 400}
+SIZES = {"train": 4000, "dev": 100, "test": 400}
 
 
 def recordings(folder: Path, test_speaker: str) -> dict[str, dict[str, list[tuple[str, Path]]]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lhotse import CutSet
 
-from asr.audio.augmentation import PausesConfig
+from asr.audio.augmentation import AugmentConfig, PausesConfig
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.data.manifest import load_cuts, read_wave, text_of
@@ -73,7 +73,7 @@ def test_unchanged_cuts_get_no_noise(cuts: CutSet) -> None:
 
 def test_noise_alone_can_be_read_at_any_rate_once_lhotse_has_planned_it(cuts: CutSet) -> None:
     all_noise = PausesConfig(padded=0, joined=0, noise=0.99, from_epoch=1)
-    for batch in plan_epoch(cuts, 4.0, 1, 0, all_noise):
+    for batch in plan_epoch(cuts, 4.0, 1, 0, AugmentConfig(pauses=all_noise)):
         for cut in batch:
             wave = with_noise(read_wave(cut, 2 * RATE), 2 * RATE, cut)
             assert len(wave) == pytest.approx(cut.duration * 2 * RATE, abs=2)

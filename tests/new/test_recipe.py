@@ -104,6 +104,9 @@ def test_values_follow_the_measurements() -> None:
     assert tight and loose and tight.pauses and loose.pauses
     assert tight.pauses.padded > loose.pauses.padded
     assert values_of(corpus_of(3, longest=1.2)).training.curriculum is None
+    few, more = (values_of(corpus_of(h)) for h in (1.5, 3))
+    assert few.augment and few.augment.voices and few.data.speed_factors == (1.0,)
+    assert more.augment and not more.augment.voices and len(more.data.speed_factors) == 3
     config = values_of(corpus_of(2.8))
     assert config.training.curriculum and config.training.curriculum.epochs < config.training.epochs
 
