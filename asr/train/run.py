@@ -201,7 +201,8 @@ def _tokenizer_of_init(init: Path, config: Config, datamodule: SpeechDataModule)
                 f"tokenizer.{name} is {own}, but {other} in training.init {init}, whose tokens are "
                 f"used: set it to {other}"
             )
-    if unknown := bundle.tokenizer.unknown(map(text_of, datamodule.utterances)):
+    replay = datamodule.replay.utterances if datamodule.replay else ()
+    if unknown := bundle.tokenizer.unknown(map(text_of, (*datamodule.utterances, *replay))):
         some = "".join(character for character, _ in unknown.most_common(10))
         raise ConfigError(
             f"training.init {init} has no tokens for {len(unknown)} characters of "

@@ -271,7 +271,10 @@ def test_an_epoch_has_its_share_of_the_older_corpus_and_never_its_canary_set(
     tones: Path, more: Path
 ) -> None:
     replay = {"train": str(tones / "train.jsonl.gz"), "share": 0.25}
-    config = Config.model_validate(tones_recipe(more, data={"replay": replay}))
+    with pytest.raises(ValueError, match=r"data.replay is for what starts from a bundle"):
+        Config.model_validate(tones_recipe(more, data={"replay": replay}))
+    values = tones_recipe(more, data={"replay": replay}, training={"init": "a bundle"})
+    config = Config.model_validate(values)
     assert config.data.replay
     canary = {cut.id for cut in canary_set(config.data.replay)}
     assert len(canary) == 12 and canary < {cut.id for cut in load_cuts(tones / "train.jsonl.gz")}
