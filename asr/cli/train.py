@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from asr.cli.options import Bundle, Device, Overrides, app, resumable, show
+from asr.cli.options import Bundle, Device, Overrides, app, progress, resumable, show
 from asr.errors import ConfigError
 
 Resume = Annotated[bool, typer.Option(help="Continue the run that --out holds.")]
@@ -70,25 +70,61 @@ def train_lm(
     bundle: Bundle,
     texts: Annotated[
         list[Path] | None,
-        typer.Argument(help="Text files, a line each; default: the training transcripts."),
+        typer.Argument(
+            help="Text files, a sentence per line, or manifests; default: the training transcripts."
+        ),
     ] = None,
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Default: BUNDLE/lm.")] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    order: Annotated[
+        int | None,
+        typer.Option(min=1, max=10, help="An n-gram of this order in place of a Transformer."),
+    ] = None,
+    words: Annotated[
+        list[Path] | None,
+        typer.Option(help="For --order: a list of words, a line each, with counts or without."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Default: BUNDLE/lm; with --order BUNDLE/lm.arpa.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: 10.")] = None,
     resume: Resume = False,
     device: Device = "auto",
 ) -> None:
-    """Train a language model with a recognizer's tokens and sizes, for --lm."""
+    """Train a language model with a recognizer's tokens, for --lm: a Transformer or an n-gram."""
     from asr.bundle import Bundle as Loaded
-    from asr.bundle import is_within
     from asr.runtime.devices import choose_device
-    from asr.train.language_model import train_lm as run
 
-    if out_dir is None:
-        out_dir = bundle / "lm"
-        for path in (out_dir, *out_dir.rglob("*")):
-            if not is_within(bundle, path):  # a stranger's bundle would choose what is overwritten
-                raise ConfigError(f"{path}: leads out of {bundle}: give --out DIR")
-    files = "".join(f" {path}" for path in texts or [])
-    with resumable(f"asr train-lm {bundle}{files} --epochs {epochs} --out {out_dir} --resume"):
-        run(Loaded.load(bundle), texts or [], out_dir, epochs, resume, choose_device(device))
-    show(f"{out_dir}")
+    if order is not None and (epochs or resume):
+        raise ConfigError("--epochs and --resume are for a Transformer: leave out --order, or them")
+    if words and order is None:
+        raise ConfigError("--words is for n-grams: give --order too, such as --order 4")
+    out = out or _within(bundle, "lm" if order is None else "lm.arpa")
+    if order is not None:
+        from asr.lm.training import train_ngram
+
+        loaded = Loaded.load(bundle)
+        with progress("lines read") as on_lines:
+            train_ngram(
+                loaded.config, loaded.tokenizer, texts or [], words or [], out, order, on_lines
+            )
+    else:
+        from asr.train.language_model import train_lm as run
+
+        epochs = epochs or 10
+        files = "".join(f" {path}" for path in texts or [])
+        with resumable(f"asr train-lm {bundle}{files} --epochs {epochs} --out {out} --resume"):
+            run(Loaded.load(bundle), texts or [], out, epochs, resume, choose_device(device))
+    show(f"{out}")
+
+
+def _within(bundle: Path, name: str) -> Path:
+    """Return a path in a bundle. Raises ConfigError for a link out of it.
+
+    A stranger's bundle would choose what is overwritten.
+    """
+    from asr.bundle import is_within
+
+    found = bundle / name
+    for path in (found, *found.rglob("*")):
+        if not is_within(bundle, path):
+            raise ConfigError(f"{path}: leads out of {bundle}: give --out")
+    return found

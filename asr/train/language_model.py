@@ -8,6 +8,7 @@ import hashlib
 import logging
 import random
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -22,8 +23,8 @@ from asr.data.dataset import Batch, MicroBatches
 from asr.data.manifest import load_cuts, load_training_cuts, text_of
 from asr.data.sampling import EpochSteps
 from asr.errors import ConfigError, DataError
+from asr.lm.texts import read_texts
 from asr.lm.transformer import LanguageTransformer, LmConfig
-from asr.runtime.files import open_regular
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 from asr.train.checkpoints import Checkpoints, check_room, has_run
 from asr.train.datamodule import TrainingData
@@ -78,7 +79,7 @@ class LanguageModule(TrainingModule):
 def train_lm(
     bundle: Bundle, texts: list[Path], out: Path, epochs: int, resume: bool, device: torch.device
 ) -> None:
-    """Train on the transcripts of the bundle's training cuts, or on `texts`, one per line.
+    """Train on the transcripts of the bundle's training cuts, or on text files or manifests.
 
     The model has the recognizer's own sizes; `out` holds the epoch of the lowest loss on the dev
     cuts' texts. Raises ConfigError where `out` holds a bundle, or a run already, or one of other
@@ -100,7 +101,11 @@ def _train_lm(
     tokenizer, data = bundle.tokenizer, bundle.config.data
     if not texts:
         log.info("the transcripts are those of %s", data.train_names)
-    lines = _lines(texts) if texts else map(text_of, load_training_cuts(data))
+    lines = (
+        chain.from_iterable(map(read_texts, texts))
+        if texts
+        else map(text_of, load_training_cuts(data))
+    )
     train, dev = (_encode(x, tokenizer) for x in (lines, map(text_of, load_cuts(data.dev))))
     n_steps = epochs * len(_batches(train))
     training = TrainingConfig(
@@ -125,15 +130,6 @@ def _train_lm(
         out / "training", module, datamodule, lambda _: model.save(out, tokenizer)
     )
     fit(module, checkpoints, device)
-
-
-def _lines(files: list[Path]) -> Iterable[str]:
-    for path in files:
-        try:
-            with open_regular(path) as file:
-                yield from file.read().decode("utf-8").splitlines()
-        except (OSError, UnicodeError) as error:
-            raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from error
 
 
 def _encode(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:

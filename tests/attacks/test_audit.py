@@ -131,7 +131,8 @@ def hostile_lines(here: Path) -> list[list[str]]:
     lines += [["evaluate", "good", path] for path in [pipe, *map(str, [*manifests, shards])]]
     lines += [
         ["tune", "good", pipe], ["compress", "good", "--out", "c", "--rank", "2", "--cuts", pipe],
-        ["train-lm", "good", pipe], ["score", pipe, pipe], ["transcribe", "good", pipe],
+        ["train-lm", "good", pipe], ["train-lm", "good", "--order", "2", "--words", pipe],
+        ["score", pipe, pipe], ["transcribe", "good", pipe],
         ["transcribe", "good", wav, "--lm", pipe, "--lm-weight", "1"],
         ["evaluate", "good", "real.jsonl", "--lm", pipe, "--lm-weight", "1"],
     ]  # fmt: skip

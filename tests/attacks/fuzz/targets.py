@@ -27,6 +27,7 @@ from asr.data.manifest import filter_cuts, load_cuts, read_wave
 from asr.errors import AsrError
 from asr.evaluation.cer import score_files
 from asr.lm.ngram import NGram
+from asr.lm.texts import read_words
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from asr.training_config import DataConfig
 from asr.transcription import remote
@@ -278,6 +279,18 @@ def arpa(folder: Path) -> Target:
     return Target([seed.encode()], run, tokens)
 
 
+def words(folder: Path) -> Target:
+    """Lists of words with counts and tags."""
+    path = folder / "words"
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        assert all(word and times > 0 for word, times in read_words(path))
+
+    seeds = ["今天 7 t\n打开\t3\n", "第 3 次\n\n一\n"]
+    return Target([seed.encode() for seed in seeds], run, [b" 1", b"\t", b"\n", b" n"])
+
+
 def reply(_folder: Path) -> Target:
     """Replies of other services: the status, a Retry-After, and after a line of -- the body."""
     loop, url = asyncio.new_event_loop(), "http://localhost/v1/"
@@ -323,7 +336,7 @@ def score(folder: Path) -> Target:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     made.__name__: made
     for made in (
-        audio, sphere, recipe, bundle, manifest, transcript, table, archive, arpa, reply, score,
-        form, live,
+        audio, sphere, recipe, bundle, manifest, transcript, table, archive, arpa, words, reply,
+        score, form, live,
     )
 }  # fmt: skip

@@ -1,0 +1,122 @@
+"""Read what a language model is estimated from: text files, manifests and lists of words."""
+
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from io import TextIOWrapper
+from pathlib import Path
+
+import numpy as np
+
+from asr.data.manifest import load_cuts, text_of
+from asr.errors import DataError
+from asr.lm.backoff import Fragments, writable
+from asr.runtime.files import open_regular
+from asr.tokenizer import EOS, HAN_LETTER, SOS, UNK, Tokenizer
+
+log = logging.getLogger(__name__)
+
+_LONGEST_COUNT = 15  # digits; sums of counts stay exact
+_SPACE = "▁"
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file, or the transcripts of a manifest."""
+    if path.is_dir() or path.name.endswith((".jsonl", ".jsonl.gz")):
+        yield from map(text_of, load_cuts(path))
+        return
+    try:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig") as file:
+            yield from (line.rstrip("\n") for line in file)
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+
+
+def read_words(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the entries of a list, a line each, with how often each occurs.
+
+    Where every line ends with a number, it is the count; a word, such as a part of speech, may
+    follow. Else no line has one, and each entry counts once. Raises DataError where only most do.
+    """
+    lines = [(n, line.split()) for n, line in enumerate(read_texts(path), 1) if line.strip()]
+    entries = [_counted(fields) for _, fields in lines]
+    without = [n for (n, _), entry in zip(lines, entries, strict=True) if entry is None]
+    if without and len(without) < len(lines) / 2:
+        raise DataError(
+            f"{path}, line {without[0]}: has no count from 1 up after the word, while most lines "
+            "have one: give every line a count, or none"
+        )
+    for (_, fields), entry in zip(lines, entries, strict=True):
+        yield entry if entry and not without else (" ".join(fields), 1)
+
+
+def _counted(fields: list[str]) -> tuple[str, int] | None:
+    """Return entry and count of a line `entry count` or `entry count tag`, None of another."""
+    for end in (1, 2):
+        if len(fields) > end and (count := _number(fields[-end])) > 0:
+            return " ".join(fields[:-end]), count
+    return None
+
+
+def _number(text: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) <= _LONGEST_COUNT
+    return int(text) if is_number else 0
+
+
+class Collector:
+    """Fragments of the texts or words of one source, and what of them no token is for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.names = tokenizer, tokenizer.tokens()
+        self.is_token_V = writable(self.names)
+        self.n_texts = self.n_left_out = 0
+        self.unknown: Counter[str] = Counter()
+        self._known = frozenset("".join(self.names)) | {" "}
+        self._space = [i for i, name in enumerate(self.names) if name == _SPACE]
+        self._tokens, self._lengths, self._weights = array("q"), array("q"), array("d")
+
+    def add_text(self, text: str) -> None:
+        """Add a sentence, cut at what is unknown; with nothing known it is none."""
+        tokens = self._encode(text)
+        if set(tokens) <= {UNK}:
+            return
+        self.n_texts += 1
+        begin = 0
+        sentence = [SOS, *tokens, EOS]
+        for end in [i for i, token in enumerate(sentence) if token == UNK] + [len(sentence)]:
+            self._add(sentence[begin:end], 1)
+            begin = end
+
+    def add_word(self, word: str, times: int, *, is_whole: bool) -> None:
+        """Add an entry of a list, as a sentence or a part of one; none with what is unknown."""
+        tokens = self._encode(word)
+        if UNK in tokens or not tokens:
+            self.n_left_out += 1
+            return
+        self.n_texts += 1
+        space = [] if is_whole else self._space_before(word, tokens[0])
+        self._add([SOS, *tokens, EOS] if is_whole else [*space, *tokens], times)
+
+    def fragments(self, *, has_ends: bool) -> Fragments:
+        """Return all that was added."""
+        tokens, lengths = (np.array(values) for values in (self._tokens, self._lengths))
+        return Fragments(tokens, lengths, np.array(self._weights), has_ends)
+
+    def _encode(self, text: str) -> list[int]:
+        found = self.tokenizer.encode(text)
+        tokens = [token if self.is_token_V[token] else UNK for token in found]
+        if UNK in tokens:
+            characters = self.tokenizer.normalize(text)
+            self.unknown.update(c for c in characters if c not in self._known)
+        return tokens
+
+    def _space_before(self, word: str, token: int) -> list[int]:
+        """Return the token of the space before a word within a text, if it has one of its own."""
+        has_none = not self._space or self.names[token].startswith(_SPACE)
+        return [] if has_none or HAN_LETTER.match(self.tokenizer.normalize(word)) else self._space
+
+    def _add(self, tokens: list[int], times: int) -> None:
+        self._tokens.extend(tokens)
+        self._lengths.append(len(tokens))
+        self._weights.append(times)

@@ -1,0 +1,147 @@
+"""Estimate an n-gram over a recognizer's tokens: sources, their mixture, the ARPA file."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from asr.config import Config
+from asr.errors import ConfigError, DataError
+from asr.lm.backoff import Backoff, Counts, count, writable
+from asr.lm.estimation import end_share, estimate, estimate_list
+from asr.lm.mixture import mix, perplexity, weights
+from asr.lm.texts import Collector, read_texts, read_words
+from asr.runtime.files import open_regular, write_atomically
+from asr.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_MOST_SOURCES = 16  # each has its tables in memory
+_LINES = 1000  # between reports of progress
+_BEGIN = b"\\data\\"
+
+Item = TypeVar("Item")
+OnLines = Callable[[float], None]
+
+
+def train_ngram(
+    config: Config,
+    tokenizer: Tokenizer,
+    texts: list[Path],
+    words: list[Path],
+    out: Path,
+    order: int,
+    on_lines: OnLines = lambda _: None,
+) -> None:
+    """Write an n-gram of texts and lists of words as an ARPA file; of the transcripts without any.
+
+    `texts` are files with a sentence per line, or manifests. Words of `words` stand within
+    sentences; without `texts` each is all of one, and hardly anything else is expected. Each file
+    is a source; the weights of several make the dev transcripts most likely. Raises DataError where
+    a source has no text, ConfigError for too many or where `out` is not to be replaced.
+    """
+    if len(texts) + len(words) > _MOST_SOURCES:
+        raise ConfigError(
+            f"{len(texts) + len(words)} files of text: each is weighted by itself, {_MOST_SOURCES} "
+            "at most: join those of one kind (cat A B > C)"
+        )
+    _check_replaceable(out)
+    reader = _Reader(tokenizer, order, on_lines)
+    if not texts and not words:
+        log.info("the transcripts are those of %s", config.data.train)
+    of_texts = [reader.texts(path) for path in texts or ([] if words else [config.data.train])]
+    of_words = [reader.words(path, is_whole=not of_texts) for path in words]
+    models = [estimate(counts, reader.is_token_V) for counts in of_texts]
+    for counts in of_words:
+        if of_texts:
+            models.append(estimate(counts, reader.is_token_V, end_share(of_texts)))
+        else:
+            models.append(estimate_list(counts, reader.is_token_V))
+    dev = reader.dev(config.data.dev)
+    model = models[0] if len(models) == 1 else _mixed(models, dev, [*texts, *words])
+    if dev:
+        log.info("perplexity of the dev transcripts per token: %.1f", perplexity(model, dev))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, lambda temporary: model.write(temporary, reader.names))
+
+
+@dataclass
+class _Reader:
+    """Reads sources and counts their n-grams; `on_lines` sees how many lines were read."""
+
+    tokenizer: Tokenizer
+    order: int
+    on_lines: OnLines
+    n_lines: int = 0
+
+    def __post_init__(self) -> None:
+        self.names = self.tokenizer.tokens()
+        self.is_token_V = writable(self.names)
+
+    def texts(self, path: Path) -> Counts:
+        """Count the n-grams of a file of sentences."""
+        collector = Collector(self.tokenizer)
+        for text in self._counted(read_texts(path)):
+            collector.add_text(text)
+        return self._counts(path, collector, "sentences", has_ends=False)
+
+    def words(self, path: Path, *, is_whole: bool) -> Counts:
+        """Count the n-grams of a list of words, which are sentences or stand in some."""
+        collector = Collector(self.tokenizer)
+        for word, times in self._counted(read_words(path)):
+            collector.add_word(word, times, is_whole=is_whole)
+        kind = "words" + f", without {collector.n_left_out:,}" * bool(collector.n_left_out)
+        return self._counts(path, collector, kind, has_ends=not is_whole)
+
+    def dev(self, manifest: Path) -> Counts | None:
+        """Count the n-grams of the dev transcripts; None where there is no such manifest."""
+        if not manifest.exists():
+            log.warning("%s: there is no such manifest: nothing is measured", manifest)
+            return None
+        return self.texts(manifest)
+
+    def _counted(self, lines: Iterable[Item]) -> Iterator[Item]:
+        for line in lines:
+            self.n_lines += 1
+            if self.n_lines % _LINES == 0:
+                self.on_lines(self.n_lines)
+            yield line
+
+    def _counts(self, path: Path, collector: Collector, kind: str, *, has_ends: bool) -> Counts:
+        unknown = collector.unknown
+        if not collector.n_texts:
+            raise DataError(
+                f"{path}: holds no text of this model's tokens: give a UTF-8 file with a sentence "
+                "or word per line"
+            )
+        if unknown:
+            most = ", ".join(f"{c} {n:,}" for c, n in unknown.most_common(5))
+            kind += f": {unknown.total():,} characters are no tokens of the model ({most})"
+        log.info("%s: %s %s", path, f"{collector.n_texts:,}", kind)
+        return count(collector.fragments(has_ends=has_ends), self.order, len(self.names))
+
+
+def _mixed(models: list[Backoff], dev: Counts | None, names: list[Path]) -> Backoff:
+    """Return the mixture that makes the dev transcripts most likely, of equal parts without."""
+    shares = weights(models, dev) if dev else np.full(len(models), 1 / len(models))
+    listed = ", ".join(f"{name} {share:.3f}" for name, share in zip(names, shares, strict=True))
+    log.info("weights of the sources%s: %s", "" if dev else ", equal without dev", listed)
+    return mix(models, shares)
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise ConfigError where `out` is anything but a new file or an ARPA file."""
+    try:
+        with open_regular(out) as file:
+            is_free = file.read(len(_BEGIN)) == _BEGIN
+    except FileNotFoundError:
+        is_free = True
+    except OSError:
+        is_free = False
+    if not is_free:
+        raise ConfigError(
+            f"{out}: is there and no ARPA file, which could be replaced: give another --out FILE"
+        )
