@@ -1,4 +1,4 @@
-"""Character n-grams with backoff, read from an ARPA file (KenLM's or SRILM's output).
+"""Character n-grams with backoff, read from an ARPA file (ours, KenLM's or SRILM's).
 
 Every context is a state; a state and a token together are one key, looked up in a sorted table for
 all hypotheses at once. Legend: B utterances, W hypotheses, K candidates, V vocabulary.
@@ -72,8 +72,8 @@ class NGram(nn.Module):
         grams = _read_arpa(path, words | _NAMES | {"<space>": words.get("▁", UNK)})
         if not any(len(gram) == 1 and gram[0] > UNK for gram in grams):
             raise BundleError(
-                f"{path}: none of its words is a token of this model: train it on the model's "
-                "tokens, for characters one each with spaces between"
+                f"{path}: none of its words is a token of this model: make it with "
+                "`asr train-lm BUNDLE --order 4`, or of texts with spaces between the tokens"
             )
         return cls(grams, tokenizer.vocab_size)
 

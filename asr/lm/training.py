@@ -51,8 +51,8 @@ def train_ngram(
     _check_replaceable(out)
     reader = _Reader(tokenizer, order, on_lines)
     if not texts and not words:
-        log.info("the transcripts are those of %s", config.data.train)
-    of_texts = [reader.texts(path) for path in texts or ([] if words else [config.data.train])]
+        log.info("the transcripts are those of %s", config.data.train_names)
+    of_texts = [reader.texts(path) for path in texts or ([] if words else config.data.train)]
     of_words = [reader.words(path, is_whole=not of_texts) for path in words]
     models = [estimate(counts, reader.is_token_V) for counts in of_texts]
     for counts in of_words:
@@ -93,7 +93,8 @@ class _Reader:
         collector = Collector(self.tokenizer)
         for word, times in self._counted(read_words(path)):
             collector.add_word(word, times, is_whole=is_whole)
-        kind = "words" + f", without {collector.n_left_out:,}" * bool(collector.n_left_out)
+        left_out = collector.n_left_out
+        kind = "words" + f", {left_out:,} others are left out" * bool(left_out)
         return self._counts(path, collector, kind, has_ends=not is_whole)
 
     def dev(self, manifest: Path) -> Counts | None:

@@ -291,7 +291,7 @@ def test_transcripts_texts_and_words_are_mixed_and_what_is_unknown_is_told(
     told = caplog.text
     assert f"the transcripts are those of {config.data.train}" in told
     assert "text: 3 sentences: 3 characters are no tokens of the model (外 3)" in told
-    assert "words: 1 words, without 1: 2 characters are no tokens of the model (龘 2)" in told
+    assert "words: 1 words, 1 others are left out: 2 characters are no tokens" in told
     assert told.count("perplexity of the dev transcripts per token") == 2
     assert f"{config.data.train} 0.9" in told  # its weight: dev is of the same kind
 
