@@ -52,7 +52,8 @@ def train_ngram(
     reader = _Reader(tokenizer, order, on_lines)
     if not texts and not words:
         log.info("the transcripts are those of %s", config.data.train_names)
-    of_texts = [reader.texts(path) for path in texts or ([] if words else config.data.train)]
+    sources = [*texts] if texts or words else [*config.data.train]
+    of_texts = [reader.texts(path) for path in sources]
     of_words = [reader.words(path, is_whole=not of_texts) for path in words]
     models = [estimate(counts, reader.is_token_V) for counts in of_texts]
     for counts in of_words:
@@ -61,7 +62,7 @@ def train_ngram(
         else:
             models.append(estimate_list(counts, reader.is_token_V))
     dev = reader.dev(config.data.dev)
-    model = models[0] if len(models) == 1 else _mixed(models, dev, [*texts, *words])
+    model = models[0] if len(models) == 1 else _mixed(models, dev, [*sources, *words])
     if dev:
         log.info("perplexity of the dev transcripts per token: %.1f", perplexity(model, dev))
     out.parent.mkdir(parents=True, exist_ok=True)
