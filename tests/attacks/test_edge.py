@@ -345,7 +345,7 @@ def test_idle_connections_neither_stop_the_service_nor_flood_its_log(tiny_bundle
             assert other.get("/health/live").status_code == 200
         engine.kill()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
-        wait_for(lambda: client.get("/health/ready").status_code == 200, 60)
+        wait_for(lambda: client.get("/health/ready").status_code == 200, 120)
         held.close()
         with httpx.Client(base_url=address, trust_env=False, timeout=20) as other:
             assert other.get("/health/live").status_code == 200

@@ -187,12 +187,12 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(
     bundle: Path, folder: Path, tmp_path: Path
 ) -> None:
     soon = "import asr.cli.options as o; o._LINE_SECONDS = 0.0"
-    arguments = ["transcribe", bundle, folder / "0", "--out", tmp_path]
+    arguments = ["transcribe", bundle, folder / "0", folder / "2", "--out", tmp_path]
     result = run_cli(*arguments, before=soon)
     assert result.returncode == 0
     lines = result.stderr.splitlines()
-    assert re.fullmatch(r"transcribing: \d+/50, \d+%", lines[0])
-    assert lines[-1].startswith("50 written") and not result.stdout
+    assert re.fullmatch(r"transcribing: \d+/100, \d+%", lines[0])
+    assert lines[-1].startswith("100 written") and not result.stdout
     assert "transcribing" not in run_cli(*arguments, "--overwrite").stderr, "too soon"
 
 

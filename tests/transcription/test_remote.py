@@ -1,7 +1,6 @@
 """`asr transcribe --server`: the texts of the command line, by a service; services that fail."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -99,6 +98,10 @@ def test_a_killed_job_continues_where_it_was(folder, url, tmp_path):
     assert len(list(tmp_path.rglob("*.srt"))) == 96
 
 
+def with_key(key: str) -> str:
+    return f"import os; os.environ['ASR_API_KEY'] = {key!r}"
+
+
 def test_keys_and_names(trained_bundle, folder, tmp_path):
     one = folder / "0" / "00.wav"
     other = tmp_path / "other"
@@ -107,17 +110,15 @@ def test_keys_and_names(trained_bundle, folder, tmp_path):
     with running(trained_bundle, bundles=bundles, api_keys="密钥") as service:
         url = f"http://{service.host}:{service.port}"
         for key in ("", "wrong"):
-            result = run_cli(
-                "transcribe", one, "--server", url, env={**os.environ, "ASR_API_KEY": key}
-            )
+            result = run_cli("transcribe", one, "--server", url, before=with_key(key))
             assert result.returncode == 2 and "ASR_API_KEY" in result.stderr
-        env = {**os.environ, "ASR_API_KEY": "密钥"}
+        right = with_key("密钥")
         for name in (None, "third"):
             option = ("--model", name) if name else ()
-            result = run_cli("transcribe", one, "--server", url, *option, env=env)
+            result = run_cli("transcribe", one, "--server", url, *option, before=right)
             assert result.returncode == 2 and "tiny" in result.stderr and "other" in result.stderr
         texts = [
-            run_cli("transcribe", one, "--server", url, "--model", name, env=env).stdout
+            run_cli("transcribe", one, "--server", url, "--model", name, before=right).stdout
             for name in ("tiny", "other")
         ]
     assert texts[0] == texts[1] != ""
