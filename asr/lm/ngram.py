@@ -5,11 +5,15 @@ all hypotheses at once. Legend: B utterances, W hypotheses, K candidates, V voca
 """
 
 import math
+from array import array
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asr.errors import BundleError
@@ -23,6 +27,26 @@ _LINE = 10_000  # characters; a longer one is none of an ARPA file
 _NAMES = {"<s>": SOS, "</s>": EOS, "<unk>": UNK, "<UNK>": UNK}
 
 Gram = tuple[int, ...]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class Table(NamedTuple):
+    """The n-grams of an order: their tokens, log10 P and log10 of their weights as contexts."""
+
+    ids_GN: Ints
+    logp_G: Floats
+    backoff_G: Floats
+
+
+def tables_of(grams: dict[Gram, tuple[float, float]]) -> list[Table]:
+    """Return tables of n-grams, each with log10 P and log10 of its weight."""
+    tables = []
+    for n in sorted({len(gram) for gram in grams}):
+        found = {gram: values for gram, values in grams.items() if len(gram) == n}
+        values_G2 = np.array(list(found.values()), np.float64)
+        tables.append(Table(np.array(list(found)), values_G2[:, 0], values_G2[:, 1]))
+    return tables
 
 
 class NGram(nn.Module):
@@ -41,26 +65,34 @@ class NGram(nn.Module):
     backoff: Tensor
     shorter: Tensor
 
-    def __init__(self, grams: dict[Gram, tuple[float, float]], vocab_size: int) -> None:
+    def __init__(self, tables: list[Table], vocab_size: int) -> None:
         super().__init__()
-        self.order, self.vocab_size = max(map(len, grams)), vocab_size
-        grams = {(UNK,): (_UNKNOWN, 0.0)} | grams
-        contexts = sorted((gram for gram in grams if len(gram) < self.order), key=len)
-        states = {gram: state for state, gram in enumerate([(), *contexts])}
-        self.first = states.get((SOS,), 0)
-        arcs = sorted(
-            (states[gram[:-1]] * vocab_size + gram[-1], logp * math.log(10), _longest(gram, states))
-            for gram, (logp, _) in grams.items()
-            if gram[:-1] in states
-        )
-        tables = {
-            "words": [token if (token,) in grams else UNK for token in range(vocab_size)],
-            **dict(zip(("keys", "logp", "next_state"), zip(*arcs, strict=True), strict=True)),
-            "backoff": [grams[gram][1] * math.log(10) if gram else 0.0 for gram in states],
-            "shorter": [_longest(gram[1:], states) for gram in states],
-        }
-        for name, values in tables.items():
-            self.register_buffer(name, torch.tensor(values))
+        trie = _Trie([*tables_of({(UNK,): (_UNKNOWN, 0.0)}), *tables], vocab_size)
+        self.order, self.vocab_size = len(trie.keys), vocab_size
+        self.first = max(0, int(trie.state(np.array([[SOS]]))[0]))
+        places, logp, backoff, following, shorter = [], [], [np.zeros(1)], [], [np.zeros(1, int)]
+        for n in range(1, self.order + 1):
+            found = trie.tables[n - 1]
+            before, own = trie.state(found.ids_GN[:, :-1]), trie.state(found.ids_GN)
+            suffix = trie.longest(found.ids_GN[:, 1:])
+            places.append(np.where(before >= 0, before * vocab_size + found.ids_GN[:, -1], -1))
+            logp.append(found.logp_G)
+            following.append(np.where(own >= 0, own, suffix))
+            if n < self.order:  # a state each
+                backoff.append(found.backoff_G)
+                shorter.append(suffix)
+        keys = np.concatenate(places)
+        arcs = np.argsort(keys, kind="stable")[(keys < 0).sum() :]
+        is_word = np.isin(np.arange(vocab_size), trie.tables[0].ids_GN)
+        for name, values in {
+            "words": np.where(is_word, np.arange(vocab_size), UNK),
+            "keys": keys[arcs],
+            "logp": (np.concatenate(logp)[arcs] * math.log(10)).astype(np.float32),
+            "next_state": np.concatenate(following)[arcs],
+            "backoff": (np.concatenate(backoff) * math.log(10)).astype(np.float32),
+            "shorter": np.concatenate(shorter),
+        }.items():
+            self.register_buffer(name, torch.from_numpy(values))
 
     @classmethod
     def load(cls, path: Path, tokenizer: Tokenizer) -> "NGram":
@@ -69,13 +101,13 @@ class NGram(nn.Module):
         Raises BundleError that names the line that is wrong, or where no word is a token.
         """
         words = {token: i for i, token in enumerate(tokenizer.tokens())}
-        grams = _read_arpa(path, words | _NAMES | {"<space>": words.get("▁", UNK)})
-        if not any(len(gram) == 1 and gram[0] > UNK for gram in grams):
+        tables = _read_arpa(path, words | _NAMES | {"<space>": words.get("▁", UNK)})
+        if not any(table.ids_GN.shape[1] == 1 and (table.ids_GN > UNK).any() for table in tables):
             raise BundleError(
                 f"{path}: none of its words is a token of this model: make it with "
                 "`asr train-lm BUNDLE --order 4`, or of texts with spaces between the tokens"
             )
-        return cls(grams, tokenizer.vocab_size)
+        return cls(tables, tokenizer.vocab_size)
 
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> "NGramScorer":
         """Return a scorer of W empty hypotheses of each of B utterances."""
@@ -120,14 +152,65 @@ class NGramScorer:
         self.states_BW = self.states_BW[indices]
 
 
-def _longest(gram: Gram, states: dict[Gram, int]) -> int:
-    """Return the state of the longest suffix of an n-gram that is a context."""
-    return next(states[gram[i:]] for i in range(len(gram) + 1) if gram[i:] in states)
+class _Trie:
+    """All n-grams and their prefixes by order, to find an n-gram's state: contexts are numbered.
+
+    A node is a row of its order's `keys`, which are the row of its prefix · V + its last token.
+    """
+
+    def __init__(self, tables: list[Table], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        order = max(table.ids_GN.shape[1] for table in tables)
+        self.keys: list[Ints] = []
+        self.tables: list[Table] = []
+        self.states: list[Ints] = [np.zeros(1, int)]
+        rows, n_states = [np.zeros(len(table.logp_G), int) for table in tables], 1
+        for n in range(1, order + 1):
+            longer = [i for i, table in enumerate(tables) if table.ids_GN.shape[1] >= n]
+            keys = [rows[i] * vocab_size + tables[i].ids_GN[:, n - 1] for i in longer]
+            self.keys.append(np.unique(np.concatenate(keys)))
+            for i, of_table in zip(longer, keys, strict=True):
+                rows[i] = np.searchsorted(self.keys[-1], of_table)
+            here = [i for i in longer if tables[i].ids_GN.shape[1] == n]
+            joined = _joined([tables[i] for i in here], n)
+            place = np.full(len(self.keys[-1]), -1)
+            if here:
+                place[np.concatenate([rows[i] for i in here])] = np.arange(len(joined.logp_G))
+            is_listed = place >= 0  # of an n-gram that is there twice, the last counts
+            self.tables.append(Table(*(values[place[is_listed]] for values in joined)))
+            self.states.append(
+                np.where(is_listed & (n < order), n_states - 1 + is_listed.cumsum(), -1)
+            )
+            n_states += int(is_listed.sum())
+
+    def state(self, ids_GN: Ints) -> Ints:
+        """Return the states (G,) of contexts, -1 for what is none."""
+        rows = np.zeros(len(ids_GN), int)
+        for keys, ids_G in zip(self.keys, ids_GN.T, strict=False):
+            wanted = rows * self.vocab_size + ids_G
+            found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+            rows = np.where((rows >= 0) & (keys[found] == wanted), found, -1)
+        return np.where(rows >= 0, self.states[ids_GN.shape[1]][rows], -1)
+
+    def longest(self, ids_GN: Ints) -> Ints:
+        """Return the states (G,) of the longest suffixes that are contexts."""
+        states, todo = np.full(len(ids_GN), -1), np.arange(len(ids_GN))
+        for i in range(ids_GN.shape[1] + 1):
+            states[todo] = self.state(ids_GN[todo, i:])
+            todo = todo[states[todo] < 0]
+        return states
 
 
-def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float]]:
-    """Return log10 P and log10 backoff of each n-gram whose words have ids."""
-    grams: dict[Gram, tuple[float, float]] = {}
+def _joined(tables: list[Table], order: int) -> Table:
+    """Return all n-grams of tables of the same order."""
+    none = Table(np.zeros((0, order), np.int64), np.zeros(0), np.zeros(0))
+    ids, logp, backoff = zip(none, *tables, strict=True)
+    return Table(np.concatenate(ids), np.concatenate(logp), np.concatenate(backoff))
+
+
+def _read_arpa(path: Path, ids: dict[str, int]) -> list[Table]:
+    """Return the n-grams whose words have ids."""
+    rows: dict[int, tuple[array[int], array[float]]] = {}
     expected: dict[int, int] = {}
     found: dict[int, int] = {}
     order, ended, number = 0, False, 0
@@ -148,7 +231,9 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float
                     found[order] = found.get(order, 0) + 1
                     words, values = _entry(line, order)
                     if all(word in ids for word in words):
-                        grams[tuple(ids[word] for word in words)] = values
+                        tokens, numbers = rows.setdefault(order, (array("q"), array("d")))
+                        tokens.extend([ids[word] for word in words])
+                        numbers.extend(values)
     except OSError as error:
         raise BundleError(
             f"{path}: cannot be read ({error.strerror}): give an ARPA file"
@@ -163,7 +248,10 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> dict[Gram, tuple[float, float
             f"{path}: not a whole ARPA file (n-grams by order: {expected} announced, {found} there)"
             ": copy it again"
         )
-    return grams
+    return [
+        Table(np.array(tokens).reshape(-1, n), *np.array(numbers).reshape(-1, 2).T)
+        for n, (tokens, numbers) in sorted(rows.items())
+    ]
 
 
 def _order(text: str) -> int:

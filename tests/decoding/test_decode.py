@@ -18,7 +18,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.rescoring import rescore
 from asr.decoding.scorers import JointScorer
 from asr.errors import ConfigError
-from asr.lm.ngram import NGram
+from asr.lm.ngram import NGram, tables_of
 from asr.model.inference.decoder import for_inference
 from asr.tokenizer import EOS
 from tests.helpers import (
@@ -150,7 +150,7 @@ def test_texts_and_scores_depend_on_nothing_but_the_utterance(
         method=method, beam_size=beam, ctc_weight=share, n_best=3,
         confidence_threshold=0.4 * (seed % 2),
     )  # fmt: skip
-    lm = NGram(BIGRAMS, V) if with_lm else None
+    lm = NGram(tables_of(BIGRAMS), V) if with_lm else None
     if lm:
         config = config.model_copy(update={"lm_weight": 0.5})
     alone = [texts_of(model, [f], config, lm=lm)[0] for f in feats]
