@@ -154,12 +154,12 @@ def test_a_session_is_not_taken_for_a_peer_that_waits(service, monkeypatch):
 
 @pytest.fixture
 def quick_pings(monkeypatch):
-    """Pings each 0.5 s, and as long for their answers."""
+    """Pings each 0.5 s, and 1.5 s for their answers, which a busy machine needs."""
     original = WebSocketsSansIOProtocol.__init__
 
     def quick(self, *args, **options):
         original(self, *args, **options)
-        self.ping_interval = self.ping_timeout = 0.5
+        self.ping_interval, self.ping_timeout = 0.5, 1.5
 
     monkeypatch.setattr(WebSocketsSansIOProtocol, "__init__", quick)
 

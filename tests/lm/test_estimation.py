@@ -270,7 +270,7 @@ def test_a_list_of_words_restricts_what_is_recognized(seed: int, tmp_path: Path)
 @pytest.fixture(scope="module")
 def recipe(tones: Path) -> tuple[Config, Tokenizer]:
     config = Config.model_validate(tones_recipe(tones))
-    return config, Tokenizer.train(read_texts(config.data.train), config.tokenizer)
+    return config, Tokenizer.train(read_texts(*config.data.train), config.tokenizer)
 
 
 def test_transcripts_texts_and_words_are_mixed_and_what_is_unknown_is_told(
@@ -284,16 +284,16 @@ def test_transcripts_texts_and_words_are_mixed_and_what_is_unknown_is_told(
     seen: list[float] = []
     for out, texts, words in (
         ("own", [], []),
-        ("all", [config.data.train, tmp_path / "text"], [tmp_path / "words"]),
+        ("all", [*config.data.train, tmp_path / "text"], [tmp_path / "words"]),
     ):
         train_ngram(config, tokenizer, texts, words, tmp_path / out, 3, seen.append)
         assert NGram.load(tmp_path / out, tokenizer).order == 3
     told = caplog.text
-    assert f"the transcripts are those of {config.data.train}" in told
+    assert f"the transcripts are those of {config.data.train_names}" in told
     assert "text: 3 sentences: 3 characters are no tokens of the model (外 3)" in told
     assert "words: 1 words, 1 others are left out: 2 characters are no tokens" in told
     assert told.count("perplexity of the dev transcripts per token") == 2
-    assert f"{config.data.train} 0.9" in told  # its weight: dev is of the same kind
+    assert f"{config.data.train_names} 0.9" in told  # its weight: dev is of the same kind
 
 
 def test_a_list_alone_needs_no_corpus_and_is_used_where_lm_is(
