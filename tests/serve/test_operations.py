@@ -98,8 +98,8 @@ def test_starting_an_engine_is_retried_on_a_machine_without_room(service, monkey
     monkeypatch.setattr("serve.engine.client.threading", SimpleNamespace(Thread=thread))
     pid = service.engine.pid
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: service.engine.pid != pid and service.engine.ready, 90)
-    assert len(refused) == 2 and service.post(WAVES[0]).json()["text"]
+    wait_for(lambda: len(refused) == 2 and service.engine.pid != pid and service.engine.ready, 90)
+    assert service.post(WAVES[0]).json()["text"]
 
 
 def test_the_engine_ends_with_the_service_whatever_its_watch_died_of(tiny_bundle, monkeypatch):
