@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.synthesis import VOICES, Line, draw, synthesize
+from data_prep.synthesis import VOICES, Line, draw, write_spoken_corpus
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
@@ -93,20 +93,8 @@ def prepare(
     earlier run, even a killed one, are kept. Raises DataError if a recording cannot be written or
     synthesized, AsrError if a process dies.
     """
-    # Imported here because the synthesizing processes import this file and do not need lhotse.
-    from data_prep.corpus_writer import Utterance, write_corpus
-
-    wanted = {"test": test, "dev": dev, "train": train}
-    plan = {
-        out / "wav" / split / line.voice / f"{split}-{i:06d}-{line.digest}.wav": line
-        for split, lines in script(wanted, seed).items()
-        for i, line in enumerate(lines)
-    }
-    synthesize(plan, jobs)
-    splits: dict[str, list[Utterance]] = {split: [] for split in VOICES}
-    for path, line in plan.items():
-        splits[path.parts[-3]].append(Utterance(path.stem, path, line.text, line.voice))
-    return write_corpus(splits, out, corpus="demo", synthetic=True, jobs=jobs)
+    lines = script({"test": test, "dev": dev, "train": train}, seed)
+    return write_spoken_corpus(lines, out, corpus="demo", jobs=jobs)
 
 
 def script(wanted: dict[str, int], seed: int) -> dict[str, list[Line]]:

@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import espeakng_loader
 import numpy as np
@@ -25,6 +26,9 @@ from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
 from asr.errors import AsrError, DataError
 from asr.runtime.files import write_atomically
+
+if TYPE_CHECKING:
+    from data_prep.corpus_writer import Report
 
 SAMPLE_RATE = 16000
 # Variants of espeak-ng that sound human. Those that differ only in timbre filters from a voice of
@@ -93,7 +97,30 @@ def _takes(plan: dict[Path, Line]) -> list[list[tuple[Path, Line]]]:
     return [take for take in takes if not all(path.exists() for path, _ in take)]
 
 
-def synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
+def write_spoken_corpus(
+    lines: dict[str, list[Line]], out: Path, *, corpus: str, jobs: int | None
+) -> "Report":
+    """Synthesize the lines of each split in `out`/wav; write their cuts and report.
+
+    Recordings of an earlier run, even a killed one, are kept. Raises DataError if a recording
+    cannot be written or none is spoken, AsrError if a process dies.
+    """
+    # Imported here because the synthesizing processes import this file and do not need lhotse.
+    from data_prep.corpus_writer import Utterance, write_corpus
+
+    plan = {
+        out / "wav" / split / line.voice / f"{split}-{i:06d}-{line.digest}.wav": line
+        for split, some in lines.items()
+        for i, line in enumerate(some)
+    }
+    _synthesize(plan, jobs)
+    splits: dict[str, list[Utterance]] = {split: [] for split in VOICES}
+    for path, line in plan.items():
+        splits[path.parts[-3]].append(Utterance(path.stem, path, line.text, line.voice))
+    return write_corpus(splits, out, corpus=corpus, synthetic=True, jobs=jobs)
+
+
+def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
     """Write every missing wav; a text of which nothing is spoken gets none.
 
     It is done in processes, because espeak-ng has one global state. Raises DataError where a file

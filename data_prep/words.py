@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from asr.errors import ConfigError, DataError
 from asr.tokenizer import HAN_LETTER, normalize_text
-from data_prep.synthesis import VOICES, Line, draw, has_language, synthesize
+from data_prep.synthesis import VOICES, Line, draw, has_language, write_spoken_corpus
 from data_prep.text_file import read_text
 
 if TYPE_CHECKING:
@@ -64,30 +64,19 @@ def language_of(entries: list[str]) -> str:
 
 
 def prepare(
-    words: Path, out: Path, *, language: str, seed: int = 1, jobs: int | None = None
+    entries: list[str], out: Path, *, language: str, seed: int = 1, jobs: int | None = None
 ) -> "Report":
     """Synthesize the entries of a list in `out`/wav; write their cuts and report.
 
     The same seed gives the same bytes. Recordings of an earlier run, even a killed one, are kept.
-    Raises DataError where the list is unusable or nothing of it is spoken, ConfigError where
-    espeak-ng lacks the language.
+    Raises DataError where nothing is spoken, ConfigError where espeak-ng lacks the language.
     """
-    from data_prep.corpus_writer import Utterance, write_corpus
-
     if not has_language(language):
         raise ConfigError(
             f"--language {language}: espeak-ng has none of this name: give another, such as en-us"
         )
-    plan = {
-        out / "wav" / split / line.voice / f"{split}-{i:06d}-{line.digest}.wav": line
-        for split, lines in script(read_entries(words), language, seed).items()
-        for i, line in enumerate(lines)
-    }
-    synthesize(plan, jobs)
-    splits: dict[str, list[Utterance]] = {split: [] for split in VOICES}
-    for path, line in plan.items():
-        splits[path.parts[-3]].append(Utterance(path.stem, path, line.text, line.voice))
-    return write_corpus(splits, out, corpus="words", synthetic=True, jobs=jobs)
+    lines = script(entries, language, seed)
+    return write_spoken_corpus(lines, out, corpus="words", jobs=jobs)
 
 
 def script(entries: list[str], language: str, seed: int) -> dict[str, list[Line]]:

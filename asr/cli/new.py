@@ -121,29 +121,26 @@ class _Recordings:
         return prepare(self.recordings, self.transcripts, data, columns=self.columns)
 
 
-@dataclass(frozen=True)
 class _Words:
     """A list of words or phrases, and espeak-ng's name of their language."""
 
-    words: Path
-    language: str | None
+    def __init__(self, words: Path, language: str | None) -> None:
+        from data_prep.words import language_of, read_entries
+
+        self.words, self.entries = words, read_entries(words)
+        self.language = language or language_of(self.entries)
 
     def sources(self) -> Sources:
         """Return what is given. Raises AsrError where it cannot be read."""
-        from data_prep.words import language_of, read_entries
-
-        entries = read_entries(self.words)
-        language = self.language or language_of(entries)
-        options = {"--words": _absolute(self.words), "--language": language}
-        return Sources(options=options, digest=_digest(entries))
+        options = {"--words": _absolute(self.words), "--language": self.language}
+        return Sources(options=options, digest=_digest(self.entries))
 
     def prepare(self, data: Path) -> "Report":
         """Synthesize the words and write the cuts."""
-        from data_prep.words import language_of, prepare, read_entries
+        from data_prep.words import prepare
 
-        language = self.language or language_of(read_entries(self.words))
-        note(f"synthetic voices speak {self.words} in {language}")
-        return prepare(self.words, data, language=language)
+        note(f"synthetic voices speak {self.words} in {self.language}")
+        return prepare(self.entries, data, language=self.language)
 
 
 def _digest(lines: Sequence[object]) -> str:

@@ -24,8 +24,8 @@ from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 log = logging.getLogger(__name__)
 
 _ID_BYTES = 200
-# Features of this many bytes are kept for the next epochs: some 30 h at 40 bins and a hop of 20 ms.
-_KEPT_BYTES = 2 * 2**30
+# Features of this many bytes are kept for the next epochs: some 37 h at 40 bins and a hop of 20 ms.
+_KEPT_BYTES = 2**30
 
 
 @dataclass

@@ -4,6 +4,7 @@ Legend: B utterances, S encoder steps, D d_model, N units, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class IntermediateCtc(nn.Module):
         self._ids = {unit: i for i, unit in enumerate(units, BLANK + 1)}
         self.head = nn.Sequential(nn.LayerNorm(d_model), nn.Linear(d_model, len(units) + 1))
         self._seen_BSD: Tensor | None = None
+        self._encode = lru_cache(maxsize=1 << 16)(self._encoded)  # texts come in every epoch
         layer.register_forward_hook(self._keep)
 
     def _keep(self, layer: nn.Module, inputs: Any, output_BSD: Tensor) -> None:
@@ -65,8 +67,11 @@ class IntermediateCtc(nn.Module):
 
     def targets(self, texts: Sequence[str]) -> list[Tensor]:
         """Return the ids of each text's units; units that training texts lack are left out."""
-        split = ([self._ids[u] for u in self._split(text) if u in self._ids] for text in texts)
-        return [torch.tensor(ids, dtype=torch.long) for ids in split]
+        return [self._encode(text) for text in texts]
+
+    def _encoded(self, text: str) -> Tensor:
+        ids = [self._ids[unit] for unit in self._split(text) if unit in self._ids]
+        return torch.tensor(ids, dtype=torch.long)
 
     def forward(self, texts: Sequence[str], steps_B: Tensor) -> Tensor:
         """Return the loss of the batch that the layer has seen last, summed."""

@@ -62,13 +62,13 @@ def arguments(learned: Path, more: Path, tones: Path, out: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def tuned(once, learned: Path, more: Path, tones: Path) -> Path:
-    """The bundle `learned`, taught the new tones; what was printed is in `shown` and `told`."""
+    """The bundle `learned`, taught the new tones; what was printed is in `shown` and `printed`."""
 
     def fill(folder: Path) -> None:
         result = run_cli(*arguments(learned, more, tones, folder / "bundle"))
         assert result.returncode == 0, result.stderr
         (folder / "shown").write_text(result.stdout, "utf-8")
-        (folder / "told").write_text(result.stderr, "utf-8")
+        (folder / "printed").write_text(result.stderr, "utf-8")
 
     return once("tuned", fill) / "bundle"
 
@@ -86,10 +86,10 @@ def test_it_learns_new_characters_and_says_what_it_forgot(tuned: Path, learned: 
     assert outcome.dev.after.cer < 0.2 and outcome.canary.after.cer < 0.3
     shown = (tuned.parent / "shown").read_text("utf-8")
     assert shown == f"{outcome}\n{tuned}\n" and str(outcome) in (tuned / "README.md").read_text()
-    told = (tuned.parent / "told").read_text("utf-8")
-    assert "2 characters (" in told and "are new to the model: they get tokens" in told
-    assert "60 utterances (0.0 h), and 30% of the audio from 120 older ones; 11 tokens" in told
-    assert "the recipe expects" not in told
+    printed = (tuned.parent / "printed").read_text("utf-8")
+    assert "2 characters (" in printed and "are new to the model: they get tokens" in printed
+    assert "60 utterances (0.0 h), and 30% of the audio from 120 older ones; 11 tokens" in printed
+    assert "the recipe expects" not in printed
 
 
 def test_the_training_begins_with_the_old_weights_and_leaves_the_frozen_ones(

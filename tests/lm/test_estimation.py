@@ -274,7 +274,7 @@ def recipe(tones: Path) -> tuple[Config, Tokenizer]:
     return config, Tokenizer.train(read_texts(*config.data.train), config.tokenizer)
 
 
-def test_transcripts_texts_and_words_are_mixed_and_what_is_unknown_is_told(
+def test_transcripts_texts_and_words_are_mixed_and_what_is_unknown_is_logged(
     recipe: tuple[Config, Tokenizer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, tokenizer = recipe
@@ -289,12 +289,12 @@ def test_transcripts_texts_and_words_are_mixed_and_what_is_unknown_is_told(
     ):
         train_ngram(config, tokenizer, texts, words, tmp_path / out, 3, seen.append)
         assert NGram.load(tmp_path / out, tokenizer).order == 3
-    told = caplog.text
-    assert f"the transcripts are those of {config.data.train_names}" in told
-    assert "text: 3 sentences: 3 characters are no tokens of the model (外 3)" in told
-    assert "words: 1 words, 1 others are left out: 2 characters are no tokens" in told
-    assert told.count("perplexity of the dev transcripts per token") == 2
-    assert f"{config.data.train_names} 0.9" in told  # its weight: dev is of the same kind
+    logged = caplog.text
+    assert f"the transcripts are those of {config.data.train_names}" in logged
+    assert "text: 3 sentences: 3 characters are no tokens of the model (外 3)" in logged
+    assert "words: 1 words, 1 others are left out: 2 characters are no tokens" in logged
+    assert logged.count("perplexity of the dev transcripts per token") == 2
+    assert f"{config.data.train_names} 0.9" in logged  # its weight: dev is of the same kind
 
 
 def test_a_list_alone_needs_no_corpus_and_is_used_where_lm_is(
@@ -327,7 +327,7 @@ def test_a_list_alone_needs_no_corpus_and_is_used_where_lm_is(
         ({"words": None}, DataError, "train.jsonl.gz: there is no such manifest"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(
+def test_a_mistake_is_one_sentence(
     tiny_bundle: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
