@@ -2,63 +2,28 @@
 
     python -m benchmarks.decoding_methods BUNDLE DATA WORK [--most 300] [--lm-epochs 10] [--record]
 
-In WORK: a Transformer language model (`asr train-lm`) and a character trigram (Witten-Bell, as an
-ARPA file), both of the train transcripts alone. Weights are found on at most `--most` utterances
+In WORK: a Transformer language model and a trigram (`asr train-lm`, without and with `--order 3`),
+both of the train transcripts alone. Weights are found on at most `--most` utterances
 of dev as by `asr tune`; test is decoded once with each row's. BUNDLE is only read; run it where the
 bundle's own paths of data hold.
 """
 
 import argparse
-from collections import Counter, defaultdict
-from math import log10
 from pathlib import Path
 
 import torch
 
 import asr
 from asr.bundle import Bundle
-from asr.data.manifest import load_cuts, text_of
+from asr.data.manifest import load_cuts
 from asr.decoding.options import DecodingOptions
 from asr.evaluation.evaluate import evaluate
 from asr.evaluation.tune import tune
-from asr.tokenizer import EOS, SOS, UNK, Tokenizer
+from asr.lm.training import train_ngram
 from asr.train.language_model import train_lm
 from asr.transcription.recognizer import Recognizer
 from benchmarks import record
 from benchmarks.record import Result, Value
-
-_ORDER = 3
-
-
-def write_arpa(path: Path, texts: list[str], tokenizer: Tokenizer) -> None:
-    """Write a character n-gram, interpolated with the shorter ones (Witten and Bell 1991).
-
-    P(w | h) = (c(h w) + t(h) · P(w | h')) / (c(h) + t(h)), t(h) how many tokens have followed h.
-    """
-    counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    for text in texts:
-        tokens = [SOS, *tokenizer.encode(text), EOS]
-        for i in range(1, len(tokens)):
-            for n in range(min(_ORDER, i + 1)):
-                counts[tuple(tokens[i - n : i])][tokens[i]] += 1
-    vocabulary = tokenizer.tokens()
-    names = {SOS: "<s>", EOS: "</s>", UNK: "<unk>"}
-    p: dict[tuple[int, ...], float] = {}
-    for h in sorted(counts, key=len):
-        total, kinds = sum(counts[h].values()), len(counts[h])
-        for w in {*counts[h], UNK} if not h else counts[h]:
-            shorter = p[(*h[1:], w)] if h else 1 / len(vocabulary)
-            p[(*h, w)] = (counts[h][w] + kinds * shorter) / (total + kinds)
-    p[(SOS,)] = 1e-99
-    lines: dict[int, list[str]] = defaultdict(list)
-    for gram, probability in p.items():
-        words = " ".join(names.get(t, vocabulary[t]) for t in gram)
-        after = counts.get(gram)
-        backoff = log10(len(after) / (sum(after.values()) + len(after))) if after else 0.0
-        lines[len(gram)].append(f"{log10(probability):.6f}\t{words}\t{backoff:.6f}")
-    head = "".join(f"ngram {n}={len(lines[n])}\n" for n in sorted(lines))
-    body = "".join(f"\n\\{n}-grams:\n" + "\n".join(lines[n]) + "\n" for n in sorted(lines))
-    path.write_text(f"\\data\\\n{head}{body}\n\\end\\\n", "utf-8")
 
 
 def searches(
@@ -89,9 +54,10 @@ def language_models(args: argparse.Namespace, recognizer: Recognizer) -> dict[st
     lm = args.work / "lm"
     if not (lm / "model.safetensors").is_file():
         train_lm(Bundle.load(args.bundle), [], lm, args.lm_epochs, False, torch.device("cpu"))
-    train = [text_of(cut) for cut in load_cuts(args.data / "train.jsonl.gz")]
-    write_arpa(args.work / "trigram.arpa", train, recognizer.tokenizer)
-    return {"Transformer": lm, "trigram": args.work / "trigram.arpa"}
+    trigram = args.work / "trigram.arpa"
+    if not trigram.is_file():
+        train_ngram(recognizer.config, recognizer.tokenizer, [], [], trigram, 3)
+    return {"Transformer": lm, "trigram": trigram}
 
 
 def row(recognizer: Recognizer, data: Path, name: str, search: DecodingOptions) -> list[Value]:
