@@ -20,6 +20,7 @@ from asr.model.growth import copy_with_more_tokens
 from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.runtime.files import read_bytes, write_atomically, write_text
+from asr.runtime.int8 import from_int8, to_int8, without_scales
 from asr.runtime.tensors import read_metadata, read_shapes, read_tensors, write_tensors
 from asr.tokenizer import Tokenizer
 
@@ -62,11 +63,12 @@ class Bundle:
         """Return the modules with weights or statistics."""
         return nn.ModuleDict({"features": self.features, "model": self.model})
 
-    def save(self, folder: Path, card: str) -> None:
+    def save(self, folder: Path, card: str, int8: bool = False) -> None:
         """Write the four files atomically, the weights last; remove an older evaluation.
 
-        Where the disk has no room for the weights, an older bundle stays as it is. The weights
-        name the tokenizer that they were trained with.
+        With `int8` the larger weights are stored in 8 bits. Where the disk has no room for the
+        weights, an older bundle stays as it is. The weights name the tokenizer that they were
+        trained with.
         """
 
         def write_others() -> None:
@@ -76,7 +78,7 @@ class Bundle:
             write_text(folder / CARD, card)
 
         folder.mkdir(parents=True, exist_ok=True)
-        save_weights(self.parts, folder / WEIGHTS, self.tokenizer, write_others)
+        save_weights(self.parts, folder / WEIGHTS, self.tokenizer, write_others, int8)
 
     @classmethod
     def load(cls, folder: Path) -> "Bundle":
@@ -157,9 +159,12 @@ def save_weights(
     path: Path,
     tokenizer: Tokenizer,
     write_others: Callable[[], object] = lambda: None,
+    int8: bool = False,
 ) -> None:
-    """Write weights as `write_tensors` does, with the digest of their tokenizer."""
-    write_tensors(path, parts.state_dict(), {"tokenizer": tokenizer.digest}, write_others)
+    """Write weights as `write_tensors` does, maybe in 8 bits, and their tokenizer's digest."""
+    weights = parts.state_dict()
+    tensors = to_int8(weights) if int8 else weights
+    write_tensors(path, tensors, {"tokenizer": tokenizer.digest}, write_others)
 
 
 def tokenizer_of(weights: Path) -> str | None:
@@ -172,7 +177,7 @@ def check_shapes(parts: nn.Module, path: Path) -> None:
 
     Raises BundleError that names the tensor that is wrong.
     """
-    found = read_shapes(path)
+    found = without_scales(read_shapes(path))
     wanted = {name: tuple(tensor.shape) for name, tensor in parts.state_dict().items()}
     for name in sorted(found.keys() | wanted.keys()):
         if name not in found:
@@ -189,7 +194,7 @@ def check_shapes(parts: nn.Module, path: Path) -> None:
 def load_weights(parts: nn.Module, path: Path) -> None:
     """Read weights into a module. Raises BundleError that names the tensor that is wrong."""
     check_shapes(parts, path)
-    found, wanted = read_tensors(path), parts.state_dict()
+    found, wanted = from_int8(read_tensors(path), path), parts.state_dict()
     for name, tensor in sorted(found.items()):
         if tensor.is_floating_point() != wanted[name].is_floating_point():
             raise BundleError(

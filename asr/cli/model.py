@@ -73,18 +73,20 @@ def compress(
     modules: Annotated[
         list[str] | None, typer.Option(help="Names, such as 'encoder.*'; default: all modules.")
     ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Store larger weights in 8 bits.")] = False,
     cuts: Annotated[Path | None, typer.Option(help="A manifest: CER before and after.")] = None,
     format: Format = "table",
 ) -> None:
-    """Make a trained bundle smaller: replace weights by products of low rank."""
+    """Make a trained bundle smaller: weights as products of low rank, or in 8 bits, or both."""
     from asr.compression.compress import compress_bundle
     from asr.data.manifest import load_cuts
 
     if cuts:
         load_cuts(cuts)  # report a mistyped path before the work
     report = compress_bundle(
-        bundle, out_dir, method, rank=rank, energy=energy, modules=modules or ["*"], cuts=cuts
-    )
+        bundle, out_dir, method, int8=int8, cuts=cuts,
+        rank=rank, energy=energy, modules=modules or ["*"],
+    )  # fmt: skip
     if format == "json":
         show(json.dumps(report.as_dict(), indent=2))
     else:
@@ -98,6 +100,7 @@ def _show_compressed(report: "Report") -> None:
          layer.before]
         for layer in report.layers
     ]  # fmt: skip
-    show(tabulate(rows, head, intfmt=",") + "\n")
+    if rows:
+        show(tabulate(rows, head, intfmt=",") + "\n")
     for name, value in report.facts().items():
         show(f"{name}: {value}")

@@ -30,6 +30,7 @@ from asr.model.factorization import factorable, factors_of, low_rank_pair, weigh
 from asr.model.size import count_parameters
 from asr.reporting.model_card import model_card
 from asr.reporting.results import write_evaluation
+from asr.runtime.int8 import from_int8, to_int8
 from asr.transcription.recognizer import Recognizer
 
 log = logging.getLogger(__name__)
@@ -111,12 +112,14 @@ class Report:
     def facts(self) -> dict[str, str]:
         """Return text for a reader."""
         (many, few), (large, small) = self.parameters, self.bytes
-        mean = sum(layer.error for layer in self.layers) / len(self.layers)
         facts = {
             "parameters": f"{many:,} -> {few:,} ({few / many:.1%})",
             "weights on the disk": f"{large / 1e6:.2f} -> {small / 1e6:.2f} MB",
-            "reconstruction error, mean of modules": f"{mean:.1%} of {len(self.layers)} modules",
         }
+        if self.layers:
+            mean = sum(layer.error for layer in self.layers) / len(self.layers)
+            name = "reconstruction error, mean of modules"
+            facts[name] = f"{mean:.1%} of {len(self.layers)} modules"
         if self.evaluations:
             before, after = self.evaluations
             facts["CER"] = f"{before.cer:.2%} -> {after.cer:.2%}"
@@ -140,19 +143,28 @@ def compress_bundle(
     out: Path,
     method: Method = "svd",
     *,
+    int8: bool = False,
     cuts: Path | None = None,
     **choice: Unpack[Choice],
 ) -> Report:
     """Compress the bundle `source` to `out`; with cuts, evaluate both.
 
-    Raises ConfigError where `out` holds a bundle already. A failure leaves no bundle there.
+    With `int8` the larger weights are stored in 8 bits, and nothing is factorized unless a rank or
+    an energy is given. Raises ConfigError where `out` holds a bundle already. A failure leaves no
+    bundle there.
     """
     if (out / WEIGHTS).exists() or (out / CONFIG).exists():
         raise ConfigError(f"{out}: holds a bundle already: give another --out")
     bundle = Bundle.load(source)
-    smaller, layers = compress(bundle, method, **choice)
+    is_factorized = not int8 or (choice.get("rank"), choice.get("energy")) != (None, None)
+    copied = replace(bundle, model=deepcopy(bundle.model)), list[Layer]()
+    smaller, layers = compress(bundle, method, **choice) if is_factorized else copied
+    if int8:
+        weights = from_int8(to_int8(smaller.parts.state_dict()), out)
+        smaller.parts.load_state_dict(weights)  # so that what is evaluated is what is written
     parameters = (count_parameters(bundle.model), count_parameters(smaller.model))
-    how = ", ".join([method, *(f"{k} {v}" for k, v in choice.items() if v is not None)])
+    named = [method, *(f"{k} {v}" for k, v in choice.items() if v is not None)]
+    how = ", ".join([*(named if is_factorized else ()), *(["weights in 8 bits"] if int8 else ())])
     facts = {"compressed from": source, "by": how, "parameters before": f"{parameters[0]:,}"}
     evaluations = None
     if cuts:
@@ -161,7 +173,7 @@ def compress_bundle(
         copy = replace(smaller, model=deepcopy(smaller.model))
         evaluations = (_evaluate(bundle, utterances), _evaluate(copy, utterances))
     smaller = _with_language_model(smaller, source, out)
-    smaller.save(out, model_card(smaller.config, parameters[1], facts))
+    smaller.save(out, model_card(smaller.config, parameters[1], facts), int8)
     if cuts and evaluations:
         write_evaluation(out, cuts, evaluations[1])
     size = tuple((folder / WEIGHTS).stat().st_size for folder in (source, out))
