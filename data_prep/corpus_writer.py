@@ -19,10 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import soundfile as sf
-from lhotse import AudioSource, MonoCut, Recording, SupervisionSegment
+from lhotse import AudioSource, MonoCut, MultiCut, Recording, SupervisionSegment
 from rich.console import Console
 from rich.progress import track
 
+from asr.data.cuts import CONVERTED_FROM
 from asr.errors import AudioError, DataError
 from asr.schema import FrozenModel
 from asr.tokenizer import normalize_text
@@ -35,8 +36,9 @@ _PER_TASK = 200  # utterances
 class Utterance:
     """What a corpus says about one utterance.
 
-    `start` and `seconds` are its part of a longer file, `channel` (from 0) is one of several.
-    `confidence` is that of a text which a model wrote; the manifest names it.
+    `start` and `seconds` are its part of a longer file. `channel` (from 0) is one of several;
+    None is all of them, mixed as the recognizer mixes them. `confidence` is that of a text which a
+    model wrote, `converted_from` the file of which `path` is a copy; the manifest names both.
     """
 
     id: str
@@ -45,8 +47,9 @@ class Utterance:
     speaker: str
     start: float = 0.0
     seconds: float | None = None
-    channel: int = 0
+    channel: int | None = None
     confidence: float | None = None
+    converted_from: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def _staged(out: Path) -> Iterator[Path]:
 def _write_split(
     file: gzip.GzipFile,
     split: str,
-    outcomes: Iterable[tuple[Utterance, MonoCut | str]],
+    outcomes: Iterable[tuple[Utterance, MonoCut | MultiCut | str]],
     ids: set[str],
     characters: set[str],
     dropped: list[LeftOut],
@@ -181,7 +184,7 @@ def _by_reason(dropped: Iterable[LeftOut]) -> dict[str, int]:
 
 def _cuts(
     utterances: Sequence[Utterance], split: str, synthetic: bool, jobs: int | None
-) -> Iterator[tuple[Utterance, MonoCut | str]]:
+) -> Iterator[tuple[Utterance, MonoCut | MultiCut | str]]:
     """Yield each utterance with its cut, or the reason why it cannot be used."""
 
     # A conversation holds hundreds of utterances in a row: probe it once.
@@ -192,7 +195,7 @@ def _cuts(
         except AudioError as error:
             return error.code
 
-    def cut_many(first: int) -> list[MonoCut | str]:
+    def cut_many(first: int) -> list[MonoCut | MultiCut | str]:
         some = utterances[first : first + _PER_TASK]
         return [_cut_or_reason(utterance, probed, synthetic) for utterance in some]
 
@@ -205,7 +208,7 @@ def _cuts(
 
 def _cut_or_reason(
     utterance: Utterance, probed: Callable[[Path], sf._SoundFileInfo | str], synthetic: bool
-) -> MonoCut | str:
+) -> MonoCut | MultiCut | str:
     text = normalize_text(utterance.text, "keep")  # a recipe may keep the case
     if not text:
         return "empty_transcript"
@@ -216,7 +219,7 @@ def _cut_or_reason(
     info = probed(utterance.path)
     if isinstance(info, str):
         return info
-    if utterance.channel >= info.channels:
+    if (utterance.channel or 0) >= info.channels:
         return "missing_channel"
     whole = info.frames / info.samplerate
     seconds = whole - utterance.start if utterance.seconds is None else utterance.seconds
@@ -227,23 +230,30 @@ def _cut_or_reason(
 
 def _cut(
     utterance: Utterance, text: str, info: sf._SoundFileInfo, seconds: float, synthetic: bool
-) -> MonoCut:
-    key, channel = utterance.id, utterance.channel
+) -> MonoCut | MultiCut:
+    key, channels = utterance.id, list(range(info.channels))
     is_part = utterance.start > 0 or utterance.seconds is not None
     recording = Recording(
         id=utterance.path.stem if is_part else key,
-        sources=[AudioSource("file", list(range(info.channels)), str(utterance.path.absolute()))],
+        sources=[AudioSource("file", channels, str(utterance.path.absolute()))],
         sampling_rate=info.samplerate,
         num_samples=info.frames,
         duration=info.frames / info.samplerate,
     )
-    supervision = SupervisionSegment(key, recording.id, 0.0, seconds, channel, text)
+    mixed = channels if utterance.channel is None and len(channels) > 1 else None
+    channel = utterance.channel or 0
+    supervision = SupervisionSegment(key, recording.id, 0.0, seconds, mixed or channel, text)
     supervision.speaker = utterance.speaker
-    custom: dict[str, bool | float] = {"synthetic": True} if synthetic else {}
+    custom: dict[str, bool | float | str] = {"synthetic": True} if synthetic else {}
     if utterance.confidence is not None:
         custom["confidence"] = round(utterance.confidence, 4)
+    if utterance.converted_from:
+        custom[CONVERTED_FROM] = str(utterance.converted_from.absolute())
     supervision.custom = custom or None
-    return MonoCut(key, utterance.start, seconds, channel, [supervision], recording=recording)
+    made = [supervision]
+    if mixed:
+        return MultiCut(key, utterance.start, seconds, mixed, made, recording=recording)
+    return MonoCut(key, utterance.start, seconds, channel, made, recording=recording)
 
 
 def _write_left_out(path: Path, dropped: Iterable[LeftOut]) -> None:

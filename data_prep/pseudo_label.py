@@ -16,11 +16,11 @@ from lhotse import CutSet
 from pydantic import TypeAdapter, ValidationError
 
 from asr.bundle import WEIGHTS, load_bundle_config
-from asr.data.cuts import recordings_of
+from asr.data.cuts import origins, recordings_of
 from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError, DataError
-from asr.evaluation.agreement import Expected, Guess, Limits, View, views
-from asr.runtime.files import read_bytes, read_json, write_text
+from asr.evaluation.agreement import DevGuesses, Expected, Guess, Limits, View, digest, views
+from asr.runtime.files import LOCK, read_bytes, read_json, write_text
 from asr.runtime.tensors import read_metadata
 from asr.schema import FrozenModel
 from asr.transcription.batch import transcribe_all
@@ -30,7 +30,8 @@ from data_prep.convert import needs_conversion, to_flac
 from data_prep.corpus_writer import LeftOut, Report, Utterance, write_corpus
 
 SPLIT = "train"
-_SOURCE, _DECODED, _CONVERTED, _EXPECTED = "source.json", "decoded", "audio", "expected.json"
+_SOURCE, _GUESSES, _EXPECTED = "source.json", "dev.json", "expected.json"
+_DECODED, _CONVERTED = "decoded", "audio"
 _TRANSCRIPT = TypeAdapter(Transcript)
 _NOT_IN_ID = r"[\s/]"
 
@@ -67,7 +68,9 @@ class Labels:
         pauses = config.augment and config.augment.pauses
         self.knows_noise = bool(pauses and pauses.noise)
         found = [find_tasks(recordings, self._folder(view), "json") for view in self.views]
-        self.tasks = list(zip(*found, strict=True))
+        own = out.resolve()  # it may be within the recordings, and then holds copies of them
+        pairs = zip(*found, strict=True)
+        self.tasks = [p for p in pairs if own not in p[0].recording.resolve().parents]
         source = Source(
             bundle=str(bundle.resolve()),
             weights=read_metadata(bundle / WEIGHTS),
@@ -82,7 +85,8 @@ class Labels:
         """Note what the decodings are by. Raises ConfigError where they are by something else."""
         path = self.out / _SOURCE
         before = read_json(path, Source, "what `asr pseudo-label` wrote: give a new folder")
-        if before is None and self.out.is_dir() and any(self.out.iterdir()):
+        others = {p.name for p in self.out.iterdir()} - {LOCK} if self.out.is_dir() else set()
+        if before is None and others:
             raise ConfigError(
                 f"{self.out}: holds other files: give a new folder for the labels, last of all"
             )
@@ -91,22 +95,27 @@ class Labels:
                 f"{self.out}: its decodings are by {before.bundle} with other weights or decoding "
                 "options: give a new folder for those of this model"
             )
-        for left in self.out.glob(".partial-*"):  # by a killed run
-            shutil.rmtree(left)
         if not before:
             write_text(path, source.model_dump_json(indent=2) + "\n")
 
     @cached_property
     def dev_files(self) -> set[Path]:
-        """Return the recordings of dev: the model is compared on them, so they may not train it."""
+        """Return the recordings of dev: the model is compared on them, so they may not train it.
+
+        Raises ConfigError where they are inside archives.
+        """
         recordings = chain.from_iterable(map(recordings_of, self.dev or ()))
-        sources = (source for recording in recordings for source in recording.sources)
-        return {Path(source.source).resolve() for source in sources if source.type == "file"}
+        if any(source.type != "file" for each in recordings for source in each.sources):
+            raise ConfigError(
+                "--dev: its recordings are inside archives, so it cannot be told whether they are "
+                "among those to label: give the manifest that the archives were made of"
+            )
+        return {Path(path).resolve() for cut in self.dev or () for path, _ in origins(cut)}
 
     def todo(self, view: View) -> list[Task]:
         """Return the recordings that a decoding lacks, without those that are of no use."""
         tasks = [pair[self.views.index(view)] for pair in self.tasks]
-        return [task for task in tasks if not (task.is_done or self._unusable(task))]
+        return [task for task in tasks if not (_is_done(task) or self._unusable(task))]
 
     def _unusable(self, task: Task) -> str | None:
         """Return the reason why a recording has no decodings."""
@@ -131,6 +140,8 @@ class Labels:
 
     def write(self, limits: Limits) -> tuple[Report, float]:
         """Write the corpus of what the limits keep; return its report, and the hours of all."""
+        for left in self.out.glob(".partial-*"):  # by a killed run
+            shutil.rmtree(left)
         kept: list[Utterance] = []
         left_out: list[LeftOut] = []
         seconds = 0.0
@@ -153,6 +164,17 @@ class Labels:
             kept += self._playable(whole, labels, left_out)
         report = write_corpus({SPLIT: kept}, self.out, corpus=self.out.name, left_out=left_out)
         return report, seconds / 3600
+
+    def read_guesses(self, dev: CutSet) -> DevGuesses | None:
+        """Return what an earlier call has decoded of the same dev."""
+        found = read_json(
+            self.out / _GUESSES, DevGuesses, "what `asr pseudo-label` wrote: remove it"
+        )
+        return found if found and found.dev == digest(dev) else None
+
+    def write_guesses(self, guesses: DevGuesses) -> None:
+        """Keep what was decoded of dev for calls with other limits."""
+        write_text(self.out / _GUESSES, guesses.model_dump_json() + "\n")
 
     def write_expected(self, expected: Expected) -> None:
         """Write what was found on dev beside the corpus."""
@@ -179,7 +201,15 @@ class Labels:
         except AudioError as error:
             left_out += [LeftOut(one.id, SPLIT, str(one.path), error.code) for one in labels]
             return []
-        return [replace(one, path=flac) for one in labels]
+        return [replace(one, path=flac, converted_from=one.path) for one in labels]
+
+
+def _is_done(task: Task) -> bool:
+    """Return whether a recording has a decoding that is not older."""
+    if not (task.is_done and task.out):
+        return False
+    recording = task.recording
+    return not recording.exists() or task.out.stat().st_mtime >= recording.stat().st_mtime
 
 
 def _read(task: Task) -> Transcript:

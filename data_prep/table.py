@@ -234,7 +234,8 @@ def _converted(
             if isinstance(path, AudioError):
                 left_out.append(LeftOut(one.id, split, str(one.path), path.code))
             else:
-                usable[split].append(replace(one, path=path))
+                source = None if path == one.path else one.path
+                usable[split].append(replace(one, path=path, converted_from=source))
     return usable
 
 

@@ -20,7 +20,7 @@ from asr.schema import FrozenModel
 
 if TYPE_CHECKING:
     from asr.config import Config
-    from asr.new.measure import Corpus
+    from asr.new.measure import CorpusMeasures
     from data_prep.corpus_writer import Report
 
 _SOURCES, _DATA, _CORPUS, _RECIPE, _MODEL = (
@@ -73,11 +73,14 @@ def new(
         raise ConfigError(
             "asr new: give --recordings with --transcripts, or --words alone (with --language)"
         )
+    from asr.runtime.files import lock_folder
+
     command = ["asr", *sys.argv[1:]]
     with resumable(shlex.join(command)):
         _begin(folder, source.sources())
-        corpus = _prepare(folder, source)
-        config = _recipe(folder, corpus, overrides)
+        with lock_folder(folder):
+            corpus = _prepare(folder, source)
+        config = _recipe(folder, corpus, overrides, device)
         _train(folder, config, device)
         show(f"\n{_evaluate(folder, corpus, device)}\n\nNext:")
     longer = f"training.epochs={2 * config.training.epochs}"
@@ -181,13 +184,13 @@ def _absolute(path: Path) -> str:
     return absolute
 
 
-def _prepare(folder: Path, source: _Recordings | _Words) -> "Corpus":
+def _prepare(folder: Path, source: _Recordings | _Words) -> "CorpusMeasures":
     """Write cuts and measurements, unless they are there; where that fails, leave nothing."""
-    from asr.new.measure import SAMPLED, Corpus, measure
-    from asr.runtime.files import read_json, write_text
+    from asr.new.measure import SAMPLED, CorpusMeasures, measure
+    from asr.runtime.files import LOCK, read_json, write_text
 
     data = folder / _DATA
-    corpus = read_json(folder / _CORPUS, Corpus, "measurements of `asr new`: remove it")
+    corpus = read_json(folder / _CORPUS, CorpusMeasures, "measurements of `asr new`: remove it")
     if corpus:
         note(f"{data}: is prepared already")
         return corpus
@@ -201,7 +204,8 @@ def _prepare(folder: Path, source: _Recordings | _Words) -> "Corpus":
             corpus = measure(data, splits, on_progress, report.synthetic)
     except Exception:
         shutil.rmtree(data, ignore_errors=True)
-        (folder / _SOURCES).unlink(missing_ok=True)
+        for name in (_SOURCES, LOCK):
+            (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # it may hold something else
             folder.rmdir()
         raise
@@ -210,17 +214,23 @@ def _prepare(folder: Path, source: _Recordings | _Words) -> "Corpus":
     return corpus
 
 
-def _recipe(folder: Path, corpus: "Corpus", overrides: list[str] | None) -> "Config":
+def _recipe(
+    folder: Path, corpus: "CorpusMeasures", overrides: list[str] | None, device: str
+) -> "Config":
     """Choose and write a recipe with `overrides` in it; one that is there is used as it is."""
     from asr.config import check_config, load_config
-    from asr.new.recipe import HEAD, as_yaml, choose
+    from asr.new.recipe import HEAD, as_yaml, choose, has_pinyin, is_mandarin
+    from asr.runtime.devices import choose_device, has_bfloat16
     from asr.runtime.files import write_text
 
     path = folder / _RECIPE
     if path.exists():
         note(f"{path}: is used as it is")
         return load_config(path, overrides)
-    recipe = choose(corpus, (folder / _DATA).resolve(), overrides)
+    if is_mandarin(corpus) and not has_pinyin():
+        note("Mandarin is learned from less speech with: pip install 'lrt-asr[chinese]'")
+    is_fast = has_bfloat16(choose_device(device))
+    recipe = choose(corpus, (folder / _DATA).resolve(), overrides, is_fast)
     config = check_config(recipe.values, path)
     write_text(path, f"{HEAD}\n{as_yaml(recipe)}")
     note(f"{path}: is chosen for this corpus; each value has its reason there")
@@ -233,7 +243,7 @@ def _train(folder: Path, config: "Config", device: str) -> None:
     train(config, folder / _MODEL, resume=True, device=device)
 
 
-def _evaluate(folder: Path, corpus: "Corpus", device: str) -> str:
+def _evaluate(folder: Path, corpus: "CorpusMeasures", device: str) -> str:
     """Evaluate on test, or on dev where there is none, and return what the card then says."""
     import asr
     from asr.new.card import expectation, read_expectation, write_expectation

@@ -50,6 +50,7 @@ def pseudo_label(
     """
     from asr.data.manifest import load_cuts
     from asr.evaluation.agreement import Limits
+    from asr.runtime.files import lock_folder
     from data_prep.pseudo_label import SPLIT, Labels
 
     limits = Limits(confidence=confidence, disagreement=disagreement)
@@ -61,10 +62,11 @@ def pseudo_label(
                 f"{bundle}: was trained without augment.pauses and may take noise for words: give "
                 "recordings of speech alone, or train it with pauses"
             )
-        _decode(labels, device, jobs)
-        if cuts is not None:
-            show(f"{dev}: {_expected(labels, cuts, limits, device)}\n")
-        report, hours = labels.write(limits)
+        with lock_folder(out_dir):
+            _decode(labels, device, jobs)
+            if cuts is not None:
+                show(f"{dev}: {_expected(labels, cuts, limits, device)}\n")
+            report, hours = labels.write(limits)
     show_report(report, out_dir)
     kept = report.splits[SPLIT].hours
     show(f"kept {kept:.2f} of {hours:.2f} h ({kept / hours:.0%}): {out_dir / SPLIT}.jsonl.gz")
@@ -82,11 +84,15 @@ def _decode(labels: "Labels", device: str, jobs: int) -> None:
 def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -> str:
     """Return what the limits keep of dev, and what other ones would."""
     import asr
-    from asr.evaluation.agreement import expect
+    from asr.evaluation.agreement import expect, guess_dev
 
-    recognizer = asr.load(labels.bundle, device)
-    with progress("decoding dev", len(cuts)) as on_progress:
-        found = expect(recognizer, cuts, limits, on_progress)
+    guesses = labels.read_guesses(cuts)
+    if guesses is None:
+        recognizer = asr.load(labels.bundle, device)
+        with progress("decoding dev", len(cuts)) as on_progress:
+            guesses = guess_dev(recognizer, cuts, on_progress)
+        labels.write_guesses(guesses)
+    found = expect(guesses, limits)
     labels.write_expected(found)
     rows = [(k.limits.confidence, f"{k.share:.0%}", f"{k.cer:.2%}") for k in found.others]
     return (

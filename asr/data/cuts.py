@@ -22,6 +22,8 @@ from asr.data.recordings import (
 )
 from asr.runtime.files import open_regular
 
+# The key in a text's `custom` of the file whose converted copy a cut reads.
+CONVERTED_FROM = "converted_from"
 _LINE = 1 << 26  # bytes; recordings may be inside
 _MOST_SILENCE = 1 << 24  # samples of a mix that are of no recording, 17 minutes at 16 kHz
 
@@ -106,6 +108,20 @@ def _parts(cut: Cut) -> list[Cut]:
 def recordings_of(cut: Cut) -> list[Recording]:
     """Return the recordings of a cut's parts."""
     return [p.recording for p in _parts(cut) if isinstance(p, DataCut) and p.has_recording]
+
+
+def origins(cut: Cut) -> set[tuple[str, float]]:
+    """Return the file and the start in seconds of each part of a cut, which identify it.
+
+    Of a converted file it is the original; the member of an archive is named within it.
+    """
+    original = next((s.custom.get(CONVERTED_FROM) for s in cut.supervisions if s.custom), None)
+    parts = [part for part in _parts(cut) if isinstance(part, DataCut) and part.has_recording]
+    return {
+        (str(original or source.source), round(float(part.start), 3))
+        for part in parts
+        for source in part.recording.sources
+    }
 
 
 def check_files(cut: Cut) -> None:

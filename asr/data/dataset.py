@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from multiprocessing import Array
 
 import torch
-from lhotse.cut import Cut, MonoCut
+from lhotse.cut import Cut
+from lhotse.cut.data import DataCut
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, get_worker_info
@@ -141,4 +142,4 @@ class SpeechDataset(Dataset[MicroBatches]):
 
 def _is_unchanged(cut: Cut) -> bool:
     """Tell whether a cut is itself in every epoch, without pauses and without another voice."""
-    return isinstance(cut, MonoCut) and voice_seed(cut) is None
+    return isinstance(cut, DataCut) and voice_seed(cut) is None

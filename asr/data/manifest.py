@@ -8,7 +8,6 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from lhotse.audio.backend import LibsndfileBackend, audio_backend
 from lhotse.cut import Cut
 from torch import Tensor
 
-from asr.data.cuts import check_files, parse_line, read_cuts, read_lines
+from asr.data.cuts import check_files, origins, parse_line, read_cuts, read_lines
 from asr.data.shar import fetch, load_shar
 from asr.errors import AudioError, DataError
 from asr.schema import check_local
@@ -68,18 +67,22 @@ def load_cuts(path: Path) -> CutSet:
 def load_training_cuts(data: DataConfig) -> CutSet:
     """Return the cuts of all training manifests of a recipe.
 
-    Raises DataError as `load_cuts` does, and where an id is in two manifests.
+    Manifests that were prepared apart may number their utterances alike: an id that an earlier one
+    has gets the number of its manifest. Raises DataError as `load_cuts` does, and where one
+    utterance is in two manifests.
     """
-    found = [load_cuts(path) for path in data.train]
-    if len(found) == 1:
-        return found[0]
-    counts = Counter(chain.from_iterable(cuts.ids for cuts in found))
-    if repeated := [key for key, n in counts.items() if n > 1]:
-        raise DataError(
-            f"data.train: {data.train_names} hold {len(repeated)} ids more than once, such as "
-            f"{repeated[0]}: list each utterance in one manifest"
-        )
-    return CutSet.from_cuts(chain.from_iterable(found))
+    known: dict[str, Cut] = {}
+    for number, path in enumerate(data.train, 1):
+        for cut in load_cuts(path):
+            other = known.get(cut.id)
+            if other and origins(other) & origins(cut):
+                raise DataError(
+                    f"data.train: {data.train_names} hold {cut.id} more than once: list each "
+                    "utterance in one manifest"
+                )
+            new = cut.with_id(f"{number}-{cut.id}") if other else cut
+            known[new.id] = new
+    return CutSet.from_cuts(known.values())
 
 
 def _broken_lines(path: Path) -> str:

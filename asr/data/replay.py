@@ -1,16 +1,21 @@
 """An older corpus beside the new one: a share of it in every epoch, and its canary set."""
 
+import logging
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 from lhotse import CutSet
 from lhotse.cut import Cut
 
 from asr.config import Config
-from asr.data.manifest import filter_cuts, load_cuts
+from asr.data.cuts import origins
+from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts
 from asr.data.sampling import perturb_speed
 from asr.errors import DataError
-from asr.training_config import ReplayConfig
+from asr.training_config import DataConfig, ReplayConfig
+
+log = logging.getLogger(__name__)
 
 SAMPLED = 200  # utterances of a canary set at most
 _HELD_OUT = 0.1  # of a corpus without dev, at most
@@ -22,9 +27,16 @@ def draw_sample(cuts: Sequence[Cut], most: int = SAMPLED) -> list[Cut]:
     return random.Random(1).sample(ordered, min(most, len(ordered)))
 
 
-def canary_set(replay: ReplayConfig) -> list[Cut]:
-    """Return the canary set of an older corpus. Raises DataError where that is too small."""
-    cuts = list(load_cuts(replay.dev or replay.train))
+def canary_set(data: DataConfig) -> list[Cut]:
+    """Return the canary set of a recipe's older corpus, empty without one.
+
+    None of it is in the new corpus, which may hold some of the same recordings. Raises DataError
+    where the older corpus is too small.
+    """
+    replay = data.replay
+    if replay is None:
+        return []
+    cuts = _others(data, replay.dev or replay.train)
     if replay.dev:
         return draw_sample(cuts)
     n_held_out = min(SAMPLED, int(_HELD_OUT * len(cuts)))
@@ -36,13 +48,29 @@ def canary_set(replay: ReplayConfig) -> list[Cut]:
     return draw_sample(cuts, n_held_out)
 
 
+def _others(data: DataConfig, older: Path) -> list[Cut]:
+    """Return the utterances of an older corpus that are not of the new one too."""
+    new = {one for cut in (*load_training_cuts(data), *load_cuts(data.dev)) for one in origins(cut)}
+    cuts = list(load_cuts(older))
+    others = [cut for cut in cuts if new.isdisjoint(origins(cut))]
+    if len(others) < len(cuts):
+        log.info("%s: %d utterances are of the new corpus too", older, len(cuts) - len(others))
+    return others
+
+
 class Replay:
-    """The older corpus of a recipe in training, without its canary set."""
+    """The older corpus of a recipe in training, without its canary set and what is new as well.
+
+    Raises DataError where nothing is left.
+    """
 
     def __init__(self, config: Config, replay: ReplayConfig) -> None:
         self.seed, self.share = config.seed, replay.share
-        held_out = {cut.id for cut in canary_set(replay)} if replay.dev is None else set()
-        cuts = load_cuts(replay.train).filter(lambda cut: cut.id not in held_out)
+        held_out = {cut.id for cut in canary_set(config.data)} if replay.dev is None else set()
+        others = _others(config.data, replay.train)
+        if not others:
+            raise DataError(f"{replay.train}: the new corpus has it all: give another to --replay")
+        cuts = CutSet.from_cuts(cut for cut in others if cut.id not in held_out)
         normalize = config.tokenizer.normalize
         self.utterances = filter_cuts(cuts, config.data, replay.train, normalize)
         copies = perturb_speed(self.utterances, config.data.speed_factors)

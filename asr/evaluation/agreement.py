@@ -4,6 +4,7 @@ The second decoding is of the same audio at another speed, by the CTC head alone
 one: an error of the first seldom comes again there.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from lhotse import CutSet
 from torch import Tensor
 
 from asr.config import Config
+from asr.data.cuts import origins
 from asr.data.manifest import text_of
 from asr.decoding.hypothesis import Hypothesis
 from asr.errors import DataError
@@ -18,7 +20,7 @@ from asr.evaluation.cer import ErrorCounts, character_errors
 from asr.evaluation.evaluate import readable_groups
 from asr.schema import FrozenModel
 from asr.transcription.chunks import at_speed
-from asr.transcription.recognizer import Recognizer
+from asr.transcription.recognizer import Recognizer, longest_seconds
 
 _SPEED = 0.9  # of the second decoding
 # Limits on the confidence for which it is said what they keep of dev.
@@ -43,7 +45,11 @@ class View:
 
 def views(config: Config) -> tuple[View, View]:
     """Return the two decodings of a model; neither leaves out what is uncertain."""
-    all_texts: dict[str, object] = {"confidence_threshold": 0.0, "n_best": 1}
+    # Both cut a recording alike, and slower speech is longer.
+    longest, chosen = _SPEED * longest_seconds(config), config.decoding.chunk_seconds
+    all_texts: dict[str, object] = {
+        "confidence_threshold": 0.0, "n_best": 1, "chunk_seconds": min(longest, chosen or longest),
+    }  # fmt: skip
     greedy = {"method": "ctc_greedy", "lm_weight": 0.0} if config.model.ctc_weight else {}
     return View("first", all_texts), View("second", all_texts | greedy, _SPEED)
 
@@ -89,13 +95,25 @@ class Expected(FrozenModel):
     others: tuple[Kept, ...]
 
 
-def expect(
+class DevGuesses(FrozenModel):
+    """The guesses of utterances whose texts are known, with their errors; `dev` is their digest."""
+
+    dev: str
+    found: tuple[tuple[ErrorCounts, Guess], ...]
+
+
+def digest(cuts: CutSet) -> str:
+    """Return a hash of utterances: of their recordings, their places there and their texts."""
+    lines = (repr((sorted(origins(cut)), float(cut.duration), text_of(cut))) for cut in cuts)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def guess_dev(
     recognizer: Recognizer,
     cuts: CutSet,
-    limits: Limits,
     on_progress: Callable[[float], object] = lambda _: None,
-) -> Expected:
-    """Decode the cuts that have a text, and return what limits keep.
+) -> DevGuesses:
+    """Decode the cuts that have a text by both views.
 
     `on_progress` gets the number of utterances that are done. Raises DataError where none can be
     read.
@@ -109,6 +127,12 @@ def expect(
         on_progress(len(found))
     if not found:
         raise DataError("no utterance with a transcript could be read: check the manifest")
+    return DevGuesses(dev=digest(cuts), found=tuple(found))
+
+
+def expect(guesses: DevGuesses, limits: Limits) -> Expected:
+    """Return what limits keep of utterances whose texts are known."""
+    found = guesses.found
     steps = (Limits(confidence=step, disagreement=limits.disagreement) for step in _STEPS)
     return Expected(
         utterances=len(found),

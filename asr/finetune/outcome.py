@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from asr.bundle import CARD
 from asr.evaluation.evaluate import Evaluation
+from asr.reporting.results import write_section
 from asr.runtime.files import read_json, write_text
 from asr.schema import FrozenModel, OmitNone
 
-_FILE, _HEADING, _RESULTS = "finetune.json", "## Fine-tuning", "## Results"
+_FILE, _HEADING = "finetune.json", "## Fine-tuning"
 
 
 class Rates(FrozenModel):
@@ -77,8 +77,5 @@ def read_outcome(bundle: Path) -> Outcome | None:
 def write_outcome(bundle: Path, outcome: Outcome) -> None:
     """Store it in a folder, and on the card of the bundle there, if it is finished."""
     if outcome.result:
-        text = (bundle / CARD).read_text("utf-8")
-        head, results, rest = text.partition(_RESULTS)
-        head = head.partition(_HEADING)[0].rstrip()
-        write_text(bundle / CARD, f"{head}\n\n{_HEADING}\n\n{outcome}\n\n{results}{rest}")
+        write_section(bundle, _HEADING, str(outcome))
     write_text(bundle / _FILE, outcome.model_dump_json(indent=2) + "\n")

@@ -11,6 +11,7 @@ from asr.finetune.corpus import DEV, TRAIN, Corpus
 # recipes give a fresh model of its width.
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
+WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0}
 
 
 def adapt(
@@ -45,8 +46,7 @@ def adapt(
     }
     values["tokenizer"]["vocab_size"] = None  # it grows
     # What the older corpus gave, which training finds anew; a language model has other tokens.
-    found = dict.fromkeys(("chunk_seconds", "confidence_threshold", "lm"))
-    values["decoding"] |= {**found, "lm_weight": 0.0}
+    values["decoding"] |= dict.fromkeys(("chunk_seconds", "confidence_threshold")) | WITHOUT_LM
     if values["augment"] and values["augment"]["pauses"]:
         values["augment"]["pauses"]["from_epoch"] = 1  # the alignment is known already
     values["training"] |= {

@@ -6,7 +6,7 @@ the training starts, and `finetune.json`, the error rates before and after.
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lhotse import CutSet
@@ -19,7 +19,7 @@ from asr.errors import ConfigError
 from asr.evaluation.evaluate import evaluate
 from asr.finetune.corpus import check_fit, read_corpus
 from asr.finetune.outcome import Change, Outcome, Rates, read_outcome, write_outcome
-from asr.finetune.recipe import adapt
+from asr.finetune.recipe import WITHOUT_LM, adapt
 from asr.train.checkpoints import has_run
 from asr.train.run import train
 from asr.transcription.recognizer import Recognizer
@@ -49,7 +49,7 @@ class Finetuning:
         """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("asr finetune works in one process: start it without torchrun")
-        bundle, digest = Bundle.load(self.source), _digest(self.source)
+        bundle, digest = _without_lm(Bundle.load(self.source)), _digest(self.source)
         outcome = self._begun(resume, digest)
         corpus = read_corpus(self.data, bundle)
         check_fit(corpus, bundle, self.source)
@@ -76,7 +76,9 @@ class Finetuning:
     def _begun(self, resume: bool, digest: str) -> Outcome | None:
         """Return what is known of a run that goes on, None for a new one."""
         if not has_run(self.out, resume):
-            if (self.out / WEIGHTS).exists():
+            # A kill between a run's first bundle and its first state leaves the bundle.
+            begun = read_outcome(self.out) if resume else None
+            if (self.out / WEIGHTS).exists() and (begun is None or begun.source != digest):
                 raise ConfigError(f"{self.out}: holds a bundle already: give another --out")
             return None
         outcome = read_outcome(self.out)
@@ -104,10 +106,16 @@ class Finetuning:
         return outcome
 
 
+def _without_lm(bundle: Bundle) -> Bundle:
+    """Return a bundle without its language model, which has the old tokens alone."""
+    decoding = bundle.config.decoding.model_copy(update=WITHOUT_LM)
+    return replace(bundle, config=bundle.config.model_copy(update={"decoding": decoding}))
+
+
 def _samples(config: Config) -> list[CutSet]:
     """Return some utterances of dev, and the canary set if a recipe has an older corpus."""
-    dev, replay = draw_sample(list(load_cuts(config.data.dev))), config.data.replay
-    return [CutSet.from_cuts(cuts) for cuts in (dev, canary_set(replay) if replay else []) if cuts]
+    dev = draw_sample(list(load_cuts(config.data.dev)))
+    return [CutSet.from_cuts(cuts) for cuts in (dev, canary_set(config.data)) if cuts]
 
 
 def _rates(bundle: Bundle, samples: list[CutSet], device: str) -> tuple[Rates, Rates | None]:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from asr.bundle import CARD
 from asr.evaluation.evaluate import Evaluation
-from asr.new.measure import Corpus
-from asr.runtime.files import write_text
+from asr.new.measure import CorpusMeasures
+from asr.reporting.results import RESULTS, write_section
 
-_HEADING, _RESULTS = "## What to expect", "## Results"
+_HEADING = "## What to expect"
 _LITTLE_HOURS, _FEW_UTTERANCES = 10.0, 100
 
 
-def expectation(corpus: Corpus, split: str, evaluation: Evaluation) -> str:
+def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> str:
     """Return sentences on what an evaluation on dev or test says, and on what it does not."""
     if corpus.synthetic:
         return (
@@ -54,10 +54,9 @@ def _rates(evaluation: Evaluation) -> str:
 def read_expectation(bundle: Path) -> str:
     """Return what the card says to expect; empty where it says nothing yet."""
     card = (bundle / CARD).read_text("utf-8") if (bundle / CARD).is_file() else ""
-    return card.partition(f"{_HEADING}\n")[2].partition(_RESULTS)[0].strip()
+    return card.partition(f"{_HEADING}\n")[2].partition(RESULTS)[0].strip()
 
 
 def write_expectation(bundle: Path, text: str) -> None:
     """Write it into the card of an evaluated bundle, before the results."""
-    head, results, rest = (bundle / CARD).read_text("utf-8").partition(_RESULTS)
-    write_text(bundle / CARD, f"{head.rstrip()}\n\n{_HEADING}\n\n{text}\n\n{results}{rest}")
+    write_section(bundle, _HEADING, text)

@@ -16,6 +16,7 @@ from tabulate import tabulate
 from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.errors import AudioError, DataError
 from asr.schema import FrozenModel
+from asr.tokenizer import HAN_LETTER, normalize_text
 
 LONGEST = 30.0  # seconds of an utterance that trains
 SAMPLED = 300  # recordings whose silence is measured
@@ -31,11 +32,12 @@ class SplitSize(FrozenModel):
     is_unseen: bool
 
 
-class Corpus(FrozenModel):
+class CorpusMeasures(FrozenModel):
     """What a corpus is like; all but `splits` is of the training utterances of at most 30 s.
 
-    `speakers` are those that are named, `characters` and `words` the different ones. A space is a
-    character too in `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence` is
+    `speakers` are those that are named, `characters` and `words` the different ones; `chinese` is
+    the share of Chinese characters in the text. A space is a character too in
+    `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence` is
     the share of frames 35 dB below the loudest of their utterance. `too_long` counts utterances of
     more than 30 s.
     """
@@ -45,6 +47,7 @@ class Corpus(FrozenModel):
     speakers: int
     characters: PositiveInt
     words: PositiveInt
+    chinese: Annotated[float, Field(ge=0, le=1)] = 0.0
     seconds_per_character: PositiveFloat
     shortest: PositiveFloat  # the 10th percentile of the utterances' seconds
     longest: PositiveFloat  # the 90th
@@ -73,7 +76,7 @@ def measure(
     splits: Collection[str],
     on_progress: Callable[[float], None] = lambda _: None,
     synthetic: bool = False,
-) -> Corpus:
+) -> CorpusMeasures:
     """Return what the corpus in a folder of `asr prepare` is like, of which `splits` are not empty.
 
     `on_progress` receives how many of at most 300 recordings have been read. Raises DataError
@@ -92,18 +95,21 @@ def measure(
             f"{data}: all {len(cuts['train'])} utterances for training are longer than {LONGEST:g} "
             "s: cut them to sentences, or give their parts in columns start and duration"
         )
-    texts, durations = [text_of(cut) for cut in train], [float(cut.duration) for cut in train]
+    texts = [normalize_text(text_of(cut)) for cut in train]  # as a recipe does, where none is given
+    durations = [float(cut.duration) for cut in train]
+    whole = "".join(texts)
     rates = {cut.sampling_rate: 0.0 for cut in sorted(train, key=lambda cut: cut.sampling_rate)}
     for cut in train:
         rates[cut.sampling_rate] += cut.duration / 3600
     speakers = _speakers(cuts["train"])
     shortest, longest = np.percentile(durations, [10, 90])
-    return Corpus(
+    return CorpusMeasures(
         hours=sum(durations) / 3600,
         utterances=len(train),
         speakers=len(speakers - {""}),
-        characters=len(set("".join(texts)) - {" "}),
+        characters=len(set(whole) - {" "}),
         words=len({word for text in texts for word in text.split()}),
+        chinese=len(HAN_LETTER.findall(whole)) / max(1, len(whole.replace(" ", ""))),
         seconds_per_character=sum(durations) / sum(map(len, texts)),
         shortest=float(shortest),
         longest=float(longest),

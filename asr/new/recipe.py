@@ -7,19 +7,21 @@ two larger models have not been trained by the authors.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from asr.config import apply_override
-from asr.new.measure import LONGEST, Corpus
+from asr.new.measure import LONGEST, CorpusMeasures
 
 HEAD = "# Chosen by `asr new`. Change what you like: the same command uses the file as it is then."
 _STEPS_OF_AN_HOUR = 6000  # steps that a corpus of at most an hour gets
 _CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps for
 _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _VOICES_HOURS = 2.0
+_CHINESE = 0.8  # share of the characters
 _VOICES = {
     "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
 }  # fmt: skip
@@ -75,9 +77,15 @@ _SIZES = (
 )  # fmt: skip
 
 
-def choose(corpus: Corpus, data: Path, overrides: list[str] | None = None) -> Recipe:
+def choose(
+    corpus: CorpusMeasures,
+    data: Path,
+    overrides: list[str] | None = None,
+    has_bfloat16: bool = False,
+) -> Recipe:
     """Return a recipe for the corpus in the folder `data`, with `key.key=value` set in it.
 
+    `has_bfloat16`: the processor that trains is faster in bfloat16.
     Where `training.epochs` is among these, what depends on it follows. Raises ConfigError where one
     is not written so.
     """
@@ -98,6 +106,10 @@ def choose(corpus: Corpus, data: Path, overrides: list[str] | None = None) -> Re
     is_aligned = _add_tokens(recipe, corpus)
     _add_model(recipe, corpus, size, is_aligned)
     _add_training(recipe, corpus, size, epochs, steps)
+    if has_bfloat16:
+        recipe.add("training.precision", "bfloat16", "half the time on this processor")
+    if is_mandarin(corpus) and has_pinyin():
+        _add_sounds(recipe, size)
     for key, override in zip(keys, overrides or [], strict=True):
         apply_override(recipe.values, override)
         recipe.reasons[key] = "given by --set"
@@ -123,14 +135,19 @@ def _lines(values: Mapping[str, Any], reasons: Mapping[str, str], above: str = "
             yield f"{indent}{flow.strip()[1:-1]}{why}"
 
 
-def _batch_seconds(corpus: Corpus, size: _Size, n_speeds: int) -> float:
+def _batch_seconds(corpus: CorpusMeasures, size: _Size, n_speeds: int) -> float:
     """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
     share = corpus.hours * 3600 * n_speeds / 150
     return float(round(max(8.0, 2 * corpus.longest, min(size.batch_seconds, share))))
 
 
 def _add_data(
-    recipe: Recipe, corpus: Corpus, data: Path, batch_seconds: float, n_speeds: int, steps: int
+    recipe: Recipe,
+    corpus: CorpusMeasures,
+    data: Path,
+    batch_seconds: float,
+    n_speeds: int,
+    steps: int,
 ) -> None:
     recipe.add("data.train", str(data / "train.jsonl.gz"))
     recipe.add("data.dev", str(data / "dev.jsonl.gz"))
@@ -150,7 +167,7 @@ def _add_data(
     recipe.add("data.max_seconds", LONGEST, why)
 
 
-def _add_features(recipe: Recipe, corpus: Corpus, size: _Size) -> None:
+def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
     rates = corpus.sample_rates
     wide = sum(hours for rate, hours in rates.items() if rate >= 16000) / sum(rates.values())
     recipe.add("features.kind", "log_mel")
@@ -167,7 +184,7 @@ def _add_features(recipe: Recipe, corpus: Corpus, size: _Size) -> None:
     recipe.add("features.hop_ms", 20 if is_slow else 10, f"{spoken}: {why}")
 
 
-def _add_augmentation(recipe: Recipe, corpus: Corpus, size: _Size, epochs: int) -> None:
+def _add_augmentation(recipe: Recipe, corpus: CorpusMeasures, size: _Size, epochs: int) -> None:
     is_small = size.hours < 20
     masks = "masked bands and spans, so that no single one decides (SpecAugment)"
     recipe.add("augment.freq_masks", 2, masks)
@@ -191,7 +208,7 @@ def _add_augmentation(recipe: Recipe, corpus: Corpus, size: _Size, epochs: int) 
     )
 
 
-def _add_tokens(recipe: Recipe, corpus: Corpus) -> bool:
+def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
     """Add the kind of tokens; return whether CTC has steps enough for them."""
     per_character = corpus.seconds_per_character
     is_bpe = (
@@ -209,7 +226,7 @@ def _add_tokens(recipe: Recipe, corpus: Corpus) -> bool:
     return per_character >= _CTC_SECONDS
 
 
-def _add_model(recipe: Recipe, corpus: Corpus, size: _Size, is_aligned: bool) -> None:
+def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: _Size, is_aligned: bool) -> None:
     recipe.add("model.d_model", size.d_model, f"for {_amount(corpus)}: {size.source}")
     recipe.add("model.d_inner", 4 * size.d_model)
     recipe.add("model.n_heads", size.n_heads)
@@ -235,7 +252,9 @@ def _add_model(recipe: Recipe, corpus: Corpus, size: _Size, is_aligned: bool) ->
     recipe.reasons["decoding"] = "training adds chunk_seconds, by the lengths that it has seen"
 
 
-def _add_training(recipe: Recipe, corpus: Corpus, size: _Size, epochs: int, steps: int) -> None:
+def _add_training(
+    recipe: Recipe, corpus: CorpusMeasures, size: _Size, epochs: int, steps: int
+) -> None:
     recipe.add("training.epochs", epochs, f"about {epochs * steps:,} steps for {_amount(corpus)}")
     if corpus.hours < 100 and corpus.longest >= 1.5 * corpus.shortest and epochs > 1:
         recipe.add(
@@ -253,7 +272,27 @@ def _add_training(recipe: Recipe, corpus: Corpus, size: _Size, epochs: int, step
     )
 
 
-def _amount(corpus: Corpus) -> str:
+def is_mandarin(corpus: CorpusMeasures) -> bool:
+    """Return whether nearly all of the text is in Chinese characters."""
+    return corpus.chinese >= _CHINESE
+
+
+def has_pinyin() -> bool:
+    """Return whether lrt-asr[chinese] is installed, which knows how characters sound."""
+    return find_spec("pypinyin") is not None
+
+
+def _add_sounds(recipe: Recipe, size: _Size) -> None:
+    """Add losses of initials and finals, and of syllables, at a third and two thirds of the way."""
+    n_layers = size.n_layers[0]
+    first, second = (math.ceil(n_layers * share / 3) for share in (1, 2))
+    sounds = {"layer": first, "unit": "initial_final", "weight": 0.7}
+    syllables = {"layer": second, "unit": "syllable", "weight": 0.7}
+    why = "160 initials and finals are learned sooner than thousands of characters"
+    recipe.add("training.intermediate", [sounds, syllables], why)
+
+
+def _amount(corpus: CorpusMeasures) -> str:
     return (
         f"{corpus.hours:.2g} h of audio" if corpus.hours < 100 else f"{corpus.hours:.0f} h of audio"
     )

@@ -14,7 +14,7 @@ from asr.model.size import parameters_by_part
 from asr.runtime.files import read_bytes, read_json, write_text
 from asr.tokenizer import SPECIAL
 
-_RESULTS = "## Results"
+RESULTS = "## Results"
 _OF_VOCABULARY = ("embedding", "output projection", "CTC head")
 
 
@@ -68,8 +68,15 @@ def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
     write_text(bundle / EVALUATION, kept.model_dump_json(indent=2) + "\n")
     card, is_own = bundle / CARD, is_within(bundle, bundle / CARD)  # else a link to any file
     text = read_bytes(card).decode("utf-8", "replace") if is_own and card.is_file() else ""
-    section = f"{_RESULTS}\n\n{result}, by `asr evaluate {bundle} {cuts}`.\n"
-    write_text(card, f"{text.split(_RESULTS)[0].rstrip()}\n\n{section}")
+    section = f"{RESULTS}\n\n{result}, by `asr evaluate {bundle} {cuts}`.\n"
+    write_text(card, f"{text.split(RESULTS)[0].rstrip()}\n\n{section}")
+
+
+def write_section(bundle: Path, heading: str, text: str) -> None:
+    """Write a section into the card of a bundle, before the results, in place of an older one."""
+    head, results, rest = (bundle / CARD).read_text("utf-8").partition(RESULTS)
+    head = head.partition(heading)[0].rstrip()
+    write_text(bundle / CARD, f"{head}\n\n{heading}\n\n{text}\n\n{results}{rest}")
 
 
 def write_hypotheses(path: Path, utterances: Iterable[UtteranceErrors]) -> None:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 Row = TypeVar("Row", bound=BaseModel)
 
+LOCK = "lock"  # the file by which a process has a folder for itself
 _TEMPORARY = ".asr-*.tmp"
 _STALE_SECONDS = 24 * 3600  # no file takes longer to write
 _MOST_BYTES = 1 << 26  # of a file that is read as a whole
@@ -108,14 +109,14 @@ def lock_folder(folder: Path) -> io.BufferedWriter:
     forked processes do not inherit it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / "lock").open("ab")
+    file = (folder / LOCK).open("ab")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         file.close()
         raise ConfigError(
-            f"{folder}: another process is training there: wait until it ends, or give another "
-            "--out"
+            f"{folder}: another process is at work there: wait until it ends, or give another "
+            "folder"
         ) from error
     except OSError as error:
         log.warning("%s: start no second run there, it cannot be locked (%s)", folder, error)

@@ -8,6 +8,7 @@ weights; the best epochs; TensorBoard's curves. Checkpoints are read as tensors 
 import copy
 import logging
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def train(config: Config, out: Path, resume: bool = False, device: str = "auto")
         L.seed_everything(config.seed, verbose=False)
         datamodule, bundle = rank_zero_first(lambda: _prepare(config, state))
         dev_texts = (config.tokenizer.normalize(text_of(cut)) for cut in datamodule.dev_cuts)
-        texts = [text_of(cut) for cut in datamodule.utterances]
+        replayed = datamodule.replay.utterances if datamodule.replay else ()
+        texts = [text_of(cut) for cut in chain(datamodule.utterances, replayed)]
         module = SpeechModule(bundle, datamodule.total_steps, texts, have_words(dev_texts))
         writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, chosen)
         checkpoints = Checkpoints(state, module, datamodule, writer.write)
@@ -143,7 +145,7 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
         c.model_copy(update={"data": c.data.model_copy(update=_FREE)}) for c in (before, config)
     )
     changed = [part for part in _FIXED if getattr(old, part) != getattr(new, part)]
-    for part in ("curriculum", "freeze"):
+    for part in ("curriculum", "freeze", "intermediate"):
         if getattr(before.training, part) != getattr(config.training, part):
             changed.append(f"training.{part}")
     if config.training.epochs < before.training.epochs:

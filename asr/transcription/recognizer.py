@@ -132,7 +132,7 @@ class Recognizer:
     ) -> ChunkedRecording:
         """Return a recording that is read chunk by chunk; see `Recording` for `any_format`."""
         options = options or self.config.decoding
-        seconds = min(self._longest_seconds, options.chunk_seconds or _CHUNK_SECONDS)
+        seconds = min(longest_seconds(self.config), options.chunk_seconds or _CHUNK_SECONDS)
         recording = Recording(
             source, self.sample_rate, max_seconds=max_seconds, max_samples=max_samples,
             any_format=any_format,
@@ -175,8 +175,8 @@ class Recognizer:
         self, waves: Sequence[Tensor], options: DecodingOptions | None = None
     ) -> list[tuple[str, list[list[Hypothesis]]]]:
         """Return the text of each waveform (N,) of any length, and the n best of its chunks."""
-        rate = self.sample_rate
-        cut = [list(split_at_silence([w.numpy()], rate, self._longest_seconds)) for w in waves]
+        rate, longest = self.sample_rate, longest_seconds(self.config)
+        cut = [list(split_at_silence([w.numpy()], rate, longest)) for w in waves]
         results = iter(self.hypotheses([torch.from_numpy(c) for cs in cut for c in cs], options))
         found = [[next(results) for _ in chunks] for chunks in cut]
         texts = (" ".join(nbest[0].text for nbest in nbests) for nbests in found)
@@ -216,7 +216,7 @@ class Recognizer:
         best, tokens = nbest[0], None
         if spans is not None:
             texts = self.tokenizer.token_texts(best.tokens)
-            tokens = timed_tokens(texts, spans, self._step_seconds, chunk.start, chunk.end)
+            tokens = timed_tokens(texts, spans, step_seconds(self.config), chunk.start, chunk.end)
         return Segment(
             chunk.start, chunk.end, best.text, best.score, best.ended, best.tokens,
             best.confidences, tokens, tuple(nbest),
@@ -233,17 +233,16 @@ class Recognizer:
             self._lms[options.lm] = load_language_model(options.lm, self.tokenizer, self.device)
         return self._lms[options.lm]
 
-    @property
-    def _longest_seconds(self) -> float:
-        """Return the longest chunk that the model can take, or should."""
-        steps = self.config.model.encoder.longest
-        return _CHUNK_SECONDS if steps is None else min(_CHUNK_SECONDS, steps * self._step_seconds)
 
-    @property
-    def _step_seconds(self) -> float:
-        """Return the seconds of an encoder step."""
-        features = self.config.features
-        return _FRAMES_PER_STEP * features.hop_length / features.sample_rate
+def longest_seconds(config: Config) -> float:
+    """Return the seconds of the longest chunk that a model can take, or should."""
+    steps = config.model.encoder.longest
+    return _CHUNK_SECONDS if steps is None else min(_CHUNK_SECONDS, steps * step_seconds(config))
+
+
+def step_seconds(config: Config) -> float:
+    """Return the seconds of an encoder step."""
+    return _FRAMES_PER_STEP * config.features.hop_length / config.features.sample_rate
 
 
 def result_of(recording: ChunkedRecording) -> Transcript | AudioError:

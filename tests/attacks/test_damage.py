@@ -207,9 +207,9 @@ def test_a_second_run_in_one_folder_is_refused(run: Path, recipe: Config, tmp_pa
         try:
             assert other.stdout is not None
             child = int(other.stdout.readline())
-            with pytest.raises(ConfigError, match=r"another process is training there.* --out"):
+            with pytest.raises(ConfigError, match=r"another process is at work .*another folder"):
                 train(recipe, run, resume=True, device="cpu")
-            with pytest.raises(ConfigError, match="another process is training there"):
+            with pytest.raises(ConfigError, match="another process is at work there"):
                 train_lm(Bundle.load(run), [], lm, 1, resume=True, device=CPU)
         finally:
             other.kill()

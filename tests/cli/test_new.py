@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from asr.errors import DataError
 from asr.new.card import expectation, read_expectation, write_expectation
-from asr.new.measure import Corpus, SplitSize, measure
+from asr.new.measure import CorpusMeasures, SplitSize, measure
 from data_prep.table import prepare
 from tests.helpers import RATE, TONES, read_card, run_cli, speak
 
@@ -64,7 +64,7 @@ def made(once, takes: Path) -> Path:
 
 
 def test_recordings_become_a_model_that_transcribes(made: Path, tmp_path: Path) -> None:
-    corpus = Corpus.model_validate_json((made / "corpus.json").read_text("utf-8"))
+    corpus = CorpusMeasures.model_validate_json((made / "corpus.json").read_text("utf-8"))
     assert (corpus.speakers, corpus.characters, corpus.sample_rates.keys()) == (2, 5, {RATE})
     assert corpus.splits["test"] == SplitSize(utterances=20, speakers=1, is_unseen=True)
     sf.write(tmp_path / "unseen.wav", speak("四一五", 999), RATE)
@@ -235,7 +235,7 @@ def test_silence_rates_and_long_utterances_are_measured(tmp_path: Path) -> None:
 def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
     from asr.reporting.results import read_evaluation
 
-    corpus = Corpus.model_validate_json((made / "corpus.json").read_text("utf-8"))
+    corpus = CorpusMeasures.model_validate_json((made / "corpus.json").read_text("utf-8"))
     found = read_evaluation(made / "model")
     assert found
     large = corpus.model_copy(update={

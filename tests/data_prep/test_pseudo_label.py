@@ -1,10 +1,13 @@
 """`asr pseudo-label`: what a model is sure of is kept, in a manifest that trains; nothing else."""
 
+import gzip
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 
-from asr.config import load_config
+from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, read_wave, text_of
 from asr.errors import ConfigError, DataError
 from asr.evaluation.agreement import Guess, Limits
@@ -146,6 +149,36 @@ def test_long_recordings_become_parts_and_foreign_formats_flac(
     (foreign,) = (cut for cut in cuts if "tone" in cut.id)
     assert foreign.recording.sources[0].source == str(tmp_path / "out/audio/pseudo-tone.flac")
     assert len(read_wave(foreign, RATE)) == pytest.approx(RATE // 2, rel=0.1)
+    as_dev = Labels(learned, [str(tmp_path / "in")], tmp_path / "others", cuts)
+    assert as_dev.dev_files == {tmp_path / "in/long.wav", tmp_path / "in/tone.webm"}
+    assert not any(as_dev.todo(view) for view in as_dev.views), "it is of dev in each format"
+
+
+def test_what_is_recorded_again_is_decoded_again_and_own_copies_never(
+    learned: Path, tmp_path: Path
+) -> None:
+    encode(tmp_path / "tone.webm", seconds=0.5)
+    made = Labels(learned, [str(tmp_path)], tmp_path / "labels")
+    for view in made.views:
+        assert not list(made.decode(view, "cpu", 1, lambda _: None))
+    made.write(Limits(confidence=0, disagreement=9))
+    assert (tmp_path / "labels/audio/pseudo-tone.flac").exists()
+    again = Labels(learned, [str(tmp_path)], tmp_path / "labels")
+    assert [one.recording for one, _ in again.tasks] == [tmp_path / "tone.webm"]
+    assert not any(again.todo(view) for view in again.views)
+    later = time.time() + 60
+    os.utime(tmp_path / "tone.webm", (later, later))
+    assert all(len(again.todo(view)) == 1 for view in again.views)
+
+
+def test_manifests_may_number_their_utterances_alike(tones: Path, tmp_path: Path) -> None:
+    lines = gzip.decompress((tones / "train.jsonl.gz").read_bytes()).decode()
+    other = tmp_path / "other.jsonl"
+    other.write_text(lines.replace("/wav/", "/elsewhere/"), "utf-8")
+    values = tones_recipe(tones, data={"train": [str(tones / "train.jsonl.gz"), str(other)]})
+    cuts = load_training_cuts(Config.model_validate(values).data)
+    assert len(cuts) == len({cut.id for cut in cuts}) == 240
+    assert sum("/elsewhere/" in cut.recording.sources[0].source for cut in cuts) == 120
 
 
 def test_labels_train_beside_the_real_texts(labels: Path, tones: Path, tmp_path: Path) -> None:
@@ -154,7 +187,7 @@ def test_labels_train_beside_the_real_texts(labels: Path, tones: Path, tmp_path:
     config = load_config(recipe, [f"data.train={json.dumps(both)}"])
     assert len(load_training_cuts(config.data)) == 120 + len(SAID)
     twice = load_config(recipe, [f"data.train={json.dumps([both[1], both[1]])}"])
-    with pytest.raises(DataError, match=r"train\.jsonl\.gz.* 4 ids more than once, such as pseudo"):
+    with pytest.raises(DataError, match=r"train\.jsonl\.gz.* hold pseudo-.* more than once"):
         load_training_cuts(twice.data)
 
 

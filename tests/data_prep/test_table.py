@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import soundfile as sf
 from lhotse import CutSet
+from lhotse.cut import Cut
 
 from asr.cli import app
+from asr.data.manifest import load_cuts, read_wave
+from asr.data.sampling import perturb_speed
 from asr.errors import ConfigError, DataError
 from data_prep import table as table_module
 from data_prep.corpus_writer import Utterance
@@ -31,19 +34,31 @@ def takes(tmp_path: Path) -> Path:
     return folder
 
 
+def test_all_channels_are_heard_as_the_recognizer_hears_them(takes: Path, tmp_path: Path) -> None:
+    table = write(tmp_path / "t.csv", "audio,text\n" + lines("{0}.wav,{1}\n"))
+    prepare(takes, table, tmp_path / "out")
+    stereo = [c for c in all_cuts(tmp_path / "out") if c.sampling_rate == 44100]
+    assert len(stereo) == 1
+    samples, _ = sf.read(stereo[0].recording.sources[0].source, dtype="float32")
+    read_back = read_wave(stereo[0], 44100).numpy()
+    np.testing.assert_allclose(read_back, samples.mean(axis=1), atol=1e-6)
+    slower = next(iter(perturb_speed(CutSet.from_cuts(stereo), (0.9,))))
+    assert len(read_wave(slower, 44100)) == pytest.approx(len(samples) / 0.9, rel=0.01)
+
+
 def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode(encoding))
     return path
 
 
+def all_cuts(out: Path) -> list[Cut]:
+    files = (out / f"{split}.jsonl.gz" for split in ("train", "dev", "test"))
+    return [cut for file in files if file.is_file() for cut in load_cuts(file)]
+
+
 def texts_of(out: Path) -> dict[str, str]:
-    found = {}
-    for split in ("train", "dev", "test"):
-        if (out / f"{split}.jsonl.gz").is_file():
-            for cut in CutSet.from_file(out / f"{split}.jsonl.gz"):
-                found[cut.id] = cut.supervisions[0].text
-    return found
+    return {cut.id: cut.supervisions[0].text for cut in all_cuts(out)}
 
 
 def spoken() -> dict[str, str]:

@@ -276,7 +276,7 @@ def test_an_epoch_has_its_share_of_the_older_corpus_and_never_its_canary_set(
     values = tones_recipe(more, data={"replay": replay}, training={"init": "a bundle"})
     config = Config.model_validate(values)
     assert config.data.replay
-    canary = {cut.id for cut in canary_set(config.data.replay)}
+    canary = {cut.id for cut in canary_set(config.data)}
     assert len(canary) == 12 and canary < {cut.id for cut in load_cuts(tones / "train.jsonl.gz")}
     data = SpeechDataModule(config)
     drawn = []
@@ -296,6 +296,16 @@ def test_an_epoch_has_its_share_of_the_older_corpus_and_never_its_canary_set(
     )  # fmt: skip
     assert config.data.replay and none.data.replay
     assert len(Replay(none, none.data.replay).with_share(data.train_cuts, 0)) == 60
+
+
+def test_what_is_new_is_neither_replayed_nor_a_canary(tones: Path) -> None:
+    """The new corpus holds the recordings of the old one's dev, and of train for its own dev."""
+    replay = {"train": str(tones / "train.jsonl.gz"), "dev": str(tones / "dev.jsonl.gz")}
+    data = {"train": replay["dev"], "dev": replay["train"], "replay": replay}
+    config = Config.model_validate(tones_recipe(tones, data=data, training={"init": "a bundle"}))
+    assert config.data.replay and canary_set(config.data) == []
+    with pytest.raises(DataError, match="the new corpus has it all"):
+        Replay(config, config.data.replay)
 
 
 def test_frozen_sparse_maps_are_not_rewired(tones: Path, tmp_path: Path) -> None:

@@ -13,18 +13,19 @@ from asr.config import Config, check_config, load_config
 from asr.errors import ConfigError
 from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
-from asr.new.measure import Corpus, SplitSize
+from asr.new import recipe as recipe_module
+from asr.new.measure import CorpusMeasures, SplitSize
 from asr.new.recipe import HEAD, as_yaml, choose
 
 
-def corpus_of(hours: float, **changes) -> Corpus:
+def corpus_of(hours: float, **changes) -> CorpusMeasures:
     values = {
         "utterances": 100, "speakers": 4, "characters": 500, "words": 700,
         "seconds_per_character": 0.25, "shortest": 1.0, "longest": 5.0, "silence": 0.1,
         "sample_rates": {16000: hours},
         "splits": {"dev": SplitSize(utterances=9, speakers=1, is_unseen=True)},
     }  # fmt: skip
-    return Corpus(hours=hours, **{**values, **changes})
+    return CorpusMeasures(hours=hours, **{**values, **changes})
 
 
 HOURS = st.floats(1 / 60, 1000)
@@ -49,7 +50,7 @@ EPOCHS = st.none() | st.integers(1, 300)
 @settings(deadline=None)  # the machine may be busy
 @given(CORPORA, EPOCHS, st.text(st.characters(codec="utf-8"), max_size=12))
 def test_any_corpus_gets_a_recipe_whose_file_holds_the_same_values(
-    corpus: Corpus, epochs: int | None, name: str
+    corpus: CorpusMeasures, epochs: int | None, name: str
 ) -> None:
     overrides = [] if epochs is None else [f"training.epochs={epochs}"]
     recipe = choose(corpus, Path("/") / name, overrides)
@@ -78,7 +79,7 @@ def test_a_larger_corpus_never_gets_a_smaller_model(one: float, other: float) ->
 
 @settings(deadline=None)
 @given(CORPORA)
-def test_a_run_has_steps_enough_and_not_too_many(corpus: Corpus) -> None:
+def test_a_run_has_steps_enough_and_not_too_many(corpus: CorpusMeasures) -> None:
     config = Config.model_validate(choose(corpus, Path("/data")).values)
     audio = corpus.hours * 3600 * len(config.data.speed_factors)
     steps = audio * config.training.epochs / config.data.batch_seconds / config.training.accumulate
@@ -86,7 +87,7 @@ def test_a_run_has_steps_enough_and_not_too_many(corpus: Corpus) -> None:
     assert config.data.batch_seconds >= corpus.longest
 
 
-def values_of(corpus: Corpus) -> Config:
+def values_of(corpus: CorpusMeasures) -> Config:
     return Config.model_validate(choose(corpus, Path("/data")).values)
 
 
@@ -109,6 +110,28 @@ def test_values_follow_the_measurements() -> None:
     assert more.augment and not more.augment.voices and len(more.data.speed_factors) == 3
     config = values_of(corpus_of(2.8))
     assert config.training.curriculum and config.training.curriculum.epochs < config.training.epochs
+
+
+def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for hours in (0.5, 5, 50, 500):
+        corpus = corpus_of(hours, chinese=0.97)
+        monkeypatch.setattr(recipe_module, "has_pinyin", lambda: True)
+        config = values_of(corpus)
+        first, second = config.training.intermediate
+        assert 0 < first.layer < second.layer <= config.model.encoder.n_layers
+        assert (first.unit, second.unit) == ("initial_final", "syllable")
+        assert values_of(corpus_of(hours, chinese=0.5)).training.intermediate == ()
+        monkeypatch.setattr(recipe_module, "has_pinyin", lambda: False)
+        assert values_of(corpus).training.intermediate == ()
+
+
+def test_a_processor_that_is_faster_in_bfloat16_uses_it() -> None:
+    corpus = corpus_of(1.0)
+    values = [choose(corpus, Path("/data"), has_bfloat16=fast).values for fast in (True, False)]
+    found = [Config.model_validate(value).training.precision for value in values]
+    assert found == ["bfloat16", "auto"]
 
 
 def test_every_choice_has_its_reason_in_the_file() -> None:
