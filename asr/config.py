@@ -79,10 +79,11 @@ class Config(FrozenModel):
                 f"training.intermediate names layer {deepest} of {self.model.encoder.n_layers}: "
                 "give one that the encoder has"
             )
-        if (deepest or self.training.consistency) and not self.model.ctc_weight:
+        is_of_ctc = deepest or self.training.consistency or self.model.encoder.conditioning
+        if is_of_ctc and not self.model.ctc_weight:
             raise ValueError(
-                "training.consistency and training.intermediate are of the CTC head: set "
-                "model.ctc_weight above 0"
+                "training.consistency, training.intermediate and model.encoder.conditioning go "
+                "with a CTC head: set model.ctc_weight above 0"
             )
         if self.training.consistency and not self.augment:
             raise ValueError(

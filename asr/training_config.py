@@ -96,14 +96,14 @@ class CurriculumConfig(FrozenModel):
 
 
 class IntermediateConfig(FrozenModel):
-    """A CTC loss of Mandarin syllables on the output of an encoder layer, counted from 1.
+    """A CTC loss of Mandarin sounds on the output of an encoder layer, counted from 1.
 
-    `unit` is the syllable with its tone or without (`toneless`); `weight` is relative to the CTC
-    loss of tokens. Training alone has it.
+    `unit` is the syllable with its tone, or its parts (`initial_final`: zh, ong1); `weight` is
+    relative to the CTC loss of tokens. Training alone has it.
     """
 
     layer: PositiveInt
-    unit: Literal["syllable", "toneless"] = "syllable"
+    unit: Literal["initial_final", "syllable"] = "syllable"
     weight: PositiveFloat = 0.5
 
 

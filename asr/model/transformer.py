@@ -7,10 +7,10 @@ utterance, D d_model, V vocabulary.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from asr.model.attention import (
@@ -21,6 +21,7 @@ from asr.model.attention import (
     share_between_layers,
 )
 from asr.model.attention.full import reorder_caches, select_caches
+from asr.model.conditioning import Conditioning, ConditioningConfig
 from asr.model.dropout import Dropout
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import FrontendConfig, VggConfig, padding_mask
@@ -34,6 +35,7 @@ class EncoderConfig(FrozenModel):
     n_layers: Layers = 2
     attention: EncoderAttentionConfig = FullAttentionConfig()
     convolution: Size | None = None
+    conditioning: ConditioningConfig | None = None
 
     @property
     def longest(self) -> int | None:
@@ -46,6 +48,15 @@ class EncoderConfig(FrozenModel):
         if width is not None and width % 2 == 0:
             raise ValueError(f"{width} steps have no middle: make it {width + 1}")
         return width
+
+    @model_validator(mode="after")
+    def _conditions_a_layer(self) -> Self:
+        if self.conditioning and self.conditioning.layer >= self.n_layers:
+            raise ValueError(
+                f"conditioning names layer {self.conditioning.layer} of {self.n_layers}: give one "
+                "that has others above it"
+            )
+        return self
 
 
 class DecoderConfig(FrozenModel):
@@ -100,13 +111,18 @@ class Encoder(nn.Module):
             for _ in range(config.encoder.n_layers)
         )
         share_between_layers(self.layers)
+        chosen = config.encoder.conditioning
+        self.conditioned = chosen.layer if chosen else None
+        self.conditioning = Conditioning(config.d_model) if chosen else None
         self.norm = config.last_norm()
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, is ignored."""
         x_BSD = self.dropout(x_BSD + sinusoids(0, x_BSD.shape[1], x_BSD.shape[2], x_BSD.device))
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, 1):
             x_BSD = layer(x_BSD, mask_BS)
+            if self.conditioning and number == self.conditioned:
+                x_BSD = self.conditioning(x_BSD)
         y_BSD: Tensor = self.norm(x_BSD)
         return y_BSD
 

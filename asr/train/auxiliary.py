@@ -4,14 +4,15 @@ Legend: B utterances, S encoder steps, D d_model, N units, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import ctc_loss
+from torch.nn.utils.rnn import pad_sequence
 
-from asr.decoding.ctc_prefix import BLANK
+from asr.decoding.ctc_prefix import BLANK, steps_needed
 from asr.errors import ConfigError
 from asr.tokenizer import normalize_text
 from asr.training_config import IntermediateConfig
@@ -28,36 +29,37 @@ def units_of(kind: str) -> Units:
         from pypinyin import Style, lazy_pinyin
     except ImportError as error:
         raise ConfigError(
-            "training.intermediate: syllables need pypinyin: pip install 'lrt-asr[chinese]', or "
-            "leave training.intermediate out"
+            "training.intermediate and model.encoder.conditioning are of Mandarin sounds, which "
+            "pypinyin knows: pip install 'lrt-asr[chinese]'"
         ) from error
     letters: Any = list  # it takes a list of texts too, which its types do not say
-    style = Style.TONE3 if kind == "syllable" else Style.NORMAL
 
-    def split(text: str) -> list[str]:
+    def syllables(text: str, style: Style) -> list[str]:
         return lazy_pinyin(
-            normalize_text(text).replace(" ", ""), style=style, errors=letters,
+            normalize_text(text).replace(" ", ""), style=style, errors=letters, strict=False,
             neutral_tone_with_five=True,
         )  # fmt: skip
 
-    return split
+    def parts(text: str) -> list[str]:
+        styles = (Style.INITIALS, Style.FINALS_TONE3)
+        found = zip(*(syllables(text, style) for style in styles), strict=True)
+        # A letter is both; a syllable may have no initial.
+        return [part for both in found for part in dict.fromkeys(both) if part]
+
+    return parts if kind == "initial_final" else partial(syllables, style=Style.TONE3)
 
 
-class IntermediateCtc(nn.Module):
-    """A CTC head on the output of an encoder layer (Lee and Watanabe 2021, eq. 7).
+class UnitCtc(nn.Module):
+    """A CTC loss of what a layer of the network has seen last, by a head that makes logits of it.
 
-    Its units are coarser than tokens: a thousand syllables are learned from hours of speech in
-    which most of some thousand characters are rare.
+    Its units are fewer than tokens: the 160 initials and finals, or a thousand syllables, are
+    learned from hours of speech in which most of some thousand characters are rare.
     """
 
-    def __init__(
-        self, config: IntermediateConfig, layer: nn.Module, d_model: int, texts: Iterable[str]
-    ) -> None:
+    def __init__(self, kind: str, units: Sequence[str], layer: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self._split = units_of(config.unit)
-        units = sorted({unit for text in texts for unit in self._split(text)})
+        self._split, self.units, self.head = units_of(kind), units, head
         self._ids = {unit: i for i, unit in enumerate(units, BLANK + 1)}
-        self.head = nn.Sequential(nn.LayerNorm(d_model), nn.Linear(d_model, len(units) + 1))
         self._seen_BSD: Tensor | None = None
         self._encode = lru_cache(maxsize=1 << 16)(self._encoded)  # texts come in every epoch
         layer.register_forward_hook(self._keep)
@@ -66,12 +68,19 @@ class IntermediateCtc(nn.Module):
         self._seen_BSD = output_BSD
 
     def targets(self, texts: Sequence[str]) -> list[Tensor]:
-        """Return the ids of each text's units; units that training texts lack are left out."""
+        """Return the ids of each text's units; those that it does not know are left out."""
         return [self._encode(text) for text in texts]
 
     def _encoded(self, text: str) -> Tensor:
         ids = [self._ids[unit] for unit in self._split(text) if unit in self._ids]
         return torch.tensor(ids, dtype=torch.long)
+
+    def labels(self, texts: Sequence[str], steps_B: Tensor) -> int:
+        """Return the number of units of the texts that have room in so many encoder steps."""
+        targets = self.targets(texts)
+        lengths_B = torch.tensor([len(ids) for ids in targets])
+        needed_B = steps_needed(pad_sequence(targets, batch_first=True), lengths_B)
+        return int(lengths_B[needed_B <= steps_B].sum())
 
     def forward(self, texts: Sequence[str], steps_B: Tensor) -> Tensor:
         """Return the loss of the batch that the layer has seen last, summed."""
@@ -80,6 +89,19 @@ class IntermediateCtc(nn.Module):
         targets = self.targets(texts)
         lengths_B = torch.tensor([len(ids) for ids in targets], device=steps_B.device)
         return ctc_sum(logits_BSN, torch.cat(targets).to(steps_B.device), steps_B, lengths_B)
+
+
+def intermediate_ctc(
+    config: IntermediateConfig, layer: nn.Module, d_model: int, texts: Iterable[str]
+) -> UnitCtc:
+    """Return the loss of a fresh head on an encoder layer (Lee and Watanabe 2021, eq. 7).
+
+    Its units are those of the texts.
+    """
+    split = units_of(config.unit)
+    units = sorted({unit for text in texts for unit in split(text)})
+    head = nn.Sequential(nn.LayerNorm(d_model), nn.Linear(d_model, len(units) + 1))
+    return UnitCtc(config.unit, units, layer, head)
 
 
 def ctc_sum(logits_BSV: Tensor, targets: Tensor, steps_B: Tensor, lengths_B: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Legend: B utterances, S encoder steps, U tokens, V vocabulary.
 """
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -16,10 +17,11 @@ from asr.data.dataset import Batch
 from asr.decoding.ctc_prefix import steps_needed
 from asr.decoding.decode import SpeechDecoder
 from asr.evaluation.calibration import Calibration
+from asr.model.conditioning import SOUNDS
 from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import PAD
-from asr.train.auxiliary import IntermediateCtc, consistency, ctc_sum
+from asr.train.auxiliary import UnitCtc, consistency, ctc_sum, intermediate_ctc
 from asr.train.distributed import all_reduce_sum
 from asr.train.step import TrainingModule
 
@@ -42,12 +44,19 @@ class SpeechModule(TrainingModule):
             self.model.get_submodule(part).requires_grad_(False)
         share, training = self.config.model.ctc_weight, self.config.training
         layers, d_model = self.model.encoder.layers, self.config.model.d_model
-        self.heads = [
-            IntermediateCtc(each, layers[each.layer - 1], d_model, texts)
-            for each in training.intermediate
-        ]
+        with torch.random.fork_rng(devices=[]):
+            # All processes begin with the same heads, whatever they have drawn before.
+            torch.manual_seed(self.config.seed)
+            self.heads = [
+                intermediate_ctc(each, layers[each.layer - 1], d_model, texts)
+                for each in training.intermediate
+            ]
         self.intermediate = nn.ModuleList(self.heads)
         weights = {f"{each.unit}_{each.layer}": each.weight for each in training.intermediate}
+        conditioned = self.config.model.encoder.conditioning
+        if conditioned and (own := self.model.encoder.conditioning):
+            self.heads.append(UnitCtc("initial_final", SOUNDS, own.head, nn.Identity()))
+            weights["conditioning"] = conditioned.weight
         weights |= {"consistency": training.consistency} if training.consistency else {}
         self.loss_weights = (1 - share, share, *(share * weight for weight in weights.values()))
         self.loss_names = ("attention", "ctc", *weights) if share else ("attention",)
@@ -56,7 +65,11 @@ class SpeechModule(TrainingModule):
         if has_words:
             self.dev_metrics = ("val_loss", "val_wer_percent", "val_cer_percent")
         self.calibration = Calibration(bundle.tokenizer.normalize)
-        self.identity = {"tokens": bundle.tokenizer.digest}
+        units = [head.units for head in self.heads]
+        self.identity = {
+            "tokens": bundle.tokenizer.digest,
+            "units of training.intermediate": hashlib.sha256(repr(units).encode()).hexdigest(),
+        }
 
     def on_train_epoch_start(self) -> None:
         """Rewire sparse projections between two epochs, once."""
@@ -96,7 +109,7 @@ class SpeechModule(TrainingModule):
         consistency, which a single view has none of.
         """
         n_views = len(feats_BTF) // len(batch.ids)
-        batch = batch.repeated(n_views)
+        batch = batch.repeated(n_views) if n_views > 1 else batch
         logits_BUV, ctc_BSV, mask_BS = self.model(
             feats_BTF, batch.frames_B, batch.tokens_BU[:, :-1]
         )
@@ -131,7 +144,7 @@ class SpeechModule(TrainingModule):
         steps_B = torch.tensor([steps(n) for n in batch.frames_B.tolist()])
         fits_B = steps_needed(batch.tokens_BU[:, 1:-1].cpu(), lengths_B) <= steps_B
         n_ctc = lengths_B[fits_B].sum()
-        n_others = [len(torch.cat(head.targets(batch.texts))) for head in self.heads]
+        n_others = [head.labels(batch.texts, steps_B) for head in self.heads]
         n_others += [int(n_ctc)] if self.config.training.consistency else []
         return torch.tensor([int(n_decoder), int(n_ctc), *n_others, int((~fits_B).sum())])
 

@@ -2,23 +2,29 @@
 
 import itertools
 import math
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import kl_div
 
+from asr.bundle import Bundle
 from asr.config import Config
-from asr.train.auxiliary import IntermediateCtc, consistency, ctc_sum, units_of
+from asr.model.conditioning import SOUNDS
+from asr.train.auxiliary import consistency, ctc_sum, intermediate_ctc, units_of
 from asr.training_config import IntermediateConfig
-from tests.helpers import run_cli, tones_recipe, write_recipe
+from asr.transcription.recognizer import Recognizer
+from tests.helpers import run_cli, speak, tones_recipe, write_recipe
 
 pytest.importorskip("pypinyin")
 
 
-def test_syllables_have_tones_or_none_and_letters_stay() -> None:
+def test_syllables_have_tones_and_parts_and_letters_stay() -> None:
     assert units_of("syllable")("中国人 了 OK") == ["zhong1", "guo2", "ren2", "le5", "O", "K"]
-    assert units_of("toneless")("中国人了OK") == ["zhong", "guo", "ren", "le", "O", "K"]
+    parts = units_of("initial_final")
+    assert parts("中国人了OK") == ["zh", "ong1", "g", "uo2", "r", "en2", "l", "e5", "O", "K"]
+    assert parts("女儿二十") == ["n", "v3", "er2", "er4", "sh", "i2"]
 
 
 def test_consistency_is_the_mean_divergence_of_both_directions() -> None:
@@ -65,9 +71,11 @@ def test_ctc_is_the_sum_over_all_alignments() -> None:
 def test_the_head_learns_syllables_of_what_its_layer_says() -> None:
     torch.manual_seed(3)
     layer, texts = torch.nn.Linear(6, 6), ["中国", "钟", "果中"]
-    head = IntermediateCtc(IntermediateConfig(layer=1), layer, 6, texts)
+    head = intermediate_ctc(IntermediateConfig(layer=1), layer, 6, texts)
     zhong, guo, other = (ids.tolist() for ids in head.targets(["钟", "国", "咖果"]))
     assert (zhong, len(guo), len(other)) == (head.targets(["中"])[0].tolist(), 1, 1)
+    # 中国 needs two steps, 中中 three: a blank is between equal units.
+    assert head.labels(["中国", "中国", "中中", "中中"], torch.tensor([1, 2, 2, 3])) == 4
     inputs, steps = torch.randn(3, 9, 6), torch.tensor([9, 9, 5])
     adam = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.05)
     losses = []
@@ -81,11 +89,48 @@ def test_the_head_learns_syllables_of_what_its_layer_says() -> None:
     assert losses[-1] < losses[0] / 3
 
 
+def test_all_readings_are_of_the_known_sounds() -> None:
+    assert len(SOUNDS) == len(set(SOUNDS)) < 256
+    parts = units_of("initial_final")
+    common = "".join(chr(i) for i in range(0x4E00, 0x9FA6))
+    unknown = [c for c in common if not set(parts(c)) <= set(SOUNDS)]
+    assert len(unknown) < 60, "only interjections as 嗯, and units as 兙, are without"
+
+
+def test_the_layers_above_hear_of_a_guess_and_it_is_learned(tones: Path, tmp_path: Path) -> None:
+    conditioning = {"n_layers": 3, "conditioning": {"layer": 2, "weight": 0.5}}
+    recipe = write_recipe(
+        tmp_path / "r.yaml",
+        tones_recipe(tones, model={"encoder": conditioning}, training={"epochs": 12}),
+    )
+    done = run_cli("train", recipe, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    bundle = Bundle.load(tmp_path / "run")
+    encoder, guessed = bundle.model.encoder, []
+    assert encoder.conditioning
+    encoder.conditioning.head.register_forward_hook(lambda *seen: guessed.append(seen[2]))
+    recognizer = Recognizer(bundle, "cpu")
+    wave = torch.from_numpy(speak("一二三四", 7))
+    (text, _), *_ = recognizer.texts([wave])
+    assert text == "一二三四"
+    best = torch.unique_consecutive(guessed[0][0].argmax(-1)).tolist()
+    sounds = [SOUNDS[i - 1] for i in best if i]
+    wanted = units_of("initial_final")(text)  # of which an initial has little time here
+    assert SequenceMatcher(None, sounds, wanted).ratio() > 0.75
+    steps = torch.randn(1, 9, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        heard = encoder(steps, torch.ones(1, 9, dtype=torch.bool))
+        torch.nn.init.zeros_(encoder.conditioning.back.weight)
+        deaf = encoder(steps, torch.ones(1, 9, dtype=torch.bool))
+    assert float((heard - deaf).norm() / heard.norm()) > 0.001
+
+
 @pytest.mark.parametrize(
     ("training", "model", "words"),
     [
         ({"intermediate": [{"layer": 9}]}, {}, "names layer 9 of 1"),
-        ({"consistency": 0.2}, {"ctc_weight": 0.0}, "are of the CTC head"),
+        ({"consistency": 0.2}, {"ctc_weight": 0.0}, "go with a CTC head"),
+        ({}, {"encoder": {"conditioning": {"layer": 1}}, "ctc_weight": 0.0}, "layer 1 of 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(training: dict, model: dict, words: str) -> None:
@@ -105,6 +150,9 @@ def test_a_recipe_trains_with_both_resumes_and_its_bundle_has_neither(
     assert run_cli("train", recipe, "--out", out).returncode == 0
     more = run_cli("train", recipe, "--out", out, "--resume", "--set", "training.epochs=2")
     assert more.returncode == 0, more.stderr
+    other = ("--set", "training.epochs=3", "--set", "training.intermediate=[]")
+    refused = run_cli("train", recipe, "--out", out, "--resume", *other)
+    assert refused.returncode == 2 and "another training.intermediate" in refused.stderr
     plain = write_recipe(tmp_path / "p.yaml", tones_recipe(tones, training={"epochs": 1}))
     assert run_cli("train", plain, "--out", tmp_path / "plain").returncode == 0
     size = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("run", "plain")]
