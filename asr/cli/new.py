@@ -219,7 +219,7 @@ def _recipe(
 ) -> "Config":
     """Choose and write a recipe with `overrides` in it; one that is there is used as it is."""
     from asr.config import check_config, load_config
-    from asr.new.recipe import HEAD, as_yaml, choose, has_pinyin, is_mandarin
+    from asr.new.recipe import HEAD, as_yaml, choose, has_pinyin
     from asr.runtime.devices import choose_device, has_bfloat16
     from asr.runtime.files import write_text
 
@@ -227,7 +227,7 @@ def _recipe(
     if path.exists():
         note(f"{path}: is used as it is")
         return load_config(path, overrides)
-    if is_mandarin(corpus) and not has_pinyin():
+    if corpus.is_mandarin and not has_pinyin():
         note("Mandarin is learned from less speech with: pip install 'lrt-asr[chinese]'")
     is_fast = has_bfloat16(choose_device(device))
     recipe = choose(corpus, (folder / _DATA).resolve(), overrides, is_fast)

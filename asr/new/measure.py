@@ -22,6 +22,7 @@ LONGEST = 30.0  # seconds of an utterance that trains
 SAMPLED = 300  # recordings whose silence is measured
 _FRAME_SECONDS = 0.025
 _SILENCE = 10 ** (-35 / 20)  # of the loudest frame's amplitude
+_CHINESE = 0.8  # of the characters
 
 
 class SplitSize(FrozenModel):
@@ -56,6 +57,11 @@ class CorpusMeasures(FrozenModel):
     too_long: int = 0
     synthetic: bool = False
     splits: dict[str, SplitSize]
+
+    @property
+    def is_mandarin(self) -> bool:
+        """Return whether nearly all of the text is in Chinese characters."""
+        return self.chinese >= _CHINESE
 
     def __str__(self) -> str:
         rates = ", ".join(f"{rate} Hz ({hours:.2f} h)" for rate, hours in self.sample_rates.items())

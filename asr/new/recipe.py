@@ -21,7 +21,6 @@ _STEPS_OF_AN_HOUR = 6000  # steps that a corpus of at most an hour gets
 _CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps for
 _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _VOICES_HOURS = 2.0
-_CHINESE = 0.8  # share of the characters
 _VOICES = {
     "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
 }  # fmt: skip
@@ -85,9 +84,9 @@ def choose(
 ) -> Recipe:
     """Return a recipe for the corpus in the folder `data`, with `key.key=value` set in it.
 
-    `has_bfloat16`: the processor that trains is faster in bfloat16.
-    Where `training.epochs` is among these, what depends on it follows. Raises ConfigError where one
-    is not written so.
+    Where `training.epochs` or `model.encoder.n_layers` is among these, what depends on it follows.
+    `has_bfloat16`: the processor that trains is faster in bfloat16. Raises ConfigError where one is
+    not written so.
     """
     given: dict[str, Any] = {}
     keys = [apply_override(given, override) for override in overrides or []]
@@ -96,8 +95,8 @@ def choose(
     batch_seconds = _batch_seconds(corpus, size, n_speeds)
     step_seconds = batch_seconds * size.accumulate
     steps = math.ceil(corpus.hours * 3600 * n_speeds / step_seconds)
-    epochs = given["training"].get("epochs") if isinstance(given.get("training"), dict) else None
-    if not isinstance(epochs, int) or epochs < 1:
+    epochs = _given_number(given, "training", "epochs")
+    if epochs is None:
         wanted = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
         epochs = min(max(10, math.ceil(wanted / steps)), 600 // n_speeds)
     _add_data(recipe, corpus, data, batch_seconds, n_speeds, steps)
@@ -108,12 +107,21 @@ def choose(
     _add_training(recipe, corpus, size, epochs, steps)
     if has_bfloat16:
         recipe.add("training.precision", "bfloat16", "half the time on this processor")
-    if is_mandarin(corpus) and has_pinyin():
-        _add_sounds(recipe, size)
+    n_layers = _given_number(given, "model", "encoder", "n_layers") or size.n_layers[0]
+    if n_layers > 1 and corpus.is_mandarin and has_pinyin():
+        _add_sounds(recipe, n_layers)
     for key, override in zip(keys, overrides or [], strict=True):
         apply_override(recipe.values, override)
         recipe.reasons[key] = "given by --set"
     return recipe
+
+
+def _given_number(given: Mapping[str, Any], *keys: str) -> int | None:
+    """Return a whole number above 0 that --set gives, or None."""
+    value: Any = given
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def as_yaml(recipe: Recipe) -> str:
@@ -129,8 +137,9 @@ def _lines(values: Mapping[str, Any], reasons: Mapping[str, str], above: str = "
             yield f"{indent}{name}:{why}"
             yield from _lines(value, reasons, f"{key}.")
         else:
+            as_is = str(value).isprintable()  # else escaped
             flow = yaml.safe_dump(
-                {name: value}, default_flow_style=True, allow_unicode=True, width=math.inf
+                {name: value}, default_flow_style=True, allow_unicode=as_is, width=math.inf
             )
             yield f"{indent}{flow.strip()[1:-1]}{why}"
 
@@ -272,24 +281,17 @@ def _add_training(
     )
 
 
-def is_mandarin(corpus: CorpusMeasures) -> bool:
-    """Return whether nearly all of the text is in Chinese characters."""
-    return corpus.chinese >= _CHINESE
-
-
 def has_pinyin() -> bool:
     """Return whether lrt-asr[chinese] is installed, which knows how characters sound."""
     return find_spec("pypinyin") is not None
 
 
-def _add_sounds(recipe: Recipe, size: _Size) -> None:
+def _add_sounds(recipe: Recipe, n_layers: int) -> None:
     """Add losses of initials and finals, and of syllables, at a third and two thirds of the way."""
-    n_layers = size.n_layers[0]
-    first, second = (math.ceil(n_layers * share / 3) for share in (1, 2))
-    sounds = {"layer": first, "unit": "initial_final", "weight": 0.7}
-    syllables = {"layer": second, "unit": "syllable", "weight": 0.7}
-    why = "160 initials and finals are learned sooner than thousands of characters"
-    recipe.add("training.intermediate", [sounds, syllables], why)
+    first, second = math.ceil(n_layers / 3), math.ceil(2 * n_layers / 3)
+    why = "240 initials and finals are learned sooner than thousands of characters"
+    recipe.add("model.encoder.conditioning", {"layer": first}, why)
+    recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
 
 
 def _amount(corpus: CorpusMeasures) -> str:

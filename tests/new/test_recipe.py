@@ -1,5 +1,6 @@
 """The recipe that `asr new` chooses: any corpus gets one, and its file holds the same values."""
 
+import itertools
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -115,16 +116,26 @@ def test_values_follow_the_measurements() -> None:
 def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for hours in (0.5, 5, 50, 500):
+    monkeypatch.setattr(recipe_module, "has_pinyin", lambda: True)
+    for hours, layers in itertools.product((0.5, 5, 50, 500), (None, 1, 2, 12)):
+        overrides = [] if layers is None else [f"model.encoder.n_layers={layers}"]
         corpus = corpus_of(hours, chinese=0.97)
-        monkeypatch.setattr(recipe_module, "has_pinyin", lambda: True)
-        config = values_of(corpus)
-        first, second = config.training.intermediate
-        assert 0 < first.layer < second.layer <= config.model.encoder.n_layers
-        assert (first.unit, second.unit) == ("initial_final", "syllable")
-        assert values_of(corpus_of(hours, chinese=0.5)).training.intermediate == ()
-        monkeypatch.setattr(recipe_module, "has_pinyin", lambda: False)
-        assert values_of(corpus).training.intermediate == ()
+        config = Config.model_validate(choose(corpus, Path("/data"), overrides).values)
+        sounds, syllables = config.model.encoder.conditioning, config.training.intermediate
+        assert (sounds is None) == (layers == 1) == (not syllables)
+        if sounds:
+            assert sounds.layer <= syllables[0].layer <= config.model.encoder.n_layers
+    others = corpus_of(5, chinese=0.5)
+    assert values_of(others).model.encoder.conditioning is None
+    monkeypatch.setattr(recipe_module, "has_pinyin", lambda: False)
+    assert values_of(corpus_of(5, chinese=1.0)).model.encoder.conditioning is None
+
+
+@pytest.mark.parametrize("name", ["\x85", "\u2028", "\u3000中", "a: b", "x #y", "'"])
+def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+    recipe, path = choose(corpus_of(1.0), Path("/") / name), tmp_path / "recipe.yaml"
+    path.write_text(as_yaml(recipe), "utf-8")
+    assert load_config(path).data.train == (Path("/") / name / "train.jsonl.gz",)
 
 
 def test_a_processor_that_is_faster_in_bfloat16_uses_it() -> None:
