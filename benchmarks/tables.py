@@ -34,6 +34,7 @@ THEMES = {
     "hkust-layout": "Real words in the layout of HKUST",
     "digits": "Digit strings of an unseen speaker",
     "curriculum": "Curriculum by length",
+    "sounds": "Sounds beneath characters",
     "papers-models": "The papers' six models in one small budget",
     "best-recipe": "Our recipe and the thesis's in equal time",
     "front-end": "A factorized front end",
