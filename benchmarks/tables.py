@@ -33,6 +33,7 @@ THEMES = {
     "aishell1-layout": "Real words in the layout of AiShell-1",
     "hkust-layout": "Real words in the layout of HKUST",
     "digits": "Digit strings of an unseen speaker",
+    "little-data": "Little real speech",
     "curriculum": "Curriculum by length",
     "sounds": "Sounds beneath characters",
     "papers-models": "The papers' six models in one small budget",

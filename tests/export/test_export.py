@@ -144,7 +144,10 @@ def test_a_graph_that_differs_is_no_result(
 def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: Path) -> None:
     recipe = tones_recipe(tmp_path)
     recipe["model"] |= {"d_model": 8, "d_inner": 8, "projection": {"kind": "set_sparse"}}
-    recipe["model"]["encoder"]["attention"] = {"kind": kind, **ENCODER[kind]}
+    attention = {"kind": kind, **ENCODER[kind]}
+    recipe["model"]["encoder"] = {
+        "n_layers": 2, "conditioning": {"layer": 1}, "attention": attention,
+    }  # fmt: skip
     config = Config.model_validate(recipe)
     made = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))
     model, n_freqs = made.model.eval().requires_grad_(False), config.features.n_freqs

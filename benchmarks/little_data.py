@@ -1,0 +1,161 @@
+"""Measure how accuracy follows from hours and speakers: one recipe, parts of one corpus.
+
+    python -m benchmarks.little_data RECIPE DATA WORK [--hours 0.25 0.5 1] [--speakers 10 40]
+        [--heard 60] [--set NAME key=value …] [--record]
+
+DATA is a folder of `asr prepare` whose splits have different speakers. Every training hears
+`--heard` hours of audio, so that all take about the same time: a small part of the corpus is heard
+more often. Dev chooses the epochs and test is measured, by greedy CTC; without a test the speakers
+of dev are halved for the two. Each `--set` is one more training with all of the corpus and these
+values changed, for an ablation. Finished trainings in WORK are not repeated, killed ones go on.
+"""
+
+import argparse
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lhotse import CutSet
+from lhotse.cut import Cut
+
+import asr
+from asr.config import load_config
+from asr.data.manifest import load_cuts, text_of
+from asr.evaluation.evaluate import Evaluation, evaluate
+from asr.reporting.cost import read_cost
+from benchmarks import record
+from benchmarks.record import Result, Value
+
+_ALL = math.inf
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training: of so many hours and speakers at most, with `values` of the recipe changed."""
+
+    name: str
+    hours: float = _ALL
+    speakers: float = _ALL
+    values: tuple[str, ...] = ()
+
+
+def speaker_of(cut: Cut) -> str:
+    """Return the speaker of an utterance."""
+    return cut.supervisions[0].speaker or ""
+
+
+def part_of(cuts: Sequence[Cut], hours: float, speakers: float, seed: int = 1) -> list[Cut]:
+    """Return a random part of a corpus; a larger part holds the smaller ones of as many speakers.
+
+    The utterances of the speakers take turns, so that few hours are of many speakers.
+    """
+    rng = random.Random(seed)
+    shuffled = sorted(cuts, key=lambda cut: cut.id)
+    rng.shuffle(shuffled)
+    names = sorted({speaker_of(cut) for cut in shuffled})
+    rng.shuffle(names)
+    chosen = set(names if speakers == _ALL else names[: int(speakers)])
+    turns: dict[str, int] = {}
+    numbered = []
+    for i, cut in enumerate(cut for cut in shuffled if speaker_of(cut) in chosen):
+        turn = turns[speaker_of(cut)] = turns.get(speaker_of(cut), 0) + 1
+        numbered.append((turn, i, cut))
+    part, seconds = [], 0.0
+    for _, _, cut in sorted(numbered, key=lambda each: each[:2]):
+        if seconds >= 3600 * hours:
+            break
+        part.append(cut)
+        seconds += cut.duration
+    return part
+
+
+def halves(cuts: Sequence[Cut]) -> tuple[list[Cut], list[Cut]]:
+    """Return the utterances of every other speaker, and those of the rest."""
+    names = sorted({speaker_of(cut) for cut in cuts})
+    first = set(names[::2])
+    return [c for c in cuts if speaker_of(c) in first], [
+        c for c in cuts if speaker_of(c) not in first
+    ]
+
+
+def run(case: Case, args: argparse.Namespace, measured: Path) -> list[Value]:
+    """Train and evaluate a case; return its row."""
+    out = args.work / case.name
+    part = part_of(list(load_cuts(args.data / "train.jsonl.gz")), case.hours, case.speakers)
+    manifest = args.work / f"{case.name}.jsonl.gz"
+    CutSet.from_cuts(part).to_file(manifest)
+    hours = sum(cut.duration for cut in part) / 3600
+    n_speeds = len(load_config(args.recipe, list(case.values)).data.speed_factors)
+    epochs = max(2, round(args.heard / hours / n_speeds))
+    values = (
+        f"data.train={manifest}", f"data.dev={args.work / 'choosing.jsonl.gz'}",
+        f"training.epochs={epochs}", *case.values,
+    )  # fmt: skip
+    options = [option for value in values for option in ("--set", value)]
+    command = [sys.executable, "-m", "asr.cli", "train", str(args.recipe), "--out", str(out)]
+    subprocess.run([*command, "--resume", *options], check=True)
+    found = measure(out, measured)
+    cost = read_cost(out)
+    characters = len({character for cut in part for character in text_of(cut)} - {" "})
+    return [
+        case.name, hours, len({speaker_of(cut) for cut in part}), characters, epochs,
+        100 * found.cer, None if found.wer is None else 100 * found.wer,
+        cost.seconds / 3600 if cost else None,
+    ]  # fmt: skip
+
+
+def measure(bundle: Path, measured: Path) -> Evaluation:
+    """Evaluate by greedy CTC, with all that is uncertain."""
+    recognizer = asr.load(bundle, "cpu")
+    changes = {"method": "ctc_greedy", "confidence_threshold": 0.0}
+    options = recognizer.config.decoding.model_copy(update=changes)
+    return evaluate(recognizer, load_cuts(measured), options)
+
+
+def cases(args: argparse.Namespace) -> list[Case]:
+    """Return what is to be trained, the quick ones first."""
+    return [
+        *(Case(f"{hours:g} h", hours=hours) for hours in args.hours),
+        *(Case(f"{n} speakers", speakers=n) for n in args.speakers),
+        *(Case(name, values=tuple(values)) for name, *values in args.set),
+    ]
+
+
+def main() -> None:
+    """Train, measure, print and record."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--hours", type=float, nargs="+", default=[])
+    parser.add_argument("--speakers", type=int, nargs="+", default=[])
+    parser.add_argument("--heard", type=float, default=60.0, help="hours of audio of a training")
+    parser.add_argument("--set", nargs="+", action="append", default=[], help="NAME key=value …")
+    record.add_option(parser)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    dev, test = (args.data / f"{split}.jsonl.gz" for split in ("dev", "test"))
+    dev_cuts = list(load_cuts(dev))
+    choosing, measured = (dev_cuts, list(load_cuts(test))) if test.exists() else halves(dev_cuts)
+    for name, cuts in (("choosing", choosing), ("measured", measured)):
+        CutSet.from_cuts(cuts).to_file(args.work / f"{name}.jsonl.gz")
+    rows = []
+    for case in cases(args):
+        rows.append(run(case, args, args.work / "measured.jsonl.gz"))
+        record.progress(f"{rows[-1]}")
+    columns = {
+        "training": "", "hours": ".2f", "speakers": "d", "characters": ",d", "epochs": "d",
+        "CER (%)": ".2f", "WER (%)": ".2f", "hours of training": ".2f",
+    }  # fmt: skip
+    title = f"{args.data.name}: {args.heard:g} hours heard by each training"
+    note = f"{len(measured)} utterances of speakers that no training has."
+    result = Result(title=title, note=note, columns=columns, rows=rows)
+    record.publish(args, "little-data", [result])
+
+
+if __name__ == "__main__":
+    main()
