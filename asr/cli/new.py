@@ -219,7 +219,8 @@ def _recipe(
 ) -> "Config":
     """Choose and write a recipe with `overrides` in it; one that is there is used as it is."""
     from asr.config import check_config, load_config
-    from asr.new.recipe import HEAD, as_yaml, choose, has_pinyin
+    from asr.new.commented import HEAD, as_yaml
+    from asr.new.recipe import choose, has_pinyin
     from asr.runtime.devices import choose_device, has_bfloat16
     from asr.runtime.files import write_text
 

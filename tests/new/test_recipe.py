@@ -15,8 +15,9 @@ from asr.errors import ConfigError
 from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
 from asr.new import recipe as recipe_module
+from asr.new.commented import HEAD, as_yaml
 from asr.new.measure import CorpusMeasures, SplitSize
-from asr.new.recipe import HEAD, as_yaml, choose
+from asr.new.recipe import choose
 
 
 def corpus_of(hours: float, **changes) -> CorpusMeasures:
