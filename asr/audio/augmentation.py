@@ -36,8 +36,9 @@ class VoicesConfig(FrozenModel):
 
     `pitch`, `formants` (the resonances of the vocal tract: Jaitly & Hinton 2013) and `tempo` are
     changed independently, by up to these factors. `filter_db` is the most by which a smooth random
-    filter, such as a microphone has, raises or lowers a frequency. `rooms` and `noise` are shares
-    of utterances: those in a simulated room, and those with noise, at `least_snr_db` or more.
+    filter, such as a microphone has, raises or lowers a frequency. `rooms`, `noise` and `overload`
+    are shares of utterances: those in a simulated room, those with noise, at `least_snr_db` or
+    more, and those too loud for their recorder, which cuts their peaks.
     """
 
     pitch: Factor = 1.0
@@ -46,6 +47,7 @@ class VoicesConfig(FrozenModel):
     filter_db: Annotated[float, Field(ge=0, le=40)] = 0.0
     rooms: Share = 0.0
     noise: Share = 0.0
+    overload: Share = 0.0
     least_snr_db: Annotated[float, Field(ge=-20, le=80)] = 10.0
 
 

@@ -28,6 +28,7 @@ _ENVELOPE_SECONDS = 0.002  # of the cepstrum; a pitch period is longer
 _DYNAMIC_RANGE = 1e-4  # of the spectrum that an envelope is taken of, relative to its largest bin
 _SHORTEST_DECAY, _LONGEST_DECAY = 0.1, 0.7  # seconds in which a room's sound falls by 60 dB
 _MOST_SNR_DB = 40.0
+_MOST_CUT_DB = 20.0  # of the peaks
 _KNOTS, _FILTER_SAMPLES = 6, 256  # of a random filter
 
 
@@ -141,8 +142,8 @@ def change_tempo(feats_TF: Tensor, factor: float) -> Tensor:
 def change_place(
     wave_N: Tensor, rate: int, config: VoicesConfig, rng: np.random.Generator
 ) -> Tensor:
-    """Return a waveform as long, in another room, by another microphone, with noise."""
-    in_room, is_noisy = rng.random(2) < (config.rooms, config.noise)
+    """Return a waveform as long, in another room, by another microphone, with noise, cut off."""
+    in_room, is_noisy, is_cut = rng.random(3) < (config.rooms, config.noise, config.overload)
     if in_room or config.filter_db:
         wave_N = _filtered(wave_N, rate, config.filter_db, rng, in_room)
     rms = float(wave_N.square().mean().sqrt())
@@ -150,6 +151,9 @@ def change_place(
         snr_db = rng.uniform(config.least_snr_db, max(_MOST_SNR_DB, config.least_snr_db))
         fast = _fast_size(len(wave_N))
         wave_N = wave_N + rms * 10 ** (-snr_db / 20) * noise(fast, rate, rng)[: len(wave_N)]
+    if is_cut and len(wave_N):
+        limit = float(wave_N.abs().max()) * 10 ** (-rng.uniform(0, _MOST_CUT_DB) / 20)
+        wave_N = wave_N.clamp(-limit, limit)
     return wave_N
 
 

@@ -88,7 +88,9 @@ def test_any_waveform_gives_finite_features(n: int, wave: str) -> None:
     features = LogMelConfig(sample_rate=HZ, n_mels=20).build()
     for pitch, formants in ((2.0, 0.5), (0.5, 2.0)):
         changed = change_voice(samples, HZ, pitch, formants)
-        placed = change_place(changed, HZ, VoicesConfig(filter_db=20, rooms=1, noise=1), rng)
+        placed = change_place(
+            changed, HZ, VoicesConfig(filter_db=20, rooms=1, noise=1, overload=1), rng
+        )
         assert len(placed) == len(changed) and placed.isfinite().all()
         assert change_tempo(features(placed), 1.3).isfinite().all()
 
@@ -107,6 +109,21 @@ def test_noise_has_the_power_that_was_asked_for() -> None:
     noisy = change_place(wave, HZ, VoicesConfig(noise=1, least_snr_db=60), np.random.default_rng(1))
     rms = [x.square().mean().sqrt() for x in (wave, noisy - wave)]
     assert 20 * torch.log10(rms[0] / rms[1]) == pytest.approx(60, abs=0.5)
+
+
+def test_an_overloaded_recorder_cuts_peaks_and_nothing_else() -> None:
+    wave = vowel(100)
+    peak, shares = float(wave.abs().max()), []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        found = change_place(wave, HZ, VoicesConfig(overload=1), rng)
+        limit = float(found.abs().max())
+        assert peak / 10 <= limit <= peak
+        torch.testing.assert_close(found, wave.clamp(-limit, limit))
+        shares.append(limit / peak)
+    assert max(shares) > 0.8 and min(shares) < 0.2
+    untouched = change_place(wave, HZ, VoicesConfig(), np.random.default_rng(1))
+    assert torch.equal(untouched, wave)
 
 
 def test_a_filter_stays_within_its_decibels_and_a_room_rings_on() -> None:
