@@ -1,10 +1,10 @@
 """Measure how accuracy follows from hours and speakers: one recipe, parts of one corpus.
 
     python -m benchmarks.little_data RECIPE DATA WORK [--hours 0.25 0.5 1] [--speakers 10 40]
-        [--heard 60] [--set NAME key=value …] [--record]
+        [--audio 60] [--set NAME key=value …] [--record]
 
-DATA is a folder of `asr prepare` whose splits have different speakers. Every training hears
-`--heard` hours of audio, so that all take about the same time: a small part of the corpus is heard
+DATA is a folder of `asr prepare` whose splits have different speakers. Every training has
+`--audio` hours of audio, so that all take about the same time: a small part of the corpus comes
 more often. Dev chooses the epochs and test is measured, by greedy CTC; without a test the speakers
 of dev are halved for the two. Each `--set` is one more training with all of the corpus and these
 values changed, for an ablation. Finished trainings in WORK are not repeated, killed ones go on.
@@ -90,7 +90,7 @@ def run(case: Case, args: argparse.Namespace, measured: Path) -> list[Value]:
     CutSet.from_cuts(part).to_file(manifest)
     hours = sum(cut.duration for cut in part) / 3600
     n_speeds = len(load_config(args.recipe, list(case.values)).data.speed_factors)
-    epochs = max(2, round(args.heard / hours / n_speeds))
+    epochs = max(2, round(args.audio / hours / n_speeds))
     values = (
         f"data.train={manifest}", f"data.dev={args.work / 'choosing.jsonl.gz'}",
         f"training.epochs={epochs}", *case.values,
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--hours", type=float, nargs="+", default=[])
     parser.add_argument("--speakers", type=int, nargs="+", default=[])
-    parser.add_argument("--heard", type=float, default=60.0, help="hours of audio of a training")
+    parser.add_argument("--audio", type=float, default=60.0, help="hours of audio of a training")
     parser.add_argument("--set", nargs="+", action="append", default=[], help="NAME key=value …")
     record.add_option(parser)
     args = parser.parse_args()
@@ -151,7 +151,7 @@ def main() -> None:
         "training": "", "hours": ".2f", "speakers": "d", "characters": ",d", "epochs": "d",
         "CER (%)": ".2f", "WER (%)": ".2f", "hours of training": ".2f",
     }  # fmt: skip
-    title = f"{args.data.name}: {args.heard:g} hours heard by each training"
+    title = f"{args.data.name}: {args.audio:g} hours of audio in each training"
     note = f"{len(measured)} utterances of speakers that no training has."
     result = Result(title=title, note=note, columns=columns, rows=rows)
     record.publish(args, "little-data", [result])

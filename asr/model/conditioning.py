@@ -1,4 +1,4 @@
-"""Self-conditioned CTC: what an encoder layer takes for said is told to the layers above it.
+"""Self-conditioned CTC: the guesses of an encoder layer go to the layers above it.
 
 Legend: B batch, S encoder steps, D d_model, N units and a blank.
 """
