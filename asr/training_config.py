@@ -110,7 +110,8 @@ class IntermediateConfig(FrozenModel):
 class TrainingConfig(FrozenModel):
     """How the weights are trained.
 
-    `average` is the number of best epochs (by validation CER) whose weights are averaged;
+    `average` is the number of best epochs (by validation CER) whose weights are averaged, without
+    those that are far worse than the best;
     `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
     batches per process whose gradients are added before a step; `patience` ends the run after so
     many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32

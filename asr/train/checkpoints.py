@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
+# An epoch is in the mean whose figure is at most so many times the best's, and so much more.
+_NEAR, _NEAR_POINTS = 1.05, 1.0
 OnBest = Callable[["Checkpoints"], None]
 
 
@@ -149,7 +151,10 @@ class Checkpoints(Callback):
 
     def _best_of(self, rows: list[dict[str, float]]) -> list[Path]:
         ranked = self._rank(rows)[: self.training.average]
-        return [self._weights(int(row["epoch"])) for row in ranked]
+        # A run of few epochs has early ones among its best, which would spoil the mean.
+        limit = _NEAR * ranked[0][self.metric] + _NEAR_POINTS if ranked else 0.0
+        near = (row for row in ranked if row[self.metric] <= limit)
+        return [self._weights(int(row["epoch"])) for row in near]
 
     def _weights(self, epoch: int) -> Path:
         return self.folder / f"epoch{epoch}.safetensors"

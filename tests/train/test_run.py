@@ -7,6 +7,7 @@ import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from asr.config import Config
 from asr.data.manifest import load_cuts, text_of
 from asr.data.sampling import plan_epoch
 from asr.errors import ConfigError, DataError
+from asr.train.checkpoints import Checkpoints
 from asr.train.progress import TrainingProgress
 from asr.train.run import train
 from asr.train.schedule import rate
@@ -30,6 +32,27 @@ from tests.helpers import (
     wait_for,
     write_recipe,
 )
+
+
+@pytest.mark.parametrize(
+    ("rates", "wanted"),
+    [
+        ([97.7, 86.2, 77.8], [3]),  # the first epochs know nothing yet
+        ([60.0, 20.0, 18.5, 18.0], [4, 3]),
+        ([5.0, 0.9, 0.3, 0.0], [4, 3, 2]),
+        ([40.0, 30.0, 31.0, 30.5, 33.0, 90.0], [2, 4, 3]),
+    ],
+)
+def test_epochs_far_worse_than_the_best_are_not_in_the_mean(
+    rates: list[float], wanted: list[int], tmp_path: Path
+) -> None:
+    config = Config.model_validate(tones_recipe(tmp_path, training={"average": 3}))
+    module = SimpleNamespace(config=config, dev_metrics=("val_cer_percent",))
+    data = SimpleNamespace()
+    checkpoints = Checkpoints(tmp_path, module, data, lambda _: None)  # type: ignore[arg-type]
+    rows = enumerate(rates, 1)
+    checkpoints.history = [{"epoch": i, "val_cer_percent": rate} for i, rate in rows]
+    assert [path.name for path in checkpoints.best] == [f"epoch{i}.safetensors" for i in wanted]
 
 
 def test_it_recognizes_utterances_that_it_was_not_trained_on(learned: Path, tmp_path: Path) -> None:
