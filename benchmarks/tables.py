@@ -24,8 +24,8 @@ rate in percent; S / I / D are substitutions, insertions and deletions; RTF is t
 divided by the duration of the audio, so lower is faster. Most trainings were run with one seed.
 A command is the one that was run at that commit; names of files and keys may have changed since.
 
-**No corpus of real sentences has been recognized yet**: AiShell-1 and HKUST were not available to
-this project. "Real words" below are recorded words that a program joined into utterances.
+AiShell-1 and HKUST were not available to this project: real sentences are those of "Little real
+speech". "Real words" below are recorded words that a program joined into utterances.
 """
 THEMES = {
     "model-sizes": "Sizes of the papers' models",
