@@ -107,7 +107,7 @@ class Labels:
         recordings = chain.from_iterable(map(recordings_of, self.dev or ()))
         if any(source.type != "file" for each in recordings for source in each.sources):
             raise ConfigError(
-                "--dev: its recordings are inside archives, so it cannot be told whether they are "
+                "--dev: its recordings are inside archives, so it is not known whether they are "
                 "among those to label: give the manifest that the archives were made of"
             )
         return {Path(path).resolve() for cut in self.dev or () for path, _ in origins(cut)}

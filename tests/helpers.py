@@ -307,7 +307,8 @@ def _ask_cli_server(asked: dict[str, Any]) -> int:
 def _cli_server() -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.cli_server"]
     root = Path(__file__).parents[1]
-    server = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=root)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # no fork may come after a second one
+    server = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=root, env=one_thread)
     atexit.register(server.communicate)
     return server
 

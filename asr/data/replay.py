@@ -37,8 +37,11 @@ def canary_set(data: DataConfig) -> list[Cut]:
     if replay is None:
         return []
     cuts = _others(data, replay.dev or replay.train)
-    if replay.dev:
-        return draw_sample(cuts)
+    return draw_sample(cuts) if replay.dev else _held_out(replay, cuts)
+
+
+def _held_out(replay: ReplayConfig, cuts: Sequence[Cut]) -> list[Cut]:
+    """Return the canary set of a corpus without dev. Raises DataError where that is too small."""
     n_held_out = min(SAMPLED, int(_HELD_OUT * len(cuts)))
     if not n_held_out:
         raise DataError(
@@ -66,10 +69,10 @@ class Replay:
 
     def __init__(self, config: Config, replay: ReplayConfig) -> None:
         self.seed, self.share = config.seed, replay.share
-        held_out = {cut.id for cut in canary_set(config.data)} if replay.dev is None else set()
         others = _others(config.data, replay.train)
         if not others:
             raise DataError(f"{replay.train}: the new corpus has it all: give another to --replay")
+        held_out = {cut.id for cut in _held_out(replay, others)} if replay.dev is None else set()
         cuts = CutSet.from_cuts(cut for cut in others if cut.id not in held_out)
         normalize = config.tokenizer.normalize
         self.utterances = filter_cuts(cuts, config.data, replay.train, normalize)
