@@ -51,9 +51,13 @@ class DecodingOptions(FrozenModel):
     def changed(self, changes: Mapping[str, Any]) -> "DecodingOptions":
         """Return the options with other values; None keeps the present one.
 
-        Raises ConfigError where they contradict each other.
+        A confidence threshold was chosen for the decoder's confidences or for the CTC head's: a
+        method of the other has none. Raises ConfigError where the values contradict each other.
         """
-        values = self.model_dump() | {k: v for k, v in changes.items() if v is not None}
+        given = {k: v for k, v in changes.items() if v is not None}
+        values = self.model_dump() | given
+        if (self.method == "joint") != (values["method"] == "joint"):
+            values["confidence_threshold"] = given.get("confidence_threshold")
         if changes.get("lm") and not values["lm_weight"]:
             raise ConfigError(
                 "--lm has no effect without a weight: give --lm-weight, see `asr tune`"

@@ -193,6 +193,17 @@ def test_a_text_of_guesses_is_left_out_and_listed(method) -> None:
         assert nbest == ([UNCERTAIN, *before] if mean < between else before)
 
 
+def test_a_threshold_stays_with_its_head() -> None:
+    joint = DecodingOptions(confidence_threshold=0.3)
+    greedy = joint.model_copy(update={"method": "ctc_greedy"})
+    assert joint.changed({"method": "rescore"}).confidence_threshold is None
+    assert greedy.changed({"method": "joint", "beam_size": 4}).confidence_threshold is None
+    assert greedy.changed({"method": "ctc_beam"}).confidence_threshold == 0.3
+    assert joint.changed({"beam_size": 4}).confidence_threshold == 0.3
+    given = {"method": "ctc_beam", "confidence_threshold": 0.2}
+    assert joint.changed(given).confidence_threshold == 0.2
+
+
 def test_digital_silence_is_a_constant_wave() -> None:
     assert is_constant(torch.zeros(100)) and is_constant(torch.full((9,), 0.3))
     assert is_constant(torch.zeros(0))
