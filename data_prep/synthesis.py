@@ -28,7 +28,7 @@ from asr.errors import AsrError, DataError
 from asr.runtime.files import write_atomically
 
 if TYPE_CHECKING:
-    from data_prep.corpus_writer import Report
+    from data_prep.corpus_writer import Report, Utterance
 
 SAMPLE_RATE = 16000
 # Variants of espeak-ng that sound human. Those that differ only in timbre filters from a voice of
@@ -102,11 +102,23 @@ def write_spoken_corpus(
 ) -> "Report":
     """Synthesize the lines of each split in `out`/wav; write their cuts and report.
 
-    Recordings of an earlier run, even a killed one, are kept. Raises DataError if a recording
-    cannot be written or none is spoken, AsrError if a process dies.
+    Raises DataError if none is spoken, and what `speak` raises.
     """
     # Imported here because the synthesizing processes import this file and do not need lhotse.
-    from data_prep.corpus_writer import Utterance, write_corpus
+    from data_prep.corpus_writer import write_corpus
+
+    return write_corpus(speak(lines, out, jobs), out, corpus=corpus, synthetic=True, jobs=jobs)
+
+
+def speak(
+    lines: dict[str, list[Line]], out: Path, jobs: int | None
+) -> dict[str, list["Utterance"]]:
+    """Synthesize the lines of each split in `out`/wav; return them as utterances.
+
+    Recordings of an earlier run, even a killed one, are kept. Raises DataError if a recording
+    cannot be written, AsrError if a process dies.
+    """
+    from data_prep.corpus_writer import Utterance
 
     plan = {
         out / "wav" / split / line.voice / f"{split}-{i:06d}-{line.digest}.wav": line
@@ -114,10 +126,10 @@ def write_spoken_corpus(
         for i, line in enumerate(some)
     }
     _synthesize(plan, jobs)
-    splits: dict[str, list[Utterance]] = {split: [] for split in VOICES}
+    splits: dict[str, list[Utterance]] = {split: [] for split in lines}
     for path, line in plan.items():
         splits[path.parts[-3]].append(Utterance(path.stem, path, line.text, line.voice))
-    return write_corpus(splits, out, corpus=corpus, synthetic=True, jobs=jobs)
+    return splits
 
 
 def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:

@@ -2,6 +2,8 @@
 
     python recipes/digits/prepare.py DIGITS_DIR data/digits [--test-speaker lucas]
 
+Besides the three speakers train 31 voices of espeak-ng, in OUT/synthetic: no person speaks there.
+
 DIGITS_DIR is free-spoken-digit-dataset's recordings: FLAC files and `digits.tsv` (id, speaker,
 word, seconds). An utterance is 1 to 7 digits of one speaker with 0 to 0.2 s between them; dev takes
 recordings of the training speakers that are not in train. Its text is the digits: "7204".
@@ -9,16 +11,29 @@ recordings of the training speakers that are not in train. Its text is the digit
 
 import argparse
 import csv
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import soundfile as sf
 
-from data_prep.corpus_writer import Utterance, write_corpus
+from data_prep.corpus_writer import Report, Utterance, write_corpus
+from data_prep.synthesis import VOICES, draw, speak
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 RATE = 8000
 SIZES = {"train": 4000, "dev": 100, "test": 400}
+N_SYNTHETIC = 3000
+ENGLISH = [
+    "en-us",
+    "en-us-nyc",
+    "en-gb-x-rp",
+    "en-gb-x-gbclan",
+    "en-gb-x-gbcwmd",
+    "en-gb-scotland",
+    "en-029",
+]
 
 
 def recordings(folder: Path, test_speaker: str) -> dict[str, dict[str, list[tuple[str, Path]]]]:
@@ -50,6 +65,19 @@ def silence(rng: np.random.Generator, shortest: float, longest: float) -> np.nda
     return np.zeros(int(rng.uniform(shortest, longest) * RATE), np.float32)
 
 
+def write_synthetic(out: Path) -> Report:
+    """Write a corpus of strings that synthetic voices speak."""
+    rng, voices = random.Random(1), VOICES["train"].split()
+    lines = []
+    for i in range(N_SYNTHETIC):
+        digits = " ".join(rng.choices("0123456789", k=rng.randint(1, 7)))
+        lines.append(draw(rng, digits, voices[i % len(voices)], rng.choice(ENGLISH)))
+    spoken = speak({"train": lines}, out, jobs=None)["train"]
+    # With spaces it speaks digits, without them a number; the text has none.
+    spoken = [replace(one, text=one.text.replace(" ", "")) for one in spoken]
+    return write_corpus({"train": spoken}, out, corpus="digits-synthetic", synthetic=True)
+
+
 def main() -> None:
     """Write the corpus."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -70,6 +98,7 @@ def main() -> None:
             sf.write(path, wave, RATE, subtype="PCM_16")
             splits[split].append(Utterance(f"{split}-{path.stem}", path, text, speaker))
     print(write_corpus(splits, args.out, corpus="digits"))
+    print(write_synthetic(args.out / "synthetic"))
 
 
 if __name__ == "__main__":
