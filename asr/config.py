@@ -43,6 +43,14 @@ class Config(FrozenModel):
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")
+    def _decode_as_trained(self) -> Self:
+        """Give the CTC head its share of training in decoding too, where the recipe has none."""
+        if "ctc_weight" not in self.decoding.model_fields_set:
+            decoding = self.decoding.model_copy(update={"ctc_weight": self.model.ctc_weight})
+            object.__setattr__(self, "decoding", decoding)
+        return self
+
+    @model_validator(mode="after")
     def _check_parts(self) -> Self:
         if self.format > FORMAT:
             raise ValueError(

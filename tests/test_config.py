@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -225,6 +226,17 @@ def test_the_best_recipe_is_low_rank_and_within_13_million(corpus: str) -> None:
     result = CliRunner().invoke(app, ["info", str(recipe), "--format", "json"])
     assert 10e6 < json.loads(result.stdout)["parameters"] <= 13e6
     assert load_config(recipe).model.projection.kind == "low_rank"
+
+
+def test_a_ctc_head_decodes_with_its_share_of_training() -> None:
+    def share(**values: Any) -> float:
+        data = {"train": "a.jsonl.gz", "dev": "b.jsonl.gz"}
+        return Config.model_validate({"data": data, **values}).decoding.ctc_weight
+
+    assert share() == 0.0
+    assert share(model={"ctc_weight": 0.7}) == 0.7
+    assert share(model={"ctc_weight": 0.7}, decoding={"beam_size": 3}) == 0.7
+    assert share(model={"ctc_weight": 0.7}, decoding={"ctc_weight": 0}) == 0.0
 
 
 def test_the_default_model_is_the_papers_r100() -> None:
