@@ -1,0 +1,43 @@
+"""The study's sizes match, and its intervals are those of known errors."""
+
+import numpy as np
+import pytest
+
+from asr.model.transformer import ModelConfig
+from benchmarks.generalization import Measured, interval, matched, parameters
+
+BASE = ModelConfig.model_validate(
+    {"d_model": 32, "d_inner": 64, "n_heads": 4, "projection": {"kind": "dense"}}
+)
+
+
+def test_sizes_match_a_dense_network() -> None:
+    target = parameters(BASE, 40, 30, {}) // 2
+    assert parameters(BASE, 40, 30, {}) == sum(p.numel() for p in BASE.build(40, 30).parameters())
+
+    def ranked(rank: int) -> dict[str, object]:
+        return {"d_model": 64, "d_inner": 256, "projection": {"kind": "low_rank", "rank": rank}}
+
+    def size(values: dict[str, object]) -> int:
+        return parameters(BASE, 40, 30, values)
+
+    values = matched(ranked, size, size(ranked(12)) + 30)
+    assert values == ranked(12)
+    with pytest.raises(ValueError, match="no size within 1%"):
+        matched(ranked, size, target // 100)
+
+
+def test_an_interval_holds_what_seeds_and_utterances_vary() -> None:
+    rng = np.random.default_rng(3)
+    lengths_N = rng.integers(5, 20, size=400)
+
+    def run(rate: float) -> Measured:
+        return Measured([], rng.binomial(lengths_N, rate), lengths_N)
+
+    worse, better = [run(0.25) for _ in range(5)], [run(0.2) for _ in range(5)]
+    low, high = interval(worse)
+    assert low < 25 < high and high - low < 3
+    low, high = interval(worse, better)
+    assert 0 < low < 5 < high < 10
+    low, high = interval(worse, worse)
+    assert low < 0 < high
