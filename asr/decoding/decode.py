@@ -6,6 +6,7 @@ V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -125,8 +126,8 @@ class SpeechDecoder:
         found = first_pass(JointScorer(None, None, ctc, scorer), steps_B, encoded.requests)
         if options.method == "ctc_beam":
             return reject_uncertain(found, [nbest[: options.n_best] for nbest in found], options)
-        state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
-        rescored = rescore(decoder.step, state, found, options, steps_B.device)
+        score = partial(decoder.log_probs, memory_BSD=encoded.memory_BSD, mask_BS=encoded.mask_BS)
+        rescored = rescore(score, found, options, steps_B.device)
         return reject_uncertain(found, rescored, options)
 
 

@@ -5,7 +5,6 @@ Legend: B utterances, W hypotheses of each, U tokens.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,22 +14,22 @@ from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.tokenizer import EOS, PAD, SOS
 
-Step = Callable[[Tensor, Any], Tensor]
+# Maps texts (B, W, U) to the log-probability (B, W, U - 1) of each of their tokens but the first.
+TextScorer = Callable[[Tensor], Tensor]
 
 
 def rescore(
-    step: Step,
-    state: Any,
+    log_probs: TextScorer,
     found: list[list[Hypothesis]],
     options: DecodingOptions,
     device: torch.device,
 ) -> list[list[Hypothesis]]:
     """Return the n best of each utterance by the joint score, best first.
 
-    `step` and its initial `state` are the decoder's. A token's confidence is the weighted geometric
-    mean of the decoder's and the first pass's, by `ctc_weight`.
+    `log_probs` are the decoder's. A token's confidence is the weighted geometric mean of the
+    decoder's and the first pass's, by `ctc_weight`.
     """
-    logp_BWU = teacher_forced_log_probs(step, state, found, device)
+    logp_BWU = log_probs(with_limits(found, device))
     att, ctc, lm = options.weights
     results = []
     for nbest, rows in zip(found, logp_BWU.tolist(), strict=True):
@@ -46,19 +45,13 @@ def rescore(
     return results
 
 
-def teacher_forced_log_probs(
-    step: Step, state: Any, found: list[list[Hypothesis]], device: torch.device
-) -> Tensor:
-    """Return the log-probability (B, W, U) of each token of each hypothesis, and of EOS after it.
+def with_limits(found: list[list[Hypothesis]], device: torch.device) -> Tensor:
+    """Return the texts (B, W, U) between SOS and EOS, then PAD.
 
     Shorter lists of hypotheses are filled with their first one.
     """
     width = max(map(len, found))
     texts = [h.tokens for nbest in found for h in [*nbest, *[nbest[0]] * (width - len(nbest))]]
     tokens = [torch.tensor([SOS, *text, EOS], device=device) for text in texts]
-    tokens_BWU = pad_sequence(tokens, batch_first=True, padding_value=PAD).unflatten(0, (-1, width))
-    logp = [
-        step(tokens_BWU[..., u], state).gather(2, tokens_BWU[..., u + 1, None]).squeeze(2)
-        for u in range(tokens_BWU.shape[-1] - 1)
-    ]
-    return torch.stack(logp, -1)
+    padded = pad_sequence(tokens, batch_first=True, padding_value=PAD)
+    return padded.view(len(found), width, -1)

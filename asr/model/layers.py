@@ -236,9 +236,15 @@ class DecoderLayer(nn.Module):
         return isinstance(unit, MultiHeadAttention) and unit.kernel.attends_to_all_past
 
     def forward(self, x_BUD: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """Compute all positions at once, for training; padding at the end needs no mask."""
+        """Compute all positions at once; padding at the end needs no mask.
+
+        There may be several texts of each utterance, one after the other: to cross-attention
+        theirs are all queries of the utterance, as in `step`.
+        """
         memory = self.cross_attention.keys_values(memory_BSD)
-        x_BUD = self.cross_attention.attend(self.self_attention(x_BUD), memory, mask_BS)
+        rows = self.self_attention(x_BUD)
+        queries = rows.reshape(len(memory_BSD), -1, rows.shape[-1])
+        x_BUD = self.cross_attention.attend(queries, memory, mask_BS).view_as(rows)
         y_BUD: Tensor = self.feed_forward(x_BUD)
         return y_BUD
 

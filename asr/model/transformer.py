@@ -1,7 +1,7 @@
 """The whole network: front end, encoder, decoder (Winata 2020; Cahyawijaya 2021, sec. 4.1).
 
 Legend: B batch, T frames, F frequency bins, S encoder steps, U output tokens, W hypotheses of an
-utterance, D d_model, V vocabulary.
+utterance, R rows (B · W), D d_model, V vocabulary.
 """
 
 import math
@@ -187,10 +187,29 @@ class Decoder(TokenDecoder):
 
     def forward(self, tokens_BU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the logits (B, U, V) of the token after each, all positions at once."""
-        x_BUD = self.embed_at(tokens_BU, 0)
+        return self.logits(self._hidden(tokens_BU, memory_BSD, mask_BS))
+
+    def log_probs(self, tokens_BWU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        """Return the log-probability (B, W, U - 1) of each token of known texts but the first.
+
+        All positions of all texts are one pass of the layers.
+        """
+        inputs_RU, wanted_RU = tokens_BWU[..., :-1].flatten(0, 1), tokens_BWU[..., 1:].flatten(0, 1)
+        hidden_RUD = self._hidden(inputs_RU, memory_BSD, mask_BS)
+        found = []
+        # One text at a time has logits, which are the largest tensors of decoding.
+        for hidden_UD, wanted_U in zip(hidden_RUD, wanted_RU, strict=True):
+            logits_UV = self.logits(hidden_UD)
+            chosen_U = logits_UV.gather(1, wanted_U[:, None]).squeeze(1)
+            found.append(chosen_U - logits_UV.logsumexp(1))
+        return torch.stack(found).view_as(tokens_BWU[..., 1:])
+
+    def _hidden(self, tokens_RU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        """Return the output of the layers (R, U, D); R is a multiple of B (see `DecoderLayer`)."""
+        x_RUD = self.embed_at(tokens_RU, 0)
         for layer in self.layers:
-            x_BUD = layer(x_BUD, memory_BSD, mask_BS)
-        return self.logits(x_BUD)
+            x_RUD = layer(x_RUD, memory_BSD, mask_BS)
+        return x_RUD
 
     def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> DecoderState:
         """Return the state before the first token."""

@@ -26,14 +26,12 @@ from tests.helpers import (
     METHODS,
     WORD_COUNTS,
     Table,
-    TableState,
     V,
     all_texts,
     attention_logp,
     ctc_logp,
     same,
     search,
-    step_of,
     texts_of,
     tiny_model,
 )
@@ -93,7 +91,14 @@ def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
     first = ctc_beam(logp_SV, config.first_pass)
     assert len(first) == 6
 
-    (found,) = rescore(step_of(table), TableState(table, 6), [first], config, torch.device("cpu"))
+    def log_probs(tokens_BWU: torch.Tensor) -> torch.Tensor:
+        rows = []
+        for text in tokens_BWU[0].tolist():
+            pairs = [(tuple(text[1:u]), text[u]) for u in range(1, len(text))]
+            rows.append([float(table.logp(seed, prefix)[token]) for prefix, token in pairs])
+        return torch.tensor(rows)[None]
+
+    (found,) = rescore(log_probs, [first], config, torch.device("cpu"))
     expected = {
         h.tokens: (1 - share) * attention_logp(table, seed, h.tokens)
         + share * ctc_logp(logp_SV, h.tokens)

@@ -9,10 +9,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from asr.model.attention.full import FullAttentionConfig
+from asr.model.attention.linear import LinearAttentionConfig
 from asr.model.frontend import padding_mask
 from asr.model.layers import Convolution, DecoderLayer, EncoderLayer, MultiHeadAttention, NormOrder
 from asr.model.projection import DenseConfig, LowRank, LowRankConfig
 from asr.model.transformer import EncoderConfig, ModelConfig, sinusoids
+from asr.tokenizer import PAD
 from tests.helpers import FREQS, HEADS, INNER, VOCAB, D, build, padded_batch, tiny
 
 
@@ -212,6 +215,21 @@ def test_cached_steps_equal_the_decoder_run_at_once_also_when_reordered(norm: No
     full = torch.cat((history, tokens[..., None]), dim=2)
     logits = model.decoder(full[:, 1], memory, mask)[:, -1]
     torch.testing.assert_close(found[:, 1], logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", [FullAttentionConfig(), LinearAttentionConfig(kind="linear")])
+def test_known_texts_are_scored_in_one_pass_as_token_by_token(attention) -> None:
+    config = tiny()
+    decoder = config.decoder.model_copy(update={"attention": attention})
+    model = build(config.model_copy(update={"decoder": decoder}))
+    memory, mask = model.encode(*padded_batch([23, 12], 5.0)[:2])
+    texts = torch.randint(1, VOCAB, (2, 3, 7), generator=torch.Generator().manual_seed(1))
+    texts[0, 1, 4:] = PAD  # a shorter text
+    found = model.decoder.log_probs(texts, memory, mask)
+    state = model.decoder.start(memory, mask)
+    for u in range(6):
+        wanted = model.decoder.step(texts[..., u], state).gather(2, texts[..., u + 1, None])
+        torch.testing.assert_close(found[..., u], wanted.squeeze(2), atol=1e-5, rtol=1e-5)
 
 
 def test_the_gradients_of_padding_are_zero() -> None:
