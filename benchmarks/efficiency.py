@@ -48,7 +48,7 @@ def break_even(study: Study) -> Result:
     """Return the lengths below which LRT takes less than Linformer."""
     rows: list[list[Value]] = [[*cells] for cells in break_even_table(study)]
     columns = dict.fromkeys(["rank", *break_even_heads(study)], "")
-    return Result(title="Break-even lengths of LRT and Linformer", columns=columns, rows=rows)
+    return Result(title="Break-even lengths", columns=columns, rows=rows)
 
 
 def main() -> None:
