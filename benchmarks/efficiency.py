@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from asr.efficiency.grid import MODES, Measurement
-from asr.efficiency.tables import Study
+from asr.efficiency.tables import Study, break_even_heads, break_even_table, claims_table
 from benchmarks import record
 from benchmarks.record import Result, Value
 
@@ -39,9 +39,16 @@ def by_length(rows: list[Measurement], mode: str, unit: str, title: str) -> Resu
 
 def claims(study: Study) -> Result:
     """Return which of the thesis's claims are reproduced."""
-    rows: list[list[Value]] = [[*finding.cells] for finding in study.findings]
+    rows: list[list[Value]] = [[*cells] for cells in claims_table(study)]
     columns = dict.fromkeys(["the thesis", "here", "cases", "least ratio", "greatest ratio"], "")
     return Result(title="The thesis's claims", columns=columns, rows=rows)
+
+
+def break_even(study: Study) -> Result:
+    """Return the lengths below which LRT takes less than Linformer."""
+    rows: list[list[Value]] = [[*cells] for cells in break_even_table(study)]
+    columns = dict.fromkeys(["rank", *break_even_heads(study)], "")
+    return Result(title="Break-even lengths", columns=columns, rows=rows)
 
 
 def main() -> None:
@@ -52,6 +59,8 @@ def main() -> None:
     args = parser.parse_args()
     study = Study.model_validate_json(args.study.read_text("utf-8"))
     results = [claims(study)]
+    if study.break_even:
+        results.append(break_even(study))
     for mode in MODES:
         for unit in ("ms", "MiB"):
             results.append(by_length(study.rows, mode, unit, f"{mode.capitalize()}, {unit}"))

@@ -1,7 +1,7 @@
 """The price of pre-training BERT-base as an LRT: Cahyawijaya 2021, eq. 3.10 and table 3.2."""
 
-from asr.efficiency.claims import ratios
 from asr.efficiency.grid import BASELINE, Measurement
+from asr.efficiency.ratios import Ratio, ratios
 from asr.schema import FrozenModel
 
 SHARES = {128: 0.9, 512: 0.1}  # of BERT's pre-training at each length
@@ -47,10 +47,19 @@ def efficiency(factors: dict[int, float]) -> float:
     return sum(share * factors[length] for length, share in SHARES.items())
 
 
+def efficiencies(found: list[Ratio]) -> list[Ratio]:
+    """Return the efficiency, at the greatest length, of each rank with a factor at all lengths."""
+    factors: dict[int, dict[int, float]] = {}
+    for value, length, rank in found:
+        factors.setdefault(rank, {})[length] = value
+    return [
+        (efficiency(own), max(SHARES), rank)
+        for rank, own in sorted(factors.items())
+        if own.keys() >= SHARES.keys()
+    ]
+
+
 def prices(rows: list[Measurement]) -> list[Price]:
     """Return the price at each rank measured at all lengths of SHARES, greatest rank first."""
-    found: dict[int, dict[int, float]] = {}
-    for value, length, rank in ratios(rows, "seconds", BASELINE, "lrt", "training"):
-        found.setdefault(rank, {})[length] = value
-    known = {rank: factors for rank, factors in found.items() if factors.keys() >= SHARES.keys()}
-    return [BERT_BASE.at(rank, efficiency(known[rank])) for rank in sorted(known, reverse=True)]
+    found = efficiencies(ratios(rows, "seconds", BASELINE, "lrt", "training"))
+    return [BERT_BASE.at(rank, value) for value, _, rank in reversed(found)]

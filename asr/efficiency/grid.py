@@ -26,9 +26,11 @@ _RANKED: dict[str, Callable[[int, int], dict[str, int]]] = {
     "sliding_window": lambda rank, _: {"window": max(1, rank // 2)},
     "nystrom": lambda rank, _: {"landmarks": rank},
 }
-_FULL = ("transformer", "lrt", "matrix", "set_sparse")
-# `matrix` is the Transformer that forms the matrix of attention weights, as in the thesis.
-MODELS = (*_FULL, *_RANKED, "linear", "lsh", "s4d")
+_FULL = ("transformer", "lrt", "set_sparse")
+# The same models, which form the matrices of attention weights, as the thesis's did.
+MATRIX = {"transformer": "matrix", "lrt": "lrt_matrix", "linformer": "linformer_matrix"}
+_BASE = {form: model for model, form in MATRIX.items()}
+MODELS = (*_FULL, *_RANKED, *_BASE, "linear", "lsh", "s4d")
 
 
 class BenchmarkCase(FrozenModel):
@@ -43,18 +45,24 @@ class BenchmarkCase(FrozenModel):
 
     def build(self) -> Encoder:
         """Return the encoder of Cahyawijaya 2021, 3.2: 2 layers, 768, 3072, 12 heads."""
+        model = _BASE.get(self.model, self.model)
         projection: ProjectionConfig = DenseConfig()
-        if self.model == "set_sparse":
+        if model == "set_sparse":
             projection = SetSparseConfig()
-        elif self.model == "lrt" and self.rank:
+        elif model == "lrt" and self.rank:
             projection = LowRankConfig(rank=self.rank)
-        attention: dict[str, Any] = {"kind": "full" if self.model in _FULL else self.model}
-        if self.model in _RANKED:
-            attention |= _RANKED[self.model](self.rank or 1, self.length)
+        attention: dict[str, Any] = {"kind": "full" if model in _FULL else model}
+        if model in _RANKED:
+            attention |= _RANKED[model](self.rank or 1, self.length)
         encoder = {"n_layers": 2, "attention": attention}
         values = {"d_model": D_MODEL, "d_inner": 4 * D_MODEL, "n_heads": 12}
         parts = {"projection": projection, "encoder": encoder}
         return Encoder(ModelConfig.model_validate(values | parts))
+
+    @property
+    def forms_matrix(self) -> bool:
+        """Tell whether attention forms its matrix of weights in inference too."""
+        return self.model in _BASE
 
     def count_parameters(self) -> int:
         """Return the number of trainable weights."""
@@ -100,7 +108,8 @@ def grid(
     for length in sorted(set(lengths)):
         for mode in MODES:
             for model in dict.fromkeys([BASELINE, *models]):
-                has_rank = model == "lrt" or model in _RANKED
+                base = _BASE.get(model, model)
+                has_rank = base == "lrt" or base in _RANKED
                 for rank in sorted(set(ranks)) if has_rank else [None]:
                     yield BenchmarkCase(
                         device=device, mode=mode, model=model, rank=rank, length=length, runs=runs

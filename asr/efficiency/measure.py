@@ -120,7 +120,7 @@ def _runner(case: BenchmarkCase, model: nn.Module, batch: int) -> Callable[[], N
     mask_BS = torch.ones(batch, case.length, dtype=torch.bool, device=device)
 
     def run() -> None:
-        kernel = sdpa_kernel(SDPBackend.MATH) if case.model == "matrix" else nullcontext()
+        kernel = sdpa_kernel(SDPBackend.MATH) if case.forms_matrix else nullcontext()
         with kernel, torch.set_grad_enabled(is_training):
             y_BSD: Tensor = model(x_BSD, mask_BS)
             if is_training:

@@ -2,37 +2,50 @@
 
 from pathlib import Path
 
-from asr.efficiency.claims import Ratio, ratios
-from asr.efficiency.grid import BASELINE, MODES, Measurement, Mode
+from asr.efficiency.grid import BASELINE, MATRIX, MODES, Measurement, Mode
+from asr.efficiency.ratios import COSTS, Ratio, ratios
 from asr.reporting.plots import new_figure, save_figure
 
 
 def draw(rows: list[Measurement], out: Path) -> None:
-    """Draw the figures whose models were measured."""
-    models = [model for model in ("lrt", "linformer") if any(row.model == model for row in rows)]
+    """Draw the figures whose models were measured; `_matrix`: those that form their matrices."""
+    names, measured = ["lrt", "linformer"], {row.model for row in rows}
+    models = [name for name in names if name in measured]
     if models:
-        _draw(_against_baseline(rows, models, "inference"), out / "figure_3_4.png")
         _draw_sizes(rows, models, out / "figure_3_6.png")
+    _draw_ratios(rows, BASELINE, models, out, "")
+    matrices = [MATRIX[name] for name in names if MATRIX[name] in measured]
+    _draw_ratios(rows, MATRIX[BASELINE], matrices, out, "_matrix")
+
+
+def _draw_ratios(
+    rows: list[Measurement], baseline: str, models: list[str], out: Path, suffix: str
+) -> None:
+    """Draw figures 3.4 and 3.7, and 3.5 where both models were measured, LRT first."""
+    figures = {"3_4": _against(rows, baseline, models, "inference")}
+    low_rank_only = [model for model in models if model.startswith("lrt")]
+    figures["3_7"] = _against(rows, baseline, low_rank_only, "training")
     if len(models) == 2:
-        panels = {
-            f"{measure}, {mode}: LRT / Linformer": ratios(rows, measure, "lrt", "linformer", mode)
-            for measure in ("seconds", "memory_mib")
+        low_rank, linformer = models
+        figures["3_5"] = {
+            f"{measure}, {mode}: LRT / Linformer": ratios(rows, measure, low_rank, linformer, mode)
+            for measure in COSTS
             for mode in MODES
         }
-        _draw(panels, out / "figure_3_5.png")
-    if "lrt" in models:
-        _draw(_against_baseline(rows, ["lrt"], "training"), out / "figure_3_7.png")
+    for name, panels in figures.items():
+        if any(panels.values()):
+            _draw(panels, out / f"figure_{name}{suffix}.png")
 
 
-def _against_baseline(
-    rows: list[Measurement], models: list[str], mode: Mode
+def _against(
+    rows: list[Measurement], baseline: str, models: list[str], mode: Mode
 ) -> dict[str, list[Ratio]]:
-    """Return the Transformer's time over each model's, and each model's share of its memory."""
+    """Return the baseline's time over each model's, and each model's share of its memory."""
     panels: dict[str, list[Ratio]] = {}
     for model in models:
         title = f"{model}, {mode}: "
-        panels[title + "times as fast"] = ratios(rows, "seconds", BASELINE, model, mode)
-        panels[title + "memory"] = ratios(rows, "memory_mib", model, BASELINE, mode)
+        panels[title + "times as fast"] = ratios(rows, "seconds", baseline, model, mode)
+        panels[title + "memory"] = ratios(rows, "memory_mib", model, baseline, mode)
     return panels
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 
 from asr.efficiency.bert_cost import BERT_BASE, THESIS, Price, prices
-from asr.efficiency.claims import Finding, findings
-from asr.efficiency.grid import MODES, Measurement
+from asr.efficiency.break_even import BreakEven, break_even_length, break_evens
+from asr.efficiency.claims import ELSEWHERE, Finding, findings
+from asr.efficiency.grid import D_MODEL, MODES, Measurement
 from asr.efficiency.plots import draw
+from asr.efficiency.ratios import COSTS
 from asr.reporting.tables import DASH, markdown_table
 from asr.runtime.files import write_text
 from asr.schema import FrozenModel
@@ -28,6 +30,7 @@ class Study(FrozenModel):
     torch: str
     rows: list[Measurement]
     findings: list[Finding]
+    break_even: list[BreakEven]
     bert: list[Price]
     thesis: tuple[Price, ...] = THESIS
 
@@ -35,8 +38,10 @@ class Study(FrozenModel):
 def summarize(rows: list[Measurement]) -> Study:
     """Return the measurements of one device with what follows from them."""
     machine = f"{rows[0].device}, {platform.platform()}"
-    found, bert = list(findings(rows)), prices(rows)
-    return Study(machine=machine, torch=torch.__version__, rows=rows, findings=found, bert=bert)
+    return Study(
+        machine=machine, torch=torch.__version__, rows=rows, findings=list(findings(rows)),
+        break_even=list(break_evens(rows)), bert=prices(rows),
+    )  # fmt: skip
 
 
 def write_results(rows: list[Measurement], out: Path) -> str:
@@ -55,15 +60,46 @@ def markdown(study: Study) -> str:
     )
     parts = [f"{study.machine}, torch {study.torch}; mean of {runs} runs, batch {batches}"]
     for mode in MODES:
-        for measure in ("seconds", "memory_mib"):
+        for measure in COSTS:
             parts.append(_by_length(study.rows, mode, measure, f"{mode}, {_UNITS[measure][0]}"))
     parts.append(_by_length(study.rows, MODES[0], "parameters", _UNITS["parameters"][0]))
-    if study.findings:
+    if any(finding.cases for finding in study.findings):
         head = ["the thesis", "here", "cases", "least", "greatest ratio"]
-        parts.append(markdown_table([f.cells for f in study.findings], head))
+        parts.append(markdown_table(claims_table(study), head))
+    if study.break_even:
+        head = ["LRT takes less than Linformer below", *break_even_heads(study)]
+        parts.append(markdown_table(break_even_table(study), head))
     if study.bert:
         parts.append(_bert(study.bert))
     return "\n\n".join(parts) + "\n"
+
+
+def claims_table(study: Study) -> list[list[str]]:
+    """Return a row for each of the thesis's claims."""
+    elsewhere = [[text, "not measured", *[DASH] * 3] for text in ELSEWHERE]
+    return [finding.cells for finding in study.findings] + elsewhere
+
+
+def break_even_heads(study: Study) -> list[str]:
+    """Return the headings of the break-even lengths."""
+    found = {(e.measure, e.mode, e.matrices): None for e in study.break_even}
+    return ["operations", *(_what(*key) for key in found)]
+
+
+def break_even_table(study: Study) -> list[list[str]]:
+    """Return for each rank the break-even length by operations, then those measured."""
+    ranks = sorted({each.rank for each in study.break_even})
+    cells = {(e.rank, _what(e.measure, e.mode, e.matrices)): e.cell for e in study.break_even}
+    return [
+        [f"r = {rank}", f"{break_even_length(D_MODEL, rank):.0f}"]
+        + [cells.get((rank, head), DASH) for head in break_even_heads(study)[1:]]
+        for rank in ranks
+    ]
+
+
+def _what(measure: str, mode: str, matrices: bool) -> str:
+    name = "time" if measure == "seconds" else "memory"
+    return f"{name}, {mode}" + (", matrices" if matrices else "")
 
 
 def _by_length(rows: list[Measurement], mode: str, measure: str, title: str) -> str:

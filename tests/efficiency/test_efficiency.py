@@ -9,17 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from asr.cli import app
 from asr.cli.bench import _kinds
 from asr.efficiency.bert_cost import BERT_BASE, THESIS, efficiency, prices
-from asr.efficiency.claims import findings
-from asr.efficiency.grid import MODELS, BenchmarkCase, Measurement, grid
+from asr.efficiency.break_even import break_even_length, break_evens
+from asr.efficiency.claims import Finding, findings
+from asr.efficiency.grid import MATRIX, MODELS, BenchmarkCase, Measurement, grid
 from asr.efficiency.measure import _runner
 from asr.efficiency.run import ROWS, study
 from asr.efficiency.tables import markdown, summarize
 from asr.errors import ConfigError, DataError
 from asr.model.projection import SetSparse
+from asr.model.transformer import Encoder, ModelConfig
 from asr.runtime.files import read_csv
 from tests.helpers import run_cli, start_cli, wait_for
 
@@ -58,16 +63,18 @@ def test_parameters_are_those_of_the_formulas() -> None:
     for rank in (32, 64, 128, 256):
         low = LAYERS * (rank * (4 * 2 * D + 2 * (D + INNER)) + biases + norms)
         assert case("lrt", rank).count_parameters() == low
+        assert case("lrt_matrix", rank).count_parameters() == low
         for length in (128, 512):
             with_ef = dense + LAYERS * 2 * rank * length
             assert case("linformer", rank, length).count_parameters() == with_ef
+            assert case("linformer_matrix", rank, length).count_parameters() == with_ef
 
 
 def test_every_kind_can_be_built_and_the_transformers_training_comes_first() -> None:
     cases = list(grid(list(MODELS), [256, 128], [32, 64], 3, "cpu"))
-    assert len(cases) == len(set(cases)) == 2 * 2 * (6 * 2 + 6)
-    assert all(each.count_parameters() > 0 for each in cases[:18])
-    for start, length in ((0, 128), (36, 256)):
+    assert len(cases) == len(set(cases)) == 2 * 2 * (8 * 2 + 6)
+    assert all(each.count_parameters() > 0 for each in cases[:22])
+    for start, length in ((0, 128), (44, 256)):
         assert cases[start] == case("transformer", length=length, mode="training", runs=3)
 
 
@@ -77,6 +84,24 @@ def test_sparse_maps_infer_in_the_form_that_a_recognizer_uses() -> None:
         model = own.build()
         _runner(own, model, 1)()
         assert any(isinstance(part, SetSparse) for part in model.modules()) == stays
+
+
+@pytest.mark.parametrize("model", MATRIX)
+def test_a_model_forms_its_matrices_of_weights_only_where_it_says_so(model: str) -> None:
+    names: set[str] = set()
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            names.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    rank = None if model == "transformer" else 4
+    for name, forms in ((model, False), (MATRIX[model], True)):
+        own = case(name, rank, length=8)
+        names.clear()
+        with Operations():
+            _runner(own, own.build(), 1)()
+        assert any("softmax" in operation for operation in names) == forms
 
 
 QUICK = ["bench", "efficiency", "--quick", "--ranks", "32", "--runs", "1", "--device", "cpu"]
@@ -257,13 +282,129 @@ def test_bert_is_priced_by_the_training_speed_up_of_ranks_measured_at_both_lengt
     assert priced[0].co2_kg == pytest.approx(652.3 / 1.88)
 
 
+def found(rows: list[Measurement], matrices: bool = False) -> dict[str, Finding]:
+    """Return the findings by their first cells."""
+    return {f.cells[0]: f for f in findings(rows) if f.matrices == matrices}
+
+
 def test_a_claim_is_reproduced_only_where_every_case_agrees() -> None:
-    def found(slow: float) -> dict[str, tuple[bool, int]]:
+    def speed(slow: float) -> dict[str, Finding]:
         rows = [row("transformer", None, n, 1.0) for n in (256, 512, 1024)]
         rows += [row("lrt", 64, 256, 0.5), row("lrt", 64, 512, slow), row("lrt", 64, 1024, 9.0)]
-        return {f.claim.text: (f.holding == f.cases, f.cases) for f in findings(rows)}
+        return found(rows)
 
-    claim = "LRT is faster than the Transformer (n ≤ 512, r ≤ 128)"
-    assert found(0.9)[claim] == (True, 2)
-    assert found(1.1)[claim] == (False, 2)
-    assert not any("Linformer" in text for text in found(0.9))
+    claim = "LRT is faster than the Transformer (n ≤ 512, r ≤ 128): training"
+    assert speed(0.9)[claim].cells[1:3] == ["reproduced", "2 of 2"]
+    assert speed(1.1)[claim].cells[1:3] == ["not reproduced", "1 of 2"]
+    unmeasured = speed(0.9)["LRT is faster than Linformer (n ≤ 256): training"]
+    assert unmeasured.cells[1:] == ["not measured", "—", "—", "—"]
+
+
+def test_linformers_memory_is_claimed_from_256_and_its_gain_from_length_to_length() -> None:
+    rows = [row("transformer", None, n, float(n)) for n in (128, 256, 512, 1024)]
+    seconds = {128: 500.0, 256: 200.0, 512: 300.0, 1024: 700.0}
+    rows += [row("linformer", 32, n, value) for n, value in seconds.items()]
+    memory = found(rows)["Linformer takes less memory than the Transformer (n ≥ 256): training"]
+    assert memory.cells[1:3] == ["reproduced", "3 of 3"]
+    assert memory.least == (pytest.approx(256 / 200), 256, 32)
+    gain = found(rows)[
+        "Linformer gains speed on the Transformer with every length (n ≥ 256): training"
+    ]
+    # 1.28, 1.71, 1.46: it grows once and falls once.
+    assert gain.cells[1:3] == ["not reproduced", "1 of 2"]
+    assert gain.least == (pytest.approx(512 * 300 / 700 / 256), 1024, 32)
+
+
+def test_at_512_each_model_is_ahead_where_the_thesis_has_it() -> None:
+    rows = []
+    for mode, seconds, memory in (("training", 1.0, 3.0), ("inference", 3.0, 1.0)):
+        rows += [row("linformer", 64, 512, 2.0, mode).model_copy(update={"memory_mib": 2.0})]
+        rows += [row("lrt", 64, 512, seconds, mode).model_copy(update={"memory_mib": memory})]
+    verdicts = {text: f.cells[1] for text, f in found(rows).items() if "n = 512" in text}
+    assert verdicts == dict.fromkeys(
+        (
+            "LRT is faster than Linformer (n = 512): training",
+            "LRT takes less memory than Linformer (n = 512): inference",
+            "Linformer is faster than LRT (n = 512): inference",
+            "Linformer takes less memory than LRT (n = 512): training",
+        ),
+        "reproduced",
+    )
+
+
+def test_the_size_of_lrt_is_a_line_over_the_rank() -> None:
+    rows = [row("transformer", None, 128, 1.0)]
+    rows += [row("lrt", rank, 128, 1.0) for rank in (32, 64, 128, 256)]
+    claim = "LRT's size is a line over the rank: size"
+    assert found(rows)[claim].cells[1:3] == ["reproduced", "2 of 2"]
+    rows[-1] = rows[-1].model_copy(update={"parameters": rows[-1].parameters * 1.02})
+    assert found(rows)[claim].cells[1:3] == ["not reproduced", "1 of 2"]
+
+
+def test_berts_price_falls_by_30_percent_at_an_efficiency_of_10_by_7() -> None:
+    claim = "Pre-training BERT-base as an LRT saves more than 30 % (r ≤ 256): training"
+    for seconds, verdict in ((0.69, "reproduced"), (0.71, "not reproduced")):
+        rows = [row("transformer", None, n, 1.0) for n in (128, 512)]
+        rows += [row("lrt", 64, n, seconds) for n in (128, 512)]
+        assert found(rows)[claim].cells[1:3] == [verdict, f"{int(seconds < 0.7)} of 1"]
+
+
+def test_models_with_matrices_have_findings_of_their_own() -> None:
+    rows = [row("lrt", 64, 1024, 1.0), row("linformer", 64, 1024, 2.0)]
+    assert not found(rows, matrices=True)
+    rows += [row("lrt_matrix", 64, 1024, 2.0), row("linformer_matrix", 64, 1024, 1.0)]
+    claim = "Linformer is faster than LRT (n ≥ 1024): training"
+    assert found(rows)[claim].cells[1] == "not reproduced"
+    own = found(rows, matrices=True)
+    assert own.keys() == {
+        "Linformer is faster than LRT (n ≥ 1024): training, matrices formed",
+        "Linformer takes less memory than LRT (n ≥ 1024): training, matrices formed",
+    }
+    assert {f.cells[1] for f in own.values()} == {"reproduced"}
+
+
+@pytest.mark.parametrize(("rank", "length"), [(32, 4384), (64, 4160), (128, 3712), (256, 2816)])
+def test_the_break_even_length_by_operations(rank: int, length: int) -> None:
+    assert break_even_length(D, rank) == length
+
+
+def test_at_the_break_even_length_pytorch_counts_equally_many_operations() -> None:
+    kinds = {
+        "lrt": ({"kind": "low_rank", "rank": 4}, {"kind": "full"}),
+        "linformer": ({"kind": "dense"}, {"kind": "linformer", "rank": 4}),
+    }
+
+    def operations(kind: str, length: int) -> int:
+        projection, attention = kinds[kind]
+        values = {"d_model": 48, "d_inner": 192, "n_heads": 4, "projection": projection}
+        values["encoder"] = {"n_layers": 1, "attention": attention}
+        encoder = Encoder(ModelConfig.model_validate(values)).eval()
+        mask_BS = torch.ones(1, length, dtype=torch.bool)
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            encoder(torch.zeros(1, length, 48), mask_BS)
+        return int(counter.get_total_flops())
+
+    n = round(break_even_length(48, 4))
+    assert operations("lrt", n) == operations("linformer", n)
+    assert operations("lrt", n - 1) < operations("linformer", n - 1)
+    assert operations("lrt", n + 1) > operations("linformer", n + 1)
+
+
+def test_the_measured_break_even_lies_on_the_line_between_two_lengths() -> None:
+    lengths = (128, 256, 512, 1024)
+    # n² and 700 n are equal at 700; at rank 64 LRT is ahead everywhere, at 128 nowhere.
+    rows = [row("lrt", 32, n, n**2) for n in lengths]
+    rows += [row("linformer", 32, n, 700 * n) for n in lengths]
+    rows += [row("lrt", 64, n, 1.0) for n in lengths]
+    rows += [row("linformer", 64, n, 2.0) for n in lengths]
+    rows += [row("lrt", 128, n, 2.0) for n in lengths]
+    rows += [row("linformer", 128, n, 2.0) for n in lengths]
+    measured = {(e.rank, e.measure): e for e in break_evens(rows)}
+    assert {key: each.cell for key, each in measured.items()} == {
+        (rank, measure): cell
+        for rank, cell in ((32, "700"), (64, "above 1024"), (128, "below 128"))
+        for measure in ("seconds", "memory_mib")
+    }
+    assert (measured[32, "seconds"].longest, measured[32, "seconds"].shortest) == (512, 1024)
+    table = markdown(summarize(rows))
+    assert re.search(r"\| r = 32 +\| +4384 +\| +700 +\| +700 +\|", table)
