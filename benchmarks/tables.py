@@ -37,6 +37,7 @@ THEMES = {
     "curriculum": "Curriculum by length",
     "sounds": "Sounds beneath characters",
     "papers-models": "The papers' six models in one small budget",
+    "generalization": "Dense and low-rank networks by one rule",
     "best-recipe": "Our recipe and the thesis's in equal time",
     "front-end": "A factorized front end",
     "decoding-methods": "Ways of decoding",
