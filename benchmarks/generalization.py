@@ -235,9 +235,8 @@ def main() -> None:
         "so much from its least to the last epoch."
     )
     title = f"Generalization: {args.data.name}"
-    record.publish(
-        args, "generalization", [Result(title=title, note=note, columns=columns, rows=rows)]
-    )
+    result = Result(title=title, note=note, columns=columns, rows=rows)
+    record.publish(args, "generalization", [result])
 
 
 if __name__ == "__main__":
