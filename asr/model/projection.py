@@ -17,7 +17,7 @@ from asr.schema import FrozenModel, Size
 
 class _Projection(FrozenModel):
     def problem(self, largest_rank: int) -> str | None:  # noqa: ARG002
-        """Return why maps of at most this rank cannot be built, None if they can."""
+        """Return why maps of this full rank at most cannot be built, None if they can."""
         return None
 
 
@@ -77,7 +77,7 @@ class LowRankConfig(_Projection):
         if self.rank <= largest_rank:
             return None
         return (
-            f"projection.rank {self.rank} is above the smaller of d_model and d_inner: the "
+            f"rank {self.rank} is above the smaller of d_model and d_inner: the "
             f"full rank is {largest_rank}"
         )
 
