@@ -1,8 +1,4 @@
-"""Plug point 1: the linear maps of the network, dense, low-rank or sparse.
-
-They make every map of the front end's projection, the attention and the feed-forward, but not the
-embedding and the output projection (Cahyawijaya 2021, sec. 4.1).
-"""
+"""Sparse maps: sparse evolutionary training, SET (Mocanu 2018; Brouns 2019)."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -12,78 +8,7 @@ from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from asr.schema import FrozenModel, Size
-
-
-class _Projection(FrozenModel):
-    def problem(self, largest_rank: int) -> str | None:  # noqa: ARG002
-        """Return why maps of this full rank at most cannot be built, None if they can."""
-        return None
-
-
-class DenseConfig(_Projection):
-    """Dense maps, y = x W + b."""
-
-    kind: Literal["dense"] = "dense"
-
-    def build(self, d_in: int, d_out: int) -> nn.Module:
-        """Return a map from (..., d_in) to (..., d_out)."""
-        dense = nn.Linear(d_in, d_out)
-        nn.init.xavier_uniform_(dense.weight)
-        nn.init.zeros_(dense.bias)
-        return dense
-
-
-class LowRank(nn.Module):
-    """Linear encoder-decoder unit, LED: y = (x E) D + b in place of y = x W + b.
-
-    E is (d_in, rank), D is (rank, d_out): rank · (d_in + d_out) numbers in place of d_in · d_out
-    (Winata 2020; Cahyawijaya 2021, sec. 3.1.1).
-    """
-
-    def __init__(self, d_in: int, d_out: int, rank: int, bias: bool = True) -> None:
-        super().__init__()
-        self.E = nn.Linear(d_in, rank, bias=False)
-        self.D = nn.Linear(rank, d_out, bias)
-        # The product starts with the variance of a Xavier-initialized W, whatever the rank.
-        nn.init.normal_(self.E.weight, std=d_in**-0.5)
-        nn.init.normal_(self.D.weight, std=(2 * d_in / (rank * (d_in + d_out))) ** 0.5)
-        if bias:
-            nn.init.zeros_(self.D.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (..., d_in) to (..., d_out)."""
-        y: Tensor = self.D(self.E(x))
-        return y
-
-    def product(self) -> Tensor:
-        """Return the weight (d_out, d_in) of the equivalent dense map."""
-        with torch.no_grad():
-            return self.D.weight @ self.E.weight
-
-    # As nn.Linear has them; torch's transformer layers read them in evaluation.
-    weight = property(product)
-    bias = property(lambda self: self.D.bias)
-
-
-class LowRankConfig(_Projection):
-    """Low-rank maps W ≈ E·D of the given rank (LED)."""
-
-    kind: Literal["low_rank"] = "low_rank"
-    rank: Size
-
-    def problem(self, largest_rank: int) -> str | None:
-        """Return that the rank is too large, None if it is not."""
-        if self.rank <= largest_rank:
-            return None
-        return (
-            f"rank {self.rank} is above the smaller of d_model and d_inner: the "
-            f"full rank is {largest_rank}"
-        )
-
-    def build(self, d_in: int, d_out: int) -> nn.Module:
-        """Return a map from (..., d_in) to (..., d_out)."""
-        return LowRank(d_in, d_out, self.rank)
+from asr.model.projection.dense import Projection
 
 
 class SetSparse(nn.Module):
@@ -153,7 +78,7 @@ def sparse_maps(network: nn.Module) -> Iterator[tuple[str, SetSparse]]:
             yield name, module
 
 
-class SetSparseConfig(_Projection):
+class SetSparseConfig(Projection):
     """Sparse maps whose graph evolves (SET).
 
     `epsilon` sets their density; `zeta` is the share of the weights that is rewired after every
@@ -167,8 +92,3 @@ class SetSparseConfig(_Projection):
     def build(self, d_in: int, d_out: int) -> nn.Module:
         """Return a map from (..., d_in) to (..., d_out)."""
         return SetSparse(d_in, d_out, self.epsilon, self.zeta)
-
-
-ProjectionConfig = Annotated[
-    DenseConfig | LowRankConfig | SetSparseConfig, Field(discriminator="kind")
-]
