@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import BundleError
 from asr.model.inference.sparse import SparseLinear, fastest_form
-from asr.model.projection import SetSparse
+from asr.model.projection import SetSparse, sparse_maps
 from asr.reporting.results import describe
 from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import average_into
@@ -91,6 +92,22 @@ def test_rewiring_moves_the_share_closest_to_zero_and_keeps_all_else(epsilon: fl
         assert not torch.equal(again.places, module.places)
 
 
+@pytest.mark.parametrize("zeta", [0.0, 0.3, 1.0])
+def test_the_share_closest_to_zero_is_removed_and_all_else_stays(zeta: float) -> None:
+    torch.manual_seed(0)
+    module = SetSparse(12, 9, 3.0, zeta)
+    places, values = module.places.clone(), module.values.detach().clone()
+    module.remove_smallest()
+    n_kept = len(values) - round(zeta * len(values))
+    limit = sorted(values.abs().tolist(), reverse=True)[n_kept - 1] if n_kept else np.inf
+    expected = torch.where(values.abs() >= limit, values, 0)
+    assert torch.equal(module.values.detach(), expected) and torch.equal(module.places, places)
+    assert int((module.product() != 0).sum()) == n_kept
+    # A run that continues moves what was removed.
+    moved = module.rewire(torch.Generator().manual_seed(7))
+    assert set(moved.tolist()) == set((expected == 0).nonzero().flatten().tolist())
+
+
 @pytest.mark.parametrize(
     ("d", "epsilon", "kind"), [(512, 5.0, SparseLinear), (512, 60.0, nn.Linear), (64, 1, nn.Linear)]
 )
@@ -108,8 +125,14 @@ def test_for_evaluation_it_is_sparse_only_where_that_is_faster_and_always_the_sa
         torch.testing.assert_close(fast(x), module(x), atol=1e-5, rtol=1e-5)
 
 
-def untrained(folder: Path) -> Path:
-    config = Config.model_validate(tones_recipe(folder, model={"projection": PROJECTION}))
+MIXED = {
+    "projection": {"kind": "low_rank", "rank": 4},
+    "projections": {"query": PROJECTION, "value": {"kind": "dense"}, "outer": PROJECTION},
+}
+
+
+def untrained(folder: Path, model: dict | None = None) -> Path:
+    config = Config.model_validate(tones_recipe(folder, model=model or {"projection": PROJECTION}))
     torch.manual_seed(0)
     bundle = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))
     bundle.save(folder / "bundle", "card")
@@ -137,8 +160,9 @@ def test_a_bundle_stores_and_counts_the_weights_that_there_are(tmp_path: Path) -
     assert parameters[1] - parameters[0] == spared > 0
 
 
-def test_recognition_is_that_of_the_trained_network(tmp_path: Path) -> None:
-    folder = untrained(tmp_path)
+@pytest.mark.parametrize("model", [{"projection": PROJECTION}, MIXED], ids=["sparse", "mixed"])
+def test_recognition_is_that_of_the_trained_network(tmp_path: Path, model: dict) -> None:
+    folder = untrained(tmp_path, model)
     bundle, recognizer = Bundle.load(folder), asr.load(folder)
     assert not any(isinstance(m, SetSparse) for m in recognizer.model.modules())
     bundle.model.eval()
@@ -216,6 +240,29 @@ def test_it_evolves_after_every_epoch_but_the_last_and_new_weights_have_no_past(
     _, seen = undisturbed
     assert [epoch for epoch, _, _ in seen] == [1, 2]
     assert all(all(void) and all(live) for _, void, live in seen)
+
+
+def test_as_brouns_has_it_q_k_and_v_alone_are_sparse_and_lose_weights_at_the_end(
+    tones: Path, tmp_path: Path
+) -> None:
+    places = {"attention": {**PROJECTION, "final_removal": True}, "output": {"kind": "dense"}}
+    model = {"projection": {"kind": "dense"}, "projections": places}
+    zeros, calibrate = [], SpeechModule.validation_step
+
+    def watch(task: SpeechModule, *args: Any) -> None:
+        maps = [module for _, module in sparse_maps(task.model)]
+        zeros.append((task.current_epoch, [int((each.values == 0).sum()) for each in maps]))
+        calibrate(task, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpeechModule, "validation_step", watch)
+        recipe = tones_recipe(tones, model=model, training={"epochs": 2})
+        folder = train(Config.model_validate(recipe), tmp_path / "run")
+    maps = dict(sparse_maps(Bundle.load(folder).model))
+    assert {name.split(".")[-1] for name in maps} == {"query", "key", "value"}
+    removed = [round(0.3 * len(module.values)) for module in maps.values()]
+    assert {epoch for epoch, _ in zeros} == {0, 1}
+    assert all(found == removed if epoch else not any(found) for epoch, found in zeros)
 
 
 @pytest.mark.drawn(1)

@@ -21,9 +21,12 @@ class SetSparse(nn.Module):
 
     places: Tensor
 
-    def __init__(self, d_in: int, d_out: int, epsilon: float, zeta: float) -> None:
+    def __init__(
+        self, d_in: int, d_out: int, epsilon: float, zeta: float, final_removal: bool = False
+    ) -> None:
         super().__init__()
         self.d_in, self.d_out, self.zeta = d_in, d_out, zeta
+        self.final_removal = final_removal
         n = max(1, min(round(epsilon * (d_in + d_out)), d_in * d_out))
         places = torch.randperm(d_in * d_out)[:n].sort().values
         self.register_buffer("places", places.int())
@@ -52,6 +55,19 @@ class SetSparse(nn.Module):
         """Map (..., d_in) to (..., d_out)."""
         return linear(x, self.product(), self.bias)
 
+    def smallest(self) -> Tensor:
+        """Return the indices of the share ζ of `values` that are closest to zero."""
+        n_smallest = round(self.zeta * len(self.values))
+        return self.values.detach().abs().sort(stable=True).indices[:n_smallest]
+
+    @torch.no_grad()
+    def remove_smallest(self) -> None:
+        """Set the share ζ of the weights closest to zero to zero, without new ones in their place.
+
+        Rewiring in a run that continues after all moves these same weights.
+        """
+        self.values[self.smallest()] = 0
+
     @torch.no_grad()
     def rewire(self, generator: torch.Generator) -> Tensor:
         """Move the share ζ of the weights closest to zero to random free places, with value 0.
@@ -59,13 +75,12 @@ class SetSparse(nn.Module):
         Returns the indices of the moved `values`: reset their optimizer state. A place that
         becomes free may be drawn again. `generator` must be a CPU generator.
         """
-        n_moved = round(self.zeta * len(self.values))
-        moved = self.values.abs().sort(stable=True).indices[:n_moved]
+        moved = self.smallest()
         is_free = torch.ones(self.d_in * self.d_out, dtype=torch.bool)
         is_free[self.places.long().cpu()] = False
         is_free[self.places[moved].long().cpu()] = True
         free = is_free.nonzero().flatten()
-        drawn = free[torch.randperm(len(free), generator=generator)[:n_moved]]
+        drawn = free[torch.randperm(len(free), generator=generator)[: len(moved)]]
         self.places[moved] = drawn.to(self.places)
         self.values[moved] = 0
         return moved
@@ -82,13 +97,15 @@ class SetSparseConfig(Projection):
     """Sparse maps whose graph evolves (SET).
 
     `epsilon` sets their density; `zeta` is the share of the weights that is rewired after every
-    epoch but the last (20 and 0.3 in Mocanu 2018 and Brouns 2019, chapter 4).
+    epoch but the last (20 and 0.3 in Mocanu 2018 and Brouns 2019, chapter 4). With `final_removal`
+    this share is removed after the last epoch too, and nothing is added (Brouns 2019, sec. 2.2).
     """
 
     kind: Literal["set_sparse"] = "set_sparse"
     epsilon: PositiveFloat = 20.0
     zeta: Annotated[float, Field(ge=0, le=1)] = 0.3
+    final_removal: bool = False
 
     def build(self, d_in: int, d_out: int) -> nn.Module:
         """Return a map from (..., d_in) to (..., d_out)."""
-        return SetSparse(d_in, d_out, self.epsilon, self.zeta)
+        return SetSparse(d_in, d_out, self.epsilon, self.zeta, self.final_removal)
