@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import asr
-from asr.bundle import Bundle
+from asr.bundle import Bundle, load_bundle_config
 from asr.config import Config
 from asr.errors import BundleError
 from asr.model.inference.sparse import SparseLinear, fastest_form
@@ -158,6 +158,20 @@ def test_a_bundle_stores_and_counts_the_weights_that_there_are(tmp_path: Path) -
         describe(c.model_copy(update=sized))["parameters"] for c in (bundle.config, dense)
     ]
     assert parameters[1] - parameters[0] == spared > 0
+
+
+def test_info_measures_the_degrees_of_a_bundles_sparse_maps(tmp_path: Path) -> None:
+    folder = untrained(tmp_path, MIXED)
+    config = load_bundle_config(folder)
+    facts = describe(config, folder)
+    weights = [module.product() for _, module in sparse_maps(Bundle.load(folder).model)]
+    nodes = sum(sum(weight.shape) for weight in weights)
+    n_weights = sum(int(weight.count_nonzero()) for weight in weights)
+    assert facts["sparse_maps"] == len(weights) == 5
+    assert facts["degrees"]["mean"] == pytest.approx(2 * n_weights / nodes)
+    shown = run_cli("info", folder).stdout.split("degrees of 5 sparse maps: ")[1]
+    assert f"{facts['degrees']['exponent']:.2f}" in shown
+    assert "degrees" not in describe(config)
 
 
 @pytest.mark.parametrize("model", [{"projection": PROJECTION}, MIXED], ids=["sparse", "mixed"])
