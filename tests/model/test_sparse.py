@@ -13,9 +13,10 @@ from torch import nn
 import asr
 from asr.bundle import Bundle, load_bundle_config
 from asr.config import Config
-from asr.errors import BundleError
+from asr.errors import BundleError, ConfigError
 from asr.model.inference.sparse import SparseLinear, fastest_form
-from asr.model.projection import SetSparse, sparse_maps
+from asr.model.projection import BlockSparse, SetSparse, sparse_maps
+from asr.model.transformer import ModelConfig
 from asr.reporting.results import describe
 from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import average_into
@@ -125,10 +126,63 @@ def test_for_evaluation_it_is_sparse_only_where_that_is_faster_and_always_the_sa
         torch.testing.assert_close(fast(x), module(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("block", "d_in", "d_out"), [(4, 24, 16), (8, 8, 64)])
+def test_blocks_are_places_of_a_grid_and_gradients_are_right(
+    block: int, d_in: int, d_out: int
+) -> None:
+    torch.manual_seed(0)
+    module = BlockSparse(d_in, d_out, 3.0, 0.5, block=block).double()
+    n = round(3.0 * (d_in + d_out) / block**2)
+    assert module.values.shape == (n, block, block) and module.is_sound()
+    assert module.density == pytest.approx(n * block**2 / (d_in * d_out))
+    weight = np.zeros((d_out, d_in))
+    for place, value in zip(module.places.tolist(), module.values.tolist(), strict=True):
+        row, column = (block * i for i in divmod(place, d_in // block))
+        weight[row : row + block, column : column + block] = value
+    x = torch.randn(5, d_in, dtype=torch.float64)
+    found = module(x).detach().numpy()
+    np.testing.assert_allclose(found, x.numpy() @ weight.T, atol=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda values: torch.func.functional_call(module, {"values": values}, x), module.values
+    )
+    fast = fastest_form(module)
+    np.testing.assert_allclose(fast(x).detach().numpy(), found, atol=1e-12)
+
+
+def test_blocks_start_with_the_variance_of_a_dense_map() -> None:
+    torch.manual_seed(0)
+    y = BlockSparse(512, 768, 40.0, 0.3, block=16)(torch.randn(500, 512))
+    assert y.var().item() == pytest.approx(512 * 2 / (512 + 768), rel=0.1)
+
+
+def test_whole_blocks_move_by_their_norm() -> None:
+    torch.manual_seed(0)
+    module = BlockSparse(32, 24, 4.0, 0.5, block=4)
+    with torch.no_grad():  # a single large weight does not make a large block
+        module.values[:] = torch.linspace(1, 2, len(module.values))[:, None, None]
+        module.values[0] = 0
+        module.values[0, 1, 2] = 2.5
+        module.values[-1] = -module.values[-1]
+    before = module.product()
+    moved = module.rewire(torch.Generator().manual_seed(7)).tolist()
+    assert sorted(moved) == list(range(len(module.values) // 2))
+    assert module.is_sound() and not module.values[moved].any()
+    kept = module.product() != 0
+    assert torch.equal(module.product(), before * kept)
+    assert int(kept.sum()) == 16 * (len(module.values) - len(moved))
+
+
+def test_blocks_that_do_not_fill_a_map_are_refused() -> None:
+    model = {"projection": {"kind": "block_sparse", "block": 48}}
+    with pytest.raises(ConfigError, match="blocks of 48 do not fill a map from 5120 to 512"):
+        ModelConfig.model_validate(model).build(161, 9)
+
+
 MIXED = {
     "projection": {"kind": "low_rank", "rank": 4},
     "projections": {"query": PROJECTION, "value": {"kind": "dense"}, "outer": PROJECTION},
 }
+BLOCKS = {"projection": {"kind": "block_sparse", "epsilon": 4, "block": 8}}
 
 
 def untrained(folder: Path, model: dict | None = None) -> Path:
@@ -174,7 +228,7 @@ def test_info_measures_the_degrees_of_a_bundles_sparse_maps(tmp_path: Path) -> N
     assert "degrees" not in describe(config)
 
 
-@pytest.mark.parametrize("model", [{"projection": PROJECTION}, MIXED], ids=["sparse", "mixed"])
+@pytest.mark.parametrize("model", [{"projection": PROJECTION}, MIXED, BLOCKS])
 def test_recognition_is_that_of_the_trained_network(tmp_path: Path, model: dict) -> None:
     folder = untrained(tmp_path, model)
     bundle, recognizer = Bundle.load(folder), asr.load(folder)

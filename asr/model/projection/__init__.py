@@ -10,13 +10,19 @@ from pydantic import Field
 
 from asr.model.projection.dense import DenseConfig
 from asr.model.projection.low_rank import LowRank, LowRankConfig
-from asr.model.projection.sparse import SetSparse, SetSparseConfig, sparse_maps
+from asr.model.projection.sparse import (
+    BlockSparse,
+    BlockSparseConfig,
+    SetSparse,
+    SetSparseConfig,
+    sparse_maps,
+)
 
 __all__ = [
-    "DenseConfig", "LowRank", "LowRankConfig", "ProjectionConfig", "SetSparse", "SetSparseConfig",
-    "sparse_maps",
+    "BlockSparse", "DenseConfig", "LowRank", "LowRankConfig", "ProjectionConfig", "SetSparse",
+    "SetSparseConfig", "sparse_maps",
 ]  # fmt: skip
 
 ProjectionConfig = Annotated[
-    DenseConfig | LowRankConfig | SetSparseConfig, Field(discriminator="kind")
+    DenseConfig | LowRankConfig | SetSparseConfig | BlockSparseConfig, Field(discriminator="kind")
 ]
