@@ -25,6 +25,7 @@ class LowRank(nn.Module):
         nn.init.normal_(self.D.weight, std=(2 * d_in / (rank * (d_in + d_out))) ** 0.5)
         if bias:
             nn.init.zeros_(self.D.bias)
+        self.decays_product, self.rate = False, 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d_in) to (..., d_out)."""
@@ -36,16 +37,48 @@ class LowRank(nn.Module):
         with torch.no_grad():
             return self.D.weight @ self.E.weight
 
+    @torch.no_grad()
+    def start_spectral(self) -> None:
+        """Start as the best approximation of a Xavier-initialized W = U S Vᵀ (Khodak 2021).
+
+        Both factors have the square roots of the singular values.
+        """
+        W = nn.init.xavier_uniform_(torch.empty_like(self.product()))
+        U, S, V = torch.linalg.svd(W, full_matrices=False)
+        rank, roots = self.E.out_features, S.sqrt()
+        self.D.weight.copy_((U * roots)[:, :rank])
+        self.E.weight.copy_((roots[:, None] * V)[:rank])
+
+    @torch.no_grad()
+    def product_rate(self) -> float:
+        """Return the factor of Adam's learning rate η with which E·D moves as a dense W does.
+
+        A first step changes each weight by η. Thus W, of Xavier's variance, moves by η · √(d_in ·
+        d_out), and E·D by about η · √(d_in ‖D‖² + d_out ‖E‖²), both relative to their norms.
+        """
+        d_in, d_out = self.E.in_features, self.D.out_features
+        squares = d_in * self.D.weight.square().sum() + d_out * self.E.weight.square().sum()
+        dense = ((d_in + d_out) / 2) ** 0.5
+        return dense / float(squares.sqrt() / self.product().norm())
+
     # As nn.Linear has them; torch's transformer layers read them in evaluation.
     weight = property(product)
     bias = property(lambda self: self.D.bias)
 
 
 class LowRankConfig(Projection):
-    """Low-rank maps W ≈ E·D of the given rank (LED)."""
+    """Low-rank maps W ≈ E·D of the given rank (LED).
+
+    `init: spectral` starts E and D as the best approximation of a dense map, `decay: product` lets
+    `training.weight_decay` act on E·D in place of E and D (both Khodak 2021), and `rate: product`
+    scales the learning rate so that E·D moves as a dense map does at first.
+    """
 
     kind: Literal["low_rank"] = "low_rank"
     rank: Size
+    init: Literal["normal", "spectral"] = "normal"
+    decay: Literal["factors", "product"] = "factors"
+    rate: Literal["factors", "product"] = "factors"
 
     def problem(self, largest_rank: int) -> str | None:
         """Return that the rank is too large, None if it is not."""
@@ -58,4 +91,10 @@ class LowRankConfig(Projection):
 
     def build(self, d_in: int, d_out: int) -> nn.Module:
         """Return a map from (..., d_in) to (..., d_out)."""
-        return LowRank(d_in, d_out, self.rank)
+        led = LowRank(d_in, d_out, self.rank)
+        if self.init == "spectral":
+            led.start_spectral()
+        led.decays_product = self.decay == "product"
+        if self.rate == "product" and not led.E.weight.is_meta:  # else there is nothing to train
+            led.rate = led.product_rate()
+        return led
