@@ -50,7 +50,7 @@ class LayerConfig(FrozenModel):
         for key, projection in self.kinds.items():
             problem = projection.problem(largest_rank)
             problems.append(problem and f"{key}.{problem}")
-        problems += map(place_problem, self.projections)
+        problems.append(next(filter(None, map(place_problem, self.projections)), None))
         if self.d_model % self.n_heads or self.d_model % 2:
             problems.append(
                 f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"

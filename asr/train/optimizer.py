@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asr.model.projection import LowRank, SetSparse
 
@@ -27,7 +27,7 @@ def decay(network: nn.Module, amount: float) -> None:
     An LED whose product decays has the gradient of ½ ‖E·D‖² (Khodak 2021, Frobenius decay).
     Biases, normalization and what is frozen stay.
     """
-    apart = set()
+    apart: set[Tensor] = set()
     for led in _leds(network):
         E, D = led.E.weight, led.D.weight
         if led.decays_product and E.requires_grad:
@@ -44,7 +44,7 @@ def _leds(network: nn.Module) -> Iterator[LowRank]:
     return (module for module in network.modules() if isinstance(module, LowRank))
 
 
-def _weights(network: nn.Module) -> Iterator[nn.Parameter]:
+def _weights(network: nn.Module) -> Iterator[Tensor]:
     for module in network.modules():
         if isinstance(module, SetSparse):
             yield module.values

@@ -92,6 +92,24 @@ def test_without_places_a_network_draws_the_same_weights_under_the_same_names() 
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+def test_ranks_by_module_are_above_places() -> None:
+    found = ModelConfig.model_validate(
+        {
+            **SIZES,
+            "projection": {"kind": "dense"},
+            "projections": {"feed_forward": low_rank(2), "decoder": {"kind": "set_sparse"}},
+            "ranks": {
+                "encoder.layers.0.feed_forward.inner": 5,
+                "encoder.layers.1.self_attention.key": 6,
+            },
+        }
+    ).build(8, 9)
+    of_layers = {n: m.E.out_features for n, m in found.named_modules() if isinstance(m, LowRank)}
+    others = {k: v for k, v in of_layers.items() if v != 2}
+    assert others == found.config.ranks
+    assert len(of_layers) - len(others) == 2 * (2 + 4) - 1
+
+
 def test_a_language_model_has_the_decoders_maps() -> None:
     places = {"decoder.self_attention": low_rank(2), "encoder": low_rank(3)}
     config = ModelConfig.model_validate(

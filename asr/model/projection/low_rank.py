@@ -54,12 +54,13 @@ class LowRank(nn.Module):
         """Return the factor of Adam's learning rate η with which E·D moves as a dense W does.
 
         A first step changes each weight by η. Thus W, of Xavier's variance, moves by η · √(d_in ·
-        d_out), and E·D by about η · √(d_in ‖D‖² + d_out ‖E‖²), both relative to their norms.
+        d_out), and E·D by about η · √(d_in ‖D‖² + d_out ‖E‖²), both relative to their norms. The
+        factor is rounded, so that maps of one shape have the same.
         """
         d_in, d_out = self.E.in_features, self.D.out_features
         squares = d_in * self.D.weight.square().sum() + d_out * self.E.weight.square().sum()
-        dense = ((d_in + d_out) / 2) ** 0.5
-        return dense / float(squares.sqrt() / self.product().norm())
+        dense: float = ((d_in + d_out) / 2) ** 0.5
+        return round(dense / float(squares.sqrt() / self.product().norm()), 2)
 
     # As nn.Linear has them; torch's transformer layers read them in evaluation.
     weight = property(product)

@@ -109,7 +109,8 @@ class BlockSparse(SetSparse):
 
     def magnitudes(self) -> Tensor:
         """Return the Frobenius norm of each block, (n,)."""
-        return self.values.detach().flatten(1).norm(dim=1)
+        norms: Tensor = self.values.detach().flatten(1).norm(dim=1)
+        return norms
 
     def product(self) -> Tensor:
         """Return the dense W (d_out, d_in)."""
