@@ -115,7 +115,8 @@ class TrainingConfig(FrozenModel):
     `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
     batches per process whose gradients are added before a step; `patience` ends the run after so
     many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32
-    elsewhere, `bfloat16` is for processors too that compute it faster; `init` is a bundle whose
+    elsewhere, `bfloat16` is for processors too that compute it faster; `weight_decay` λ subtracts
+    λ · lr · W after each step (AdamW), biases and normalization excepted; `init` is a bundle whose
     weights and tokens a run starts with, such as one of `asr compress`, and `freeze` are parts of
     the network that stay as they are.
 
@@ -129,6 +130,7 @@ class TrainingConfig(FrozenModel):
         NoamSchedule | LinearSchedule | ConstantSchedule, Field(discriminator="kind")
     ] = NoamSchedule()
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     clip_norm: PositiveFloat = 5.0
     average: PositiveInt = 5
     checkpoint_steps: PositiveInt = 200

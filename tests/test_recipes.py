@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from asr.config import load_config
+from asr.reporting.published import PAPERS
+from asr.reporting.results import describe
 from asr.train.run import train
 from tests.helpers import make_tree, run_cli, tones_recipe, write_recipe
 
@@ -101,6 +103,16 @@ def test_a_prepared_corpus_is_not_asked_for_and_a_run_continues(
     result = run(checkout, "hkust", "tiny")
     assert result.returncode == 0, result.stderr
     assert "epoch 3/3" in result.stderr and "epoch 1/3" not in result.stderr
+
+
+def test_the_papers_models_leave_no_text_out_and_have_the_sizes_in_the_readme() -> None:
+    for (corpus, recipe), printed in PAPERS.items():
+        folder = ROOT / "recipes" / corpus
+        config = load_config(folder / f"{recipe}.yaml")
+        assert config.decoding.confidence_threshold == 0
+        size = describe(config)["parameters"] / 1e6
+        row = f"| `{recipe}` | {size:.2f} | {printed.parameters_m:g} |"
+        assert row in (folder / "README.md").read_text("utf-8")
 
 
 def test_without_a_model_it_says_how(checkout: Path) -> None:

@@ -22,7 +22,7 @@ def info(
     """Print the parameters of each part of a model; of a bundle, its evaluation too."""
     from asr.bundle import load_bundle_config
     from asr.config import load_config
-    from asr.reporting.results import describe
+    from asr.reporting.results import degrees_in_words, describe
 
     load = load_bundle_config if source.is_dir() else load_config
     facts = describe(load(source, overrides), source if source.is_dir() else None)
@@ -34,6 +34,8 @@ def info(
         return
     rows = {**facts["parts"], f"total ({facts['parameters'] / 1e6:.2f} M)": facts["parameters"]}
     show(tabulate(rows.items(), ["part", "parameters"], intfmt=","))
+    if degrees := facts.get("degrees"):
+        show(f"degrees of {facts['sparse_maps']} sparse maps: {degrees_in_words(degrees)}")
     if evaluation := facts.get("evaluation"):
         words = f", WER {evaluation['wer']:.2%}" if "wer" in evaluation else ""
         show(f"CER {evaluation['cer']:.2%}{words} on {evaluation['cuts']}")

@@ -38,6 +38,7 @@ class LmLayer(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
+        model = model.at("decoder")
         self.self_attention = self_attention(model, model.decoder.attention, causal=True)
         self.feed_forward = FeedForward(model)
 

@@ -22,6 +22,7 @@ from asr.model.attention import (
     Kernel,
 )
 from asr.model.dropout import Dropout
+from asr.model.places import enter, place_problem
 from asr.model.projection import LowRankConfig, ProjectionConfig
 from asr.schema import FrozenModel, Size
 
@@ -29,7 +30,11 @@ NormOrder = Literal["post", "pre"]
 
 
 class LayerConfig(FrozenModel):
-    """Options that all units share; `norm` is the order of layer normalization (see `Residual`)."""
+    """Options that all units share; `norm` is the order of layer normalization (see `Residual`).
+
+    `projection` is the kind of all linear maps, `projections` are other kinds by place (see
+    `asr.model.places`), of which the most specific counts.
+    """
 
     d_model: Size = 512
     d_inner: Size = 2048
@@ -37,10 +42,15 @@ class LayerConfig(FrozenModel):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     norm: NormOrder = "post"
     projection: ProjectionConfig = LowRankConfig(rank=100)
+    projections: dict[str, ProjectionConfig] = Field(default={})
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
-        problems = [self.projection.problem(min(self.d_model, self.d_inner))]
+        largest_rank, problems = min(self.d_model, self.d_inner), []
+        for key, projection in self.kinds.items():
+            problem = projection.problem(largest_rank)
+            problems.append(problem and f"{key}.{problem}")
+        problems.append(next(filter(None, map(place_problem, self.projections)), None))
         if self.d_model % self.n_heads or self.d_model % 2:
             problems.append(
                 f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"
@@ -48,6 +58,23 @@ class LayerConfig(FrozenModel):
         if any(problems):
             raise ValueError("; ".join(filter(None, problems)))
         return self
+
+    @property
+    def kinds(self) -> dict[str, ProjectionConfig]:
+        """Return the default projection and those of places, by their keys."""
+        places = {f"projections.{place}": kind for place, kind in self.projections.items()}
+        return {"projection": self.projection, **places}
+
+    def at(self, *names: str) -> Self:
+        """Return the options within these parts of the network, from the outside to the inside."""
+        projection, projections = self.projection, self.projections
+        for name in names:
+            projection, projections = enter(name, projection, projections)
+        return self.model_copy(update={"projection": projection, "projections": projections})
+
+    def build_map(self, name: str, d_in: int, d_out: int) -> nn.Module:
+        """Return the linear map of a name from (..., d_in) to (..., d_out)."""
+        return self.at(name).projection.build(d_in, d_out)
 
     def last_norm(self) -> nn.Module:
         """Return the last module of a stack: the sum of pre-norm layers is not normalized."""
@@ -84,10 +111,10 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: LayerConfig, kernel: Kernel) -> None:
         super().__init__()
         self.n_heads, D = config.n_heads, config.d_model
-        self.query = config.projection.build(D, D)
-        self.key = config.projection.build(D, D)
-        self.value = config.projection.build(D, D)
-        self.output = config.projection.build(D, D)
+        self.query = config.build_map("query", D, D)
+        self.key = config.build_map("key", D, D)
+        self.value = config.build_map("value", D, D)
+        self.output = config.build_map("output", D, D)
         self.kernel = kernel
         self.residual = Residual(config)
 
@@ -130,8 +157,8 @@ class StateSpace(nn.Module):
 
     def __init__(self, config: LayerConfig, kernel: S4D) -> None:
         super().__init__()
-        self.value = config.projection.build(config.d_model, config.d_model)
-        self.output = config.projection.build(config.d_model, config.d_model)
+        self.value = config.build_map("value", config.d_model, config.d_model)
+        self.output = config.build_map("output", config.d_model, config.d_model)
         self.kernel = kernel
         self.residual = Residual(config)
 
@@ -153,6 +180,7 @@ def self_attention(
     config: LayerConfig, attention: EncoderAttentionConfig, causal: bool = False
 ) -> SelfAttention:
     """Return multi-head attention with the kernel of a kind, or a StateSpace unit for s4d."""
+    config = config.at("attention", "self_attention")
     d_head = config.d_model // config.n_heads
     kernel = attention.build(config.n_heads, d_head, causal, config.dropout)
     if isinstance(kernel, Kernel):
@@ -165,8 +193,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.inner = config.projection.build(config.d_model, config.d_inner)
-        self.outer = config.projection.build(config.d_inner, config.d_model)
+        config = config.at("feed_forward")
+        self.inner = config.build_map("inner", config.d_model, config.d_inner)
+        self.outer = config.build_map("outer", config.d_inner, config.d_model)
         self.dropout = Dropout(config.dropout)
         self.residual = Residual(config)
 
@@ -185,11 +214,11 @@ class Convolution(nn.Module):
 
     def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__()
-        D = config.d_model
-        self.inner = config.projection.build(D, 2 * D)
+        D, config = config.d_model, config.at("convolution")
+        self.inner = config.build_map("inner", D, 2 * D)
         self.depthwise = nn.Conv1d(D, D, width, padding=width // 2, groups=D)
         self.norm = nn.LayerNorm(D)
-        self.outer = config.projection.build(D, D)
+        self.outer = config.build_map("outer", D, D)
         self.residual = Residual(config)
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
@@ -226,7 +255,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attention = self_attention(config, attention, causal=True)
         full = FullAttention(causal=False, dropout=config.dropout)
-        self.cross_attention = MultiHeadAttention(config, full)
+        self.cross_attention = MultiHeadAttention(config.at("attention", "cross_attention"), full)
         self.feed_forward = FeedForward(config)
 
     @property

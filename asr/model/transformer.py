@@ -79,6 +79,21 @@ class ModelConfig(LayerConfig):
     ctc_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
     ranks: dict[str, Size] = Field(default={})
 
+    @property
+    def is_dense(self) -> bool:
+        """Tell whether all linear maps are dense."""
+        return not self.ranks and all(each.kind == "dense" for each in self.kinds.values())
+
+    @model_validator(mode="after")
+    def _places_exist(self) -> Self:
+        of_convolution = [p for p in self.projections if "convolution" in p.split(".")]
+        if of_convolution and self.encoder.convolution is None:
+            raise ValueError(
+                f"projections names {of_convolution[0]}, but no layer has a convolution: set "
+                "encoder.convolution, or remove it"
+            )
+        return self
+
     def build(self, n_freqs: int, vocab_size: int) -> "SpeechTransformer":
         """Return the network for features of `n_freqs` bins and `vocab_size` tokens.
 
@@ -107,7 +122,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            EncoderLayer(config, config.encoder.attention, config.encoder.convolution)
+            EncoderLayer(config.at("encoder"), config.encoder.attention, config.encoder.convolution)
             for _ in range(config.encoder.n_layers)
         )
         share_between_layers(self.layers)
@@ -183,7 +198,7 @@ class Decoder(TokenDecoder):
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         attention = config.decoder.attention
-        super().__init__(config, vocab_size, lambda: DecoderLayer(config, attention))
+        super().__init__(config, vocab_size, lambda: DecoderLayer(config.at("decoder"), attention))
 
     def forward(self, tokens_BU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the logits (B, U, V) of the token after each, all positions at once."""
@@ -241,7 +256,8 @@ class SpeechTransformer(nn.Module):
     def __init__(self, config: ModelConfig, n_freqs: int, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        self.frontend = config.frontend.build(n_freqs, config.d_model, config.projection)
+        projection = config.at("frontend").projection
+        self.frontend = config.frontend.build(n_freqs, config.d_model, projection)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config, vocab_size)
         self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None

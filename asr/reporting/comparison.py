@@ -65,7 +65,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         corpus=folder.parent.name,
         recipe=folder.name,
-        is_dense=config.model.projection.kind == "dense" and not config.model.ranks,
+        is_dense=config.model.is_dense,
         parameters=describe(config)["parameters"],
         evaluation=read_evaluation(folder),
         cost=read_cost(folder),

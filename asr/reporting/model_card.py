@@ -12,6 +12,8 @@ def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
     cells = [(name, str(value)) for name, value in facts.items()]
     rows = tabulate(cells, ["fact", "value"], tablefmt="pipe", disable_numparse=True)
     kind: str = config.model.projection.kind
+    places = (f"{place} {each.kind}" for place, each in config.model.projections.items())
+    kind += f" ({', '.join(places)})" if config.model.projections else ""
     if config.model.ranks:
         kind += f" (of {len(config.model.ranks)} modules compressed)"
     text = {"upper": "upper case", "lower": "lower case", "keep": "case kept"}[

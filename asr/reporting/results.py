@@ -1,15 +1,18 @@
 """What a bundle stores of its evaluation, and the description of a model."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import Field
 
-from asr.bundle import CARD, EVALUATION, is_within
+from asr.bundle import CARD, EVALUATION, Bundle, is_within
 from asr.config import Config
 from asr.evaluation.evaluate import Evaluation, UtteranceErrors
+from asr.model.degrees import DegreeFit, fit_degrees
+from asr.model.projection import sparse_maps
 from asr.model.size import parameters_by_part
 from asr.runtime.files import read_bytes, read_json, write_text
 from asr.tokenizer import SPECIAL
@@ -30,8 +33,9 @@ class KeptEvaluation(Evaluation):
 
 
 def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
-    """Return the size of a recipe's model by part, and the last evaluation of a bundle.
+    """Return the size of a recipe's model by part, and of a bundle its last evaluation.
 
+    Of a bundle with sparse maps, `degrees` is the fit to the degrees of all of them.
     Without `tokenizer.vocab_size`, the parts whose size depends on it are listed under `missing`.
     """
     vocab_size = config.tokenizer.vocab_size
@@ -49,7 +53,22 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
     }
     if bundle and (evaluation := read_evaluation(bundle)):
         facts["evaluation"] = evaluation.model_dump(mode="json")
+    if bundle and any(sparse_maps(model)):
+        maps = dict(sparse_maps(Bundle.load(bundle).model))
+        facts["sparse_maps"] = len(maps)
+        if fit := fit_degrees([each.product().detach() for each in maps.values()]):
+            facts["degrees"] = asdict(fit)
     return facts
+
+
+def degrees_in_words(degrees: dict[str, Any]) -> str:
+    """Return what `describe` says of degrees for a reader."""
+    fit = DegreeFit(**degrees)
+    return (
+        f"mean {fit.mean:.1f}, largest {fit.largest}; from {fit.first} on ({fit.tail:.0%} of the "
+        f"nodes) a power law with exponent {fit.exponent:.2f} is {fit.power_law_distance:.3f} "
+        f"away, a random graph {fit.random_distance:.3f} (Kolmogorov-Smirnov)"
+    )
 
 
 def read_evaluation(bundle: Path) -> KeptEvaluation | None:

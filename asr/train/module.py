@@ -4,7 +4,7 @@ Legend: B utterances, S encoder steps, U tokens, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -18,7 +18,7 @@ from asr.decoding.ctc_prefix import steps_needed
 from asr.decoding.decode import SpeechDecoder
 from asr.evaluation.calibration import Calibration
 from asr.model.conditioning import SOUNDS
-from asr.model.projection import sparse_maps
+from asr.model.projection import SetSparse, sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import PAD
 from asr.train.auxiliary import UnitCtc, consistency, ctc_sum, intermediate_ctc
@@ -84,14 +84,16 @@ class SpeechModule(TrainingModule):
         generator = torch.Generator().manual_seed(seed)
         adam = self.optimizers()
         assert isinstance(adam, LightningOptimizer)
-        for _, module in sparse_maps(self.model):
-            if not module.values.requires_grad:
-                continue  # frozen
+        for module in self._evolving():
             moved = module.rewire(generator)
             state = adam.state[module.values]
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment in state:  # absent where all steps so far were skipped
                     state[moment][moved] = 0
+
+    def _evolving(self) -> Iterator[SetSparse]:
+        """Yield the sparse projections that are not frozen."""
+        return (each for _, each in sparse_maps(self.model) if each.values.requires_grad)
 
     def augment(self, batch: Batch) -> Tensor:
         """Return the features with random masks (SpecAugment), twice for `consistency`."""
@@ -149,8 +151,12 @@ class SpeechModule(TrainingModule):
         return torch.tensor([int(n_decoder), int(n_ctc), *n_others, int((~fits_B).sum())])
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the calibration."""
+        """Reset the calibration; remove small weights after the last epoch, before its CER."""
         super().on_validation_epoch_start()
+        if self.current_epoch + 1 == self.config.training.epochs:
+            for module in self._evolving():
+                if module.final_removal:
+                    module.remove_smallest()
         self.calibration = Calibration(self.decoder.tokenizer.normalize)
 
     def validate(self, batch: Batch) -> Tensor:

@@ -21,6 +21,7 @@ from asr.data.dataset import Batch, MicroBatches
 from asr.errors import AsrError, ConfigError, DataError
 from asr.model.attention import follow_step
 from asr.train.distributed import all_reduce_gradients, all_reduce_sum, rank, world_size
+from asr.train.optimizer import decay, rate_groups
 from asr.train.schedule import rate
 
 log = logging.getLogger(__name__)
@@ -132,6 +133,8 @@ class TrainingModule(L.LightningModule):
             self._skip(batch, sums, float(loss), float(norm))
             return None
         adam.step()
+        if self.config.training.weight_decay:
+            decay(self.model, adam.param_groups[0]["lr"] * self.config.training.weight_decay)
         schedule.step()
         self.counters.skipped_in_a_row = 0
         self.counters.loss += float(loss)
@@ -222,6 +225,7 @@ class TrainingModule(L.LightningModule):
         Its betas and epsilon are those of Vaswani et al. 2017, section 5.3.
         """
         training, d_model = self.config.training, self.config.model.d_model
-        adam = Adam(self.trained, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        groups = rate_groups(self.model, self.trained)
+        adam = Adam(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
         schedule = LambdaLR(adam, lambda step: rate(step + 1, training, d_model, self.total_steps))
         return {"optimizer": adam, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

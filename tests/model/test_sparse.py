@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import asr
-from asr.bundle import Bundle
+from asr.bundle import Bundle, load_bundle_config
 from asr.config import Config
-from asr.errors import BundleError
+from asr.errors import BundleError, ConfigError
 from asr.model.inference.sparse import SparseLinear, fastest_form
-from asr.model.projection import SetSparse
+from asr.model.projection import BlockSparse, SetSparse, sparse_maps
+from asr.model.transformer import ModelConfig
 from asr.reporting.results import describe
 from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import average_into
@@ -91,6 +93,22 @@ def test_rewiring_moves_the_share_closest_to_zero_and_keeps_all_else(epsilon: fl
         assert not torch.equal(again.places, module.places)
 
 
+@pytest.mark.parametrize("zeta", [0.0, 0.3, 1.0])
+def test_the_share_closest_to_zero_is_removed_and_all_else_stays(zeta: float) -> None:
+    torch.manual_seed(0)
+    module = SetSparse(12, 9, 3.0, zeta)
+    places, values = module.places.clone(), module.values.detach().clone()
+    module.remove_smallest()
+    n_kept = len(values) - round(zeta * len(values))
+    limit = sorted(values.abs().tolist(), reverse=True)[n_kept - 1] if n_kept else np.inf
+    expected = torch.where(values.abs() >= limit, values, 0)
+    assert torch.equal(module.values.detach(), expected) and torch.equal(module.places, places)
+    assert int((module.product() != 0).sum()) == n_kept
+    # A run that continues moves what was removed.
+    moved = module.rewire(torch.Generator().manual_seed(7))
+    assert set(moved.tolist()) == set((expected == 0).nonzero().flatten().tolist())
+
+
 @pytest.mark.parametrize(
     ("d", "epsilon", "kind"), [(512, 5.0, SparseLinear), (512, 60.0, nn.Linear), (64, 1, nn.Linear)]
 )
@@ -108,8 +126,67 @@ def test_for_evaluation_it_is_sparse_only_where_that_is_faster_and_always_the_sa
         torch.testing.assert_close(fast(x), module(x), atol=1e-5, rtol=1e-5)
 
 
-def untrained(folder: Path) -> Path:
-    config = Config.model_validate(tones_recipe(folder, model={"projection": PROJECTION}))
+@pytest.mark.parametrize(("block", "d_in", "d_out"), [(4, 24, 16), (8, 8, 64)])
+def test_blocks_are_places_of_a_grid_and_gradients_are_right(
+    block: int, d_in: int, d_out: int
+) -> None:
+    torch.manual_seed(0)
+    module = BlockSparse(d_in, d_out, 3.0, 0.5, block=block).double()
+    n = round(3.0 * (d_in + d_out) / block**2)
+    assert module.values.shape == (n, block, block) and module.is_sound()
+    assert module.density == pytest.approx(n * block**2 / (d_in * d_out))
+    weight = np.zeros((d_out, d_in))
+    for place, value in zip(module.places.tolist(), module.values.tolist(), strict=True):
+        row, column = (block * i for i in divmod(place, d_in // block))
+        weight[row : row + block, column : column + block] = value
+    x = torch.randn(5, d_in, dtype=torch.float64)
+    found = module(x).detach().numpy()
+    np.testing.assert_allclose(found, x.numpy() @ weight.T, atol=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda values: torch.func.functional_call(module, {"values": values}, x), module.values
+    )
+    fast = fastest_form(module)
+    np.testing.assert_allclose(fast(x).detach().numpy(), found, atol=1e-12)
+
+
+def test_blocks_start_with_the_variance_of_a_dense_map() -> None:
+    torch.manual_seed(0)
+    y = BlockSparse(512, 768, 40.0, 0.3, block=16)(torch.randn(500, 512))
+    assert y.var().item() == pytest.approx(512 * 2 / (512 + 768), rel=0.1)
+
+
+def test_whole_blocks_move_by_their_norm() -> None:
+    torch.manual_seed(0)
+    module = BlockSparse(32, 24, 4.0, 0.5, block=4)
+    with torch.no_grad():  # a single large weight does not make a large block
+        module.values[:] = torch.linspace(1, 2, len(module.values))[:, None, None]
+        module.values[0] = 0
+        module.values[0, 1, 2] = 2.5
+        module.values[-1] = -module.values[-1]
+    before = module.product()
+    moved = module.rewire(torch.Generator().manual_seed(7)).tolist()
+    assert sorted(moved) == list(range(len(module.values) // 2))
+    assert module.is_sound() and not module.values[moved].any()
+    kept = module.product() != 0
+    assert torch.equal(module.product(), before * kept)
+    assert int(kept.sum()) == 16 * (len(module.values) - len(moved))
+
+
+def test_blocks_that_do_not_fill_a_map_are_refused() -> None:
+    model = {"projection": {"kind": "block_sparse", "block": 48}}
+    with pytest.raises(ConfigError, match="blocks of 48 do not fill a map from 5120 to 512"):
+        ModelConfig.model_validate(model).build(161, 9)
+
+
+MIXED = {
+    "projection": {"kind": "low_rank", "rank": 4},
+    "projections": {"query": PROJECTION, "value": {"kind": "dense"}, "outer": PROJECTION},
+}
+BLOCKS = {"projection": {"kind": "block_sparse", "epsilon": 4, "block": 8}}
+
+
+def untrained(folder: Path, model: dict | None = None) -> Path:
+    config = Config.model_validate(tones_recipe(folder, model=model or {"projection": PROJECTION}))
     torch.manual_seed(0)
     bundle = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))
     bundle.save(folder / "bundle", "card")
@@ -137,8 +214,23 @@ def test_a_bundle_stores_and_counts_the_weights_that_there_are(tmp_path: Path) -
     assert parameters[1] - parameters[0] == spared > 0
 
 
-def test_recognition_is_that_of_the_trained_network(tmp_path: Path) -> None:
-    folder = untrained(tmp_path)
+def test_info_measures_the_degrees_of_a_bundles_sparse_maps(tmp_path: Path) -> None:
+    folder = untrained(tmp_path, MIXED)
+    config = load_bundle_config(folder)
+    facts = describe(config, folder)
+    weights = [module.product() for _, module in sparse_maps(Bundle.load(folder).model)]
+    nodes = sum(sum(weight.shape) for weight in weights)
+    n_weights = sum(int(weight.count_nonzero()) for weight in weights)
+    assert facts["sparse_maps"] == len(weights) == 5
+    assert facts["degrees"]["mean"] == pytest.approx(2 * n_weights / nodes)
+    shown = run_cli("info", folder).stdout.split("degrees of 5 sparse maps: ")[1]
+    assert f"{facts['degrees']['exponent']:.2f}" in shown
+    assert "degrees" not in describe(config)
+
+
+@pytest.mark.parametrize("model", [{"projection": PROJECTION}, MIXED, BLOCKS])
+def test_recognition_is_that_of_the_trained_network(tmp_path: Path, model: dict) -> None:
+    folder = untrained(tmp_path, model)
     bundle, recognizer = Bundle.load(folder), asr.load(folder)
     assert not any(isinstance(m, SetSparse) for m in recognizer.model.modules())
     bundle.model.eval()
@@ -216,6 +308,29 @@ def test_it_evolves_after_every_epoch_but_the_last_and_new_weights_have_no_past(
     _, seen = undisturbed
     assert [epoch for epoch, _, _ in seen] == [1, 2]
     assert all(all(void) and all(live) for _, void, live in seen)
+
+
+def test_as_brouns_has_it_q_k_and_v_alone_are_sparse_and_lose_weights_at_the_end(
+    tones: Path, tmp_path: Path
+) -> None:
+    places = {"attention": {**PROJECTION, "final_removal": True}, "output": {"kind": "dense"}}
+    model = {"projection": {"kind": "dense"}, "projections": places}
+    zeros, calibrate = [], SpeechModule.validation_step
+
+    def watch(task: SpeechModule, *args: Any) -> None:
+        maps = [module for _, module in sparse_maps(task.model)]
+        zeros.append((task.current_epoch, [int((each.values == 0).sum()) for each in maps]))
+        calibrate(task, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpeechModule, "validation_step", watch)
+        recipe = tones_recipe(tones, model=model, training={"epochs": 2})
+        folder = train(Config.model_validate(recipe), tmp_path / "run")
+    maps = dict(sparse_maps(Bundle.load(folder).model))
+    assert {name.split(".")[-1] for name in maps} == {"query", "key", "value"}
+    removed = [round(0.3 * len(module.values)) for module in maps.values()]
+    assert {epoch for epoch, _ in zeros} == {0, 1}
+    assert all(found == removed if epoch else not any(found) for epoch, found in zeros)
 
 
 @pytest.mark.drawn(1)

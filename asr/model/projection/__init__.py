@@ -1,0 +1,28 @@
+"""Plug point 1: linear maps, one file for each family and one union of all kinds.
+
+They make every map of the front end's projection, the attention and the feed-forward, but not the
+embedding and the output projection (Cahyawijaya 2021, sec. 4.1).
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from asr.model.projection.dense import DenseConfig
+from asr.model.projection.low_rank import LowRank, LowRankConfig
+from asr.model.projection.sparse import (
+    BlockSparse,
+    BlockSparseConfig,
+    SetSparse,
+    SetSparseConfig,
+    sparse_maps,
+)
+
+__all__ = [
+    "BlockSparse", "DenseConfig", "LowRank", "LowRankConfig", "ProjectionConfig", "SetSparse",
+    "SetSparseConfig", "sparse_maps",
+]  # fmt: skip
+
+ProjectionConfig = Annotated[
+    DenseConfig | LowRankConfig | SetSparseConfig | BlockSparseConfig, Field(discriminator="kind")
+]
