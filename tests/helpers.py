@@ -75,6 +75,7 @@ ENCODER: dict[str, dict[str, Any]] = {
     "lsh": {"chunk": 3, "buckets": 2, "rounds": 2},
     "nystrom": {"landmarks": 3},
     "s4d": {"states": 3},
+    "fnet": {},
 }
 V = 7  # PAD, SOS, EOS, UNK and three letters
 LETTERS = (4, 5, 6)

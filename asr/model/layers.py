@@ -18,6 +18,7 @@ from asr.model.attention import (
     Cache,
     DecoderAttentionConfig,
     EncoderAttentionConfig,
+    Fourier,
     FullAttention,
     Kernel,
 )
@@ -146,18 +147,44 @@ class StateSpace(nn.Module):
         return self.residual.add_and_norm(x_B1D, self.output(gelu(y_B1D))), cache
 
 
-SelfAttention = MultiHeadAttention | StateSpace
+class FourierMixing(nn.Module):
+    """A Fourier transform in place of attention, without projections (Lee-Thorp 2022, fig. 1)."""
+
+    def __init__(self, config: LayerConfig, kernel: Fourier) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.residual = Residual(config)
+
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """Compute all positions at once."""
+        mixed_BTD = self.kernel(self.residual.pre_norm(x_BTD), mask_BT)
+        return self.residual.add_and_norm(x_BTD, mixed_BTD)
+
+
+CausalSelfAttention = MultiHeadAttention | StateSpace
+SelfAttention = CausalSelfAttention | FourierMixing
 
 
 def self_attention(
     config: LayerConfig, attention: EncoderAttentionConfig, causal: bool = False
 ) -> SelfAttention:
-    """Return multi-head attention with the kernel of a kind, or a StateSpace unit for s4d."""
+    """Return multi-head attention with the kernel of a kind, or the unit of one without queries."""
     d_head = config.d_model // config.n_heads
     kernel = attention.build(config.n_heads, d_head, causal, config.dropout)
     if isinstance(kernel, Kernel):
         return MultiHeadAttention(config, kernel)
+    if isinstance(kernel, Fourier):
+        return FourierMixing(config, kernel)
     return StateSpace(config, kernel)
+
+
+def causal_self_attention(
+    config: LayerConfig, attention: DecoderAttentionConfig
+) -> CausalSelfAttention:
+    """Return the unit of a kind that can be causal, and therefore computes step by step."""
+    unit = self_attention(config, attention, causal=True)
+    assert not isinstance(unit, FourierMixing)
+    return unit
 
 
 class FeedForward(nn.Module):
@@ -224,7 +251,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: LayerConfig, attention: DecoderAttentionConfig) -> None:
         super().__init__()
-        self.self_attention = self_attention(config, attention, causal=True)
+        self.self_attention = causal_self_attention(config, attention)
         full = FullAttention(causal=False, dropout=config.dropout)
         self.cross_attention = MultiHeadAttention(config, full)
         self.feed_forward = FeedForward(config)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from asr.model.attention.fnet import FnetConfig, Fourier
 from asr.model.attention.full import (
     AttentionConfig,
     Cache,
@@ -20,13 +21,14 @@ from asr.model.attention.sliding_window import SlidingWindowConfig
 
 __all__ = [
     "S4D", "AttentionConfig", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig",
-    "FullAttention", "FullAttentionConfig", "Kernel", "follow_step", "share_between_layers",
+    "Fourier", "FullAttention", "FullAttentionConfig", "Kernel", "follow_step",
+    "share_between_layers",
 ]  # fmt: skip
 
 # Kinds that cannot be causal are absent from the decoder's union: no illegal model can be written.
 _Causal = (
     FullAttentionConfig | LinearAttentionConfig | PerformerConfig | SlidingWindowConfig | S4dConfig
 )
-_Any = _Causal | LinformerConfig | ConvLinformerConfig | LshConfig | NystromConfig
+_Any = _Causal | LinformerConfig | ConvLinformerConfig | LshConfig | NystromConfig | FnetConfig
 DecoderAttentionConfig = Annotated[_Causal, Field(discriminator="kind")]
 EncoderAttentionConfig = Annotated[_Any, Field(discriminator="kind")]
