@@ -76,6 +76,10 @@ ENCODER: dict[str, dict[str, Any]] = {
     "nystrom": {"landmarks": 3},
     "s4d": {"states": 3},
     "fnet": {},
+    "dense_synthesizer": {"length": 40},
+    "random_synthesizer": {"length": 40},
+    "isab": {"points": 3},
+    "luna": {"points": 3},
 }
 V = 7  # PAD, SOS, EOS, UNK and three letters
 LETTERS = (4, 5, 6)

@@ -85,10 +85,11 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: LayerConfig, kernel: Kernel) -> None:
         super().__init__()
         self.n_heads, D = config.n_heads, config.d_model
-        self.query = config.projection.build(D, D)
-        self.key = config.projection.build(D, D)
-        self.value = config.projection.build(D, D)
-        self.output = config.projection.build(D, D)
+        build = config.projection.build
+        self.query = build(D, D) if kernel.has_queries else nn.Identity()
+        self.key = build(D, D) if kernel.has_keys else nn.Identity()
+        self.value = build(D, D)
+        self.output = build(D, D)
         self.kernel = kernel
         self.residual = Residual(config)
 

@@ -12,12 +12,14 @@ from asr.model.attention.full import (
     FullAttentionConfig,
     Kernel,
 )
+from asr.model.attention.induced import InducedConfig, LunaConfig
 from asr.model.attention.linear import LinearAttentionConfig, PerformerConfig, follow_step
 from asr.model.attention.linformer import ConvLinformerConfig, LinformerConfig, share_between_layers
 from asr.model.attention.lsh import LshConfig
 from asr.model.attention.nystrom import NystromConfig
 from asr.model.attention.s4d import S4D, S4dConfig
 from asr.model.attention.sliding_window import SlidingWindowConfig
+from asr.model.attention.synthesizer import DenseSynthesizerConfig, RandomSynthesizerConfig
 
 __all__ = [
     "S4D", "AttentionConfig", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig",
@@ -29,6 +31,9 @@ __all__ = [
 _Causal = (
     FullAttentionConfig | LinearAttentionConfig | PerformerConfig | SlidingWindowConfig | S4dConfig
 )
-_Any = _Causal | LinformerConfig | ConvLinformerConfig | LshConfig | NystromConfig | FnetConfig
+_Any = (
+    _Causal | LinformerConfig | ConvLinformerConfig | LshConfig | NystromConfig | FnetConfig
+    | DenseSynthesizerConfig | RandomSynthesizerConfig | InducedConfig | LunaConfig
+)  # fmt: skip
 DecoderAttentionConfig = Annotated[_Causal, Field(discriminator="kind")]
 EncoderAttentionConfig = Annotated[_Any, Field(discriminator="kind")]

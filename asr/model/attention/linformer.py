@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from asr.errors import DataError
-from asr.model.attention.full import AttentionConfig, Kernel, attend
+from asr.model.attention.full import (
+    AttentionConfig,
+    Kernel,
+    LimitedConfig,
+    attend,
+    check_length,
+)
 from asr.schema import Size
 
 
@@ -52,11 +57,7 @@ class LinformerAttention(Kernel):
         Raises DataError for an input that is longer than E and F.
         """
         S = k_BHSK.shape[2]
-        if self.length < S:
-            raise DataError(
-                f"an input of {S} encoder steps is longer than model.encoder.attention.length "
-                f"{self.length}: cut it, or train with a greater length"
-            )
+        check_length(S, self.length)
         EF = (self.owner[0] if self.owner else self).EF[..., :S]
         k_BHRK = EF[0] @ _without_padding(k_BHSK, mask_BS)
         v_BHRK = EF[-1] @ _without_padding(v_BHSK, mask_BS)
@@ -71,7 +72,7 @@ def share_between_layers(stack: nn.Module) -> None:
             kernel.follow(kernels[0])
 
 
-class LinformerConfig(AttentionConfig):
+class LinformerConfig(LimitedConfig):
     """Keys and values of at most `length` steps are projected to `rank` of them.
 
     `sharing`, each including the one before: none; E and F by all heads; E = F; the same in all
@@ -81,14 +82,8 @@ class LinformerConfig(AttentionConfig):
 
     kind: Literal["linformer"]
     rank: Size = 64
-    length: Size = 1024
     sharing: Literal["none", "heads", "kv", "layers"] = "heads"
     projection: Literal["learned", "random"] = "learned"
-
-    @property
-    def longest(self) -> int:
-        """Return the most steps of an input."""
-        return self.length
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         return LinformerAttention(self, n_heads, dropout)
