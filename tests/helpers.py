@@ -80,6 +80,9 @@ ENCODER: dict[str, dict[str, Any]] = {
     "random_synthesizer": {"length": 40},
     "isab": {"points": 3},
     "luna": {"points": 3},
+    "bigbird": {"block": 2},
+    "sparse_strided": {"stride": 3},
+    "sparse_fixed": {"stride": 4, "summary": 2},
 }
 V = 7  # PAD, SOS, EOS, UNK and three letters
 LETTERS = (4, 5, 6)

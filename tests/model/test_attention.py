@@ -364,8 +364,9 @@ def test_a_window_as_wide_as_the_input_is_full_attention(causal: bool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "number"),
-    [("sliding_window", "window"), ("lsh", "chunk"), ("conv_linformer", "stride")],
-)
+    [("sliding_window", "window"), ("lsh", "chunk"), ("conv_linformer", "stride"),
+     ("bigbird", "block"), ("sparse_strided", "stride"), ("sparse_fixed", "stride")],
+)  # fmt: skip
 def test_a_number_far_beyond_the_length_costs_no_more_than_the_length(
     kind: str, number: str
 ) -> None:
@@ -561,7 +562,7 @@ def test_gradients_are_right_in_float64(kind: str) -> None:
     assert all(x.grad[0, :, 5:].abs().max() == 0 for x in used if x.grad is not None)
 
 
-@pytest.mark.parametrize("kind", ["linear", "performer", "sliding_window"])
+@pytest.mark.parametrize("kind", [k for k in CAUSAL if k not in ("full", "s4d")])
 def test_causal_gradients_are_right_in_float64(kind: str) -> None:
     ours = kernel(kind, causal=True)
     inputs = [x.requires_grad_() for x in qkv(7, seed=1)]

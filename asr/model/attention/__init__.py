@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from asr.model.attention.bigbird import BigBirdConfig
 from asr.model.attention.fnet import FnetConfig, Fourier
 from asr.model.attention.full import (
     AttentionConfig,
@@ -19,6 +20,7 @@ from asr.model.attention.lsh import LshConfig
 from asr.model.attention.nystrom import NystromConfig
 from asr.model.attention.s4d import S4D, S4dConfig
 from asr.model.attention.sliding_window import SlidingWindowConfig
+from asr.model.attention.sparse import FixedConfig, StridedConfig
 from asr.model.attention.synthesizer import DenseSynthesizerConfig, RandomSynthesizerConfig
 
 __all__ = [
@@ -30,10 +32,12 @@ __all__ = [
 # Kinds that cannot be causal are absent from the decoder's union: no illegal model can be written.
 _Causal = (
     FullAttentionConfig | LinearAttentionConfig | PerformerConfig | SlidingWindowConfig | S4dConfig
-)
+    | StridedConfig | FixedConfig
+)  # fmt: skip
 _Any = (
     _Causal | LinformerConfig | ConvLinformerConfig | LshConfig | NystromConfig | FnetConfig
     | DenseSynthesizerConfig | RandomSynthesizerConfig | InducedConfig | LunaConfig
+    | BigBirdConfig
 )  # fmt: skip
 DecoderAttentionConfig = Annotated[_Causal, Field(discriminator="kind")]
 EncoderAttentionConfig = Annotated[_Any, Field(discriminator="kind")]

@@ -15,7 +15,9 @@ from asr.model.attention import DecoderAttentionConfig, EncoderAttentionConfig
 from tests.helpers import ENCODER
 
 B, H, S, K = 2, 2, 11, 4
-CAUSAL = ["full", "linear", "performer", "sliding_window", "s4d"]
+CAUSAL = [
+    "full", "linear", "performer", "sliding_window", "s4d", "sparse_strided", "sparse_fixed",
+]  # fmt: skip
 KERNELS = [kind for kind in ENCODER if kind not in ("s4d", "fnet")]  # without queries
 
 
