@@ -81,6 +81,10 @@ ENCODER: dict[str, dict[str, Any]] = {
     "isab": {"points": 3},
     "luna": {"points": 3},
     "bigbird": {"block": 2},
+    "sinkhorn": {"block": 2, "length": 40},
+    "routing": {"clusters": 3},
+    "transformer_xl": {"segment": 2, "memory": 2},
+    "compressive": {"segment": 4, "rate": 2, "compressed": 2},
     "sparse_strided": {"stride": 3},
     "sparse_fixed": {"stride": 4, "summary": 2},
 }

@@ -21,6 +21,7 @@ from asr.model.attention import (
     Fourier,
     FullAttention,
     Kernel,
+    SegmentAttention,
 )
 from asr.model.dropout import Dropout
 from asr.model.projection import LowRankConfig, ProjectionConfig
@@ -127,6 +128,18 @@ class MultiHeadAttention(nn.Module):
         return self.join(self.kernel(q_BHTK, k_BHSK, v_BHSK, mask_BS), x_BTD)
 
 
+class SegmentRecurrence(MultiHeadAttention):
+    """Attention whose memory of earlier segments has no gradient to their inputs (Dai 2019)."""
+
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """Attend from a sequence to itself, all segments at once."""
+        y_BTD = self.residual.pre_norm(x_BTD)
+        k_v = self.keys_values(y_BTD)
+        memory = self.keys_values(y_BTD.detach()) if torch.is_grad_enabled() else k_v
+        q_BHTK = self.split(self.query(y_BTD))
+        return self.join(self.kernel(q_BHTK, *k_v, mask_BT, memory), x_BTD)
+
+
 class StateSpace(nn.Module):
     """A state-space model between two projections in place of attention (Gu 2022)."""
 
@@ -172,6 +185,8 @@ def self_attention(
     """Return multi-head attention with the kernel of a kind, or the unit of one without queries."""
     d_head = config.d_model // config.n_heads
     kernel = attention.build(config.n_heads, d_head, causal, config.dropout)
+    if isinstance(kernel, SegmentAttention):
+        return SegmentRecurrence(config, kernel)
     if isinstance(kernel, Kernel):
         return MultiHeadAttention(config, kernel)
     if isinstance(kernel, Fourier):

@@ -365,7 +365,8 @@ def test_a_window_as_wide_as_the_input_is_full_attention(causal: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "number"),
     [("sliding_window", "window"), ("lsh", "chunk"), ("conv_linformer", "stride"),
-     ("bigbird", "block"), ("sparse_strided", "stride"), ("sparse_fixed", "stride")],
+     ("bigbird", "block"), ("sparse_strided", "stride"), ("sparse_fixed", "stride"),
+     ("transformer_xl", "segment")],
 )  # fmt: skip
 def test_a_number_far_beyond_the_length_costs_no_more_than_the_length(
     kind: str, number: str

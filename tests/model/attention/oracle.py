@@ -17,6 +17,7 @@ from tests.helpers import ENCODER
 B, H, S, K = 2, 2, 11, 4
 CAUSAL = [
     "full", "linear", "performer", "sliding_window", "s4d", "sparse_strided", "sparse_fixed",
+    "transformer_xl", "compressive",
 ]  # fmt: skip
 KERNELS = [kind for kind in ENCODER if kind not in ("s4d", "fnet")]  # without queries
 
