@@ -114,6 +114,25 @@ def test_a_random_linformer_trains_nothing_and_has_the_papers_variance() -> None
     assert fixed.EF.var().item() == pytest.approx(1 / 16, rel=0.05)
 
 
+def test_learned_linformer_starts_with_the_entropy_of_attention_to_as_many_keys() -> None:
+    rank, length, d = 32, 512, 64
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 200, d), torch.randn(2, length, d)
+
+    def entropy(keys: Tensor) -> float:
+        weights = (q @ keys.mT * d**-0.5).softmax(-1)
+        return -(weights * weights.log()).sum(-1).mean().item()
+
+    starts = {
+        projection: node("linformer", rank=rank, length=length, projection=projection)
+        .build(1, d, False, 0.0).EF[0, 0].detach()
+        for projection in ("learned", "random")
+    }  # fmt: skip
+    wanted = entropy(k[:, :rank])
+    assert entropy(starts["learned"] @ k) == pytest.approx(wanted, rel=0.05)
+    assert entropy(starts["random"] @ k) < 0.5 * wanted  # the printed start, √(n / k) = 4
+
+
 def test_linformer_refuses_what_is_longer_than_its_matrices() -> None:
     with pytest.raises(DataError, match=r"11 encoder steps .*attention\.length 10: cut it, or"):
         kernel("linformer", rank=5, length=10)(*qkv())
@@ -231,25 +250,29 @@ def test_performer_directions_are_orthogonal_in_groups_and_as_long_as_normal_one
     torch.testing.assert_close(omega, orthogonal_directions(20, 8, draw=1).double())
 
 
+@pytest.mark.parametrize("estimator", ["exp", "cosh"])
 @pytest.mark.parametrize("features", [4, 32])
 def test_performer_estimates_the_kernel_without_bias_and_within_its_error_bound(
-    features: int,
+    features: int, estimator: str
 ) -> None:
     """Var ≤ (e^|x+y|² - 1) e^(2 x·y) / m for independent directions; orthogonal ones do better.
 
-    Choromanski et al. 2020, lemma 2 and theorem 2, x and y being scaled by d^-1/4.
+    With cosh it is (1 - e^-|x+y|²) / 2 of that (Choromanski et al. 2020, lemma 2 and theorem 2, x
+    and y being scaled by d^-1/4).
     """
     rng, draws = np.random.default_rng(0), 4000
     x, y = rng.normal(size=(2, K)) * 0.7
-    ours = kernel("performer", features=features)
+    ours = kernel("performer", features=features, estimator=estimator)
     estimates = []
     for draw in range(draws):
         ours.omega = orthogonal_directions(features, K, draw).double()
         a, b = (ours.features(torch.from_numpy(each)) for each in (x, y))
         estimates.append(float((a + b).exp().mean()))
     x, y = x * K**-0.25, y * K**-0.25
-    exact = math.exp(x @ y)
-    bound = (math.exp(((x + y) ** 2).sum()) - 1) * exact**2 / features
+    exact, square = math.exp(x @ y), ((x + y) ** 2).sum()
+    bound = (math.exp(square) - 1) * exact**2 / features
+    if estimator == "cosh":
+        bound *= (1 - math.exp(-square)) / 2
     assert np.var(estimates) < bound * 1.1
     assert abs(np.mean(estimates) - exact) < 4 * math.sqrt(bound / draws)
 
@@ -286,9 +309,30 @@ def test_performer_is_the_ratio_of_its_features_also_if_causal() -> None:
         torch.testing.assert_close(ours(q, k, v), each_head(one, q, k, v))
 
 
-def test_performer_stays_finite_where_keys_are_large() -> None:
+def test_performers_cosh_is_the_ratio_of_its_cosines_also_if_causal() -> None:
+    q, k, v = qkv()
     for causal in (False, True):
-        ours = node("performer", causal, features=32).build(1, 64, causal, 0.0)
+        ours = kernel("performer", causal, features=6, estimator="cosh")
+        w = ours.omega.numpy() * K**-0.25
+
+        def one(_: int, q: Any, k: Any, v: Any, w: Any = w, causal: bool = causal) -> np.ndarray:
+            length = np.exp(-((k**2).sum(1) / 2 / K**0.5))
+            weights = np.cosh((q[:, None] + k[None]) @ w.T).mean(2) * length
+            weights = np.tril(weights) if causal else weights
+            return weights @ v / weights.sum(1, keepdims=True)
+
+        torch.testing.assert_close(ours(q, k, v), each_head(one, q, k, v))
+        if causal:
+            cache: tuple[Tensor, ...] = ()
+            for t in range(S):
+                found, cache = ours.step(*(x[:, :, t : t + 1] for x in (q, k, v)), cache)
+                torch.testing.assert_close(found, ours(q, k, v)[:, :, t : t + 1])
+
+
+@pytest.mark.parametrize("estimator", ["exp", "cosh"])
+def test_performer_stays_finite_where_keys_are_large(estimator: str) -> None:
+    for causal in (False, True):
+        ours = node("performer", causal, features=32, estimator=estimator).build(1, 64, causal, 0.0)
         q, k, v = (30 * torch.randn(1, 1, 9, 64, generator=torch.manual_seed(i)) for i in range(3))
         x = [each.requires_grad_() for each in (q, k, v)]
         found = ours(*x)
@@ -563,7 +607,7 @@ def test_gradients_are_right_in_float64(kind: str) -> None:
     assert all(x.grad[0, :, 5:].abs().max() == 0 for x in used if x.grad is not None)
 
 
-@pytest.mark.parametrize("kind", [k for k in CAUSAL if k not in ("full", "s4d")])
+@pytest.mark.parametrize("kind", [k for k in CAUSAL if k not in ("full", "s4d", "s4")])
 def test_causal_gradients_are_right_in_float64(kind: str) -> None:
     ours = kernel(kind, causal=True)
     inputs = [x.requires_grad_() for x in qkv(7, seed=1)]
@@ -579,7 +623,7 @@ def test_s4ds_gradients_are_right_in_float64(causal: bool) -> None:
     assert torch.autograd.gradcheck(lambda u, *_: ours(u, mask), [u, *parameters], fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", [k for k in CAUSAL if k != "s4d"])
+@pytest.mark.parametrize("kind", [k for k in CAUSAL if k in KERNELS])
 def test_causal_kinds_never_look_ahead_and_their_steps_are_the_whole(kind: str) -> None:
     numbers = ENCODER[kind]
     ours = kernel(kind, causal=True, **numbers)

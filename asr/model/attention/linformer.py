@@ -27,7 +27,9 @@ def _without_padding(x_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
 class LinformerAttention(Kernel):
     """Softmax(Q (E K)ᵀ / √d_k) (F V), E and F of rank × length.
 
-    Wang 2020, eq. 7; Cahyawijaya 2021, eq. 3.7 to 3.9.
+    Wang 2020, eq. 7; Cahyawijaya 2021, eq. 3.7 to 3.9. Learned E and F start from N(0, 1 / length),
+    so that E K has the scale of K and the weights the entropy of full attention to `rank` keys. The
+    paper's N(0, 1 / rank) is for P Eᵀ: on K it is √(length / rank) too large.
     """
 
     EF: Tensor
@@ -40,11 +42,11 @@ class LinformerAttention(Kernel):
         self.owner: tuple[LinformerAttention] | None = None
         n_matrices = 1 if config.sharing in ("kv", "layers") else 2
         rows = n_heads if config.sharing == "none" else 1
-        EF = torch.randn(n_matrices, rows, config.rank, config.length) * config.rank**-0.5
+        EF = torch.randn(n_matrices, rows, config.rank, config.length)
         if config.projection == "learned":
-            self.EF = nn.Parameter(EF)
+            self.EF = nn.Parameter(EF * config.length**-0.5)
         else:
-            self.register_buffer("EF", EF)
+            self.register_buffer("EF", EF * config.rank**-0.5)
 
     def follow(self, owner: "LinformerAttention") -> None:
         """Use another layer's E and F, which a bundle stores with that layer."""
@@ -77,7 +79,7 @@ class LinformerConfig(LimitedConfig):
 
     `sharing`, each including the one before: none; E and F by all heads; E = F; the same in all
     layers (Wang 2020, sec. 4; Merali 2020). `projection: random` keeps E and F as drawn from
-    N(0, 1 / rank) (Wang 2020); `learned` starts there.
+    N(0, 1 / rank) (Wang 2020).
     """
 
     kind: Literal["linformer"]
