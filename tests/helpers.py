@@ -75,6 +75,7 @@ ENCODER: dict[str, dict[str, Any]] = {
     "lsh": {"chunk": 3, "buckets": 2, "rounds": 2},
     "nystrom": {"landmarks": 3},
     "s4d": {"states": 3},
+    "s4": {"states": 3},
     "fnet": {},
     "dense_synthesizer": {"length": 40},
     "random_synthesizer": {"length": 40},

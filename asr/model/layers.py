@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, glu, silu
 
 from asr.model.attention import (
-    S4D,
     Cache,
     DecoderAttentionConfig,
     EncoderAttentionConfig,
@@ -22,6 +21,7 @@ from asr.model.attention import (
     FullAttention,
     Kernel,
     SegmentAttention,
+    StateSpaceSystem,
 )
 from asr.model.dropout import Dropout
 from asr.model.projection import LowRankConfig, ProjectionConfig
@@ -143,7 +143,7 @@ class SegmentRecurrence(MultiHeadAttention):
 class StateSpace(nn.Module):
     """A state-space model between two projections in place of attention (Gu 2022)."""
 
-    def __init__(self, config: LayerConfig, kernel: S4D) -> None:
+    def __init__(self, config: LayerConfig, kernel: StateSpaceSystem) -> None:
         super().__init__()
         self.value = config.projection.build(config.d_model, config.d_model)
         self.output = config.projection.build(config.d_model, config.d_model)

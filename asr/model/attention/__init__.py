@@ -19,7 +19,8 @@ from asr.model.attention.linformer import ConvLinformerConfig, LinformerConfig, 
 from asr.model.attention.lsh import LshConfig
 from asr.model.attention.nystrom import NystromConfig
 from asr.model.attention.routing import RoutingConfig
-from asr.model.attention.s4d import S4D, S4dConfig
+from asr.model.attention.s4 import S4Config
+from asr.model.attention.s4d import S4D, S4dConfig, StateSpaceSystem
 from asr.model.attention.segments import (
     CompressiveConfig,
     SegmentAttention,
@@ -33,13 +34,13 @@ from asr.model.attention.synthesizer import DenseSynthesizerConfig, RandomSynthe
 __all__ = [
     "S4D", "AttentionConfig", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig",
     "Fourier", "FullAttention", "FullAttentionConfig", "Kernel", "SegmentAttention",
-    "follow_step", "share_between_layers",
+    "StateSpaceSystem", "follow_step", "share_between_layers",
 ]  # fmt: skip
 
 # Kinds that cannot be causal are absent from the decoder's union: no illegal model can be written.
 _Causal = (
     FullAttentionConfig | LinearAttentionConfig | PerformerConfig | SlidingWindowConfig | S4dConfig
-    | StridedConfig | FixedConfig | TransformerXlConfig | CompressiveConfig
+    | S4Config | StridedConfig | FixedConfig | TransformerXlConfig | CompressiveConfig
 )  # fmt: skip
 _Any = (
     _Causal | LinformerConfig | ConvLinformerConfig | LshConfig | NystromConfig | FnetConfig

@@ -17,9 +17,9 @@ from tests.helpers import ENCODER
 B, H, S, K = 2, 2, 11, 4
 CAUSAL = [
     "full", "linear", "performer", "sliding_window", "s4d", "sparse_strided", "sparse_fixed",
-    "transformer_xl", "compressive",
+    "transformer_xl", "compressive", "s4",
 ]  # fmt: skip
-KERNELS = [kind for kind in ENCODER if kind not in ("s4d", "fnet")]  # without queries
+KERNELS = [kind for kind in ENCODER if kind not in ("s4d", "s4", "fnet")]  # without queries
 
 
 def node(kind: str, causal: bool = False, **numbers: Any) -> Any:
