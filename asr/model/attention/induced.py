@@ -58,7 +58,6 @@ class InducedAttention(LunaAttention):
 class LunaConfig(AttentionConfig):
     """Attention through `points` learned queries."""
 
-    exports = True
     kind: Literal["luna"]
     points: Size = 16
 
@@ -69,7 +68,6 @@ class LunaConfig(AttentionConfig):
 class InducedConfig(AttentionConfig):
     """Attention through `points` inducing points."""
 
-    exports = True
     kind: Literal["isab"]
     points: Size = 16
 
