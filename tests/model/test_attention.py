@@ -688,6 +688,18 @@ def test_cached_steps_are_the_decoder_run_at_once_also_when_reordered(kind: str)
 
 
 @pytest.mark.parametrize("kind", list(ENCODER))
+def test_a_step_of_training_reaches_every_weight_also_in_bfloat16(kind: str) -> None:
+    encoder = build(tiny(attention=node(kind)).model_copy(update={"dropout": 0.1})).encoder.train()
+    x, mask = torch.randn(3, 13, 16), padding_mask(torch.tensor([13, 6, 1]), 13)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert encoder(x, mask).isfinite().all()
+    (encoder(x, mask)[mask] * torch.randn(20, 16)).sum().backward()
+    gradients = {name: p.grad for name, p in encoder.named_parameters()}
+    assert all(g is not None and g.isfinite().all() for g in gradients.values())
+    assert not [name for name, g in gradients.items() if g is not None and not g.any()]
+
+
+@pytest.mark.parametrize("kind", list(ENCODER))
 def test_sizes_are_known_without_numbers(kind: str) -> None:
     config = tiny(attention=node(kind))
     with torch.device("meta"):

@@ -52,7 +52,7 @@ class RoutingAttention(Kernel):
     def _nearness(self, x_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the products with the centroids (B, H, M, S), the least at padding."""
         near_BHMS = self.centroids_HMK.to(x_BHSK.dtype) @ x_BHSK.detach().mT
-        return near_BHMS.masked_fill(~mask_BS[:, None, None], torch.finfo(x_BHSK.dtype).min)
+        return near_BHMS.masked_fill(~mask_BS[:, None, None], torch.finfo(near_BHMS.dtype).min)
 
     @torch.no_grad()
     def _move(self, groups: tuple[tuple[Tensor, Tensor], ...], mask_BS: Tensor) -> None:

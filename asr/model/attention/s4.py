@@ -5,9 +5,10 @@ Legend: B batch, T positions, D channels, N pairs of states, R directions of tim
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from asr.model.attention.full import AttentionConfig, Cache
@@ -61,7 +62,7 @@ class S4(StateSpaceSystem):
         """Return the filter K̄ = (C B̄, C Ā B̄, …, C Ā^(T-1) B̄), (R, D, T), without powers of Ā.
 
         Its transform at the roots of unity is C (I - Ā^T) (I - Ā z)⁻¹ B̄, by Woodbury's identity
-        four sums of 1 / (g(z) - Λ) (sec. 3.2 and appendix C.3). Both sides have the factor 1 + z,
+        four sums of 1 / (g(z) - Λ) (appendix C). Both sides have the factor 1 + z,
         which is zero for z = -1.
         """
         with torch.autocast(self.D_D.device.type, enabled=False):  # half precision is too coarse
@@ -120,7 +121,7 @@ class S4Config(AttentionConfig):
     """A state-space model with `states` conjugate pairs of states for each channel."""
 
     kind: Literal["s4"]
-    states: Size = 16
+    states: Annotated[Size, Field(le=256)] = 16
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> S4:
         """Return a layer of `n_heads` · `d_head` channels."""

@@ -55,6 +55,7 @@ class SinkhornAttention(Kernel):
         N = sums_BHNK.shape[2]
         inner_BHNK = (sums_BHNK @ self.inner_HKK + self.bias_H1K).relu()
         scores = inner_BHNK @ self.outer_HKN[..., :N]
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if self.training:
             scores = scores - torch.empty_like(scores).exponential_().log()
         both = valid_B1N[..., None] & valid_B1N[..., None, :]
@@ -63,7 +64,7 @@ class SinkhornAttention(Kernel):
             for axis in (3, 2):
                 scores = scores - scores.logsumexp(axis, keepdim=True)
                 scores = scores.masked_fill(~both, _NEVER)
-        return scores.exp()
+        return scores.exp().to(sums_BHNK.dtype)
 
 
 class SinkhornConfig(LimitedConfig):

@@ -34,9 +34,9 @@ class SparseAttention(Kernel):
         valid_B1NL = valid_steps(mask_BS, L)
         near = q @ self._near(k).mT
         is_near = self._near(valid_B1NL)[..., None, :] & self._in_reach(L, q.device)
-        near = near.masked_fill(~is_near, torch.finfo(q.dtype).min)
+        near = near.masked_fill(~is_near, torch.finfo(near.dtype).min)
         far = self._far_scores(q, k)
-        far = far.masked_fill(~self._is_far(valid_B1NL), torch.finfo(q.dtype).min)
+        far = far.masked_fill(~self._is_far(valid_B1NL), torch.finfo(near.dtype).min)
         weights = torch.cat((near, far), -1).softmax(-1)
         if self.training:
             weights = drop(weights, self.dropout)

@@ -13,7 +13,7 @@ from asr.schema import Size
 
 
 class DenseSynthesizer(Kernel):
-    """Softmax(relu(Q) W + b) V: a position alone gives its weights of N keys (Tay 2021, sec. 3.1).
+    """Softmax(relu(Q) W + b) V: a position alone gives its weights of N keys (Tay 2021, sec. 3).
 
     The projection to Q is the inner of the two maps of the paper. Shorter inputs use the first
     columns of W and b.
@@ -45,7 +45,7 @@ class DenseSynthesizerConfig(LimitedConfig):
 
 
 class RandomSynthesizer(Kernel):
-    """Softmax(R) V with a learned matrix R for each head, N × N (Tay 2021, sec. 3.2).
+    """Softmax(R) V with a learned matrix R for each head, N × N (Tay 2021, sec. 3).
 
     It starts from N(0, 1). Shorter inputs use its first rows and columns.
     """
