@@ -45,13 +45,13 @@ from asr.model.attention import (
     FullAttentionConfig,
 )
 from asr.model.frontend import VggConfig
-from asr.model.layers import NormOrder
 from asr.model.projection import DenseConfig, LowRankConfig
 from asr.model.transformer import (
     EncoderConfig,
     ModelConfig,
     SpeechTransformer,
 )
+from asr.model.unit import NormOrder
 from asr.tokenizer import EOS, SOS
 from data_prep import aishell1
 from data_prep.corpus_writer import Utterance, write_corpus
@@ -75,6 +75,19 @@ ENCODER: dict[str, dict[str, Any]] = {
     "lsh": {"chunk": 3, "buckets": 2, "rounds": 2},
     "nystrom": {"landmarks": 3},
     "s4d": {"states": 3},
+    "s4": {"states": 3},
+    "fnet": {},
+    "dense_synthesizer": {"length": 40},
+    "random_synthesizer": {"length": 40},
+    "isab": {"points": 3},
+    "luna": {"points": 3},
+    "bigbird": {"block": 2},
+    "sinkhorn": {"block": 2, "length": 40},
+    "routing": {"clusters": 3},
+    "transformer_xl": {"segment": 2, "memory": 2},
+    "compressive": {"segment": 4, "rate": 2, "compressed": 2},
+    "sparse_strided": {"stride": 3},
+    "sparse_fixed": {"stride": 4, "summary": 2},
 }
 V = 7  # PAD, SOS, EOS, UNK and three letters
 LETTERS = (4, 5, 6)

@@ -25,12 +25,19 @@ _RANKED: dict[str, Callable[[int, int], dict[str, int]]] = {
     "performer": lambda rank, _: {"features": rank},
     "sliding_window": lambda rank, _: {"window": max(1, rank // 2)},
     "nystrom": lambda rank, _: {"landmarks": rank},
+    "isab": lambda rank, _: {"points": rank},
+    "luna": lambda rank, _: {"points": rank},
 }
+_LIMITED = ("dense_synthesizer", "random_synthesizer", "sinkhorn")  # with weights for each length
+_OTHERS = (
+    "linear", "lsh", "s4d", "s4", "fnet", "bigbird", "sparse_strided", "sparse_fixed",
+    "transformer_xl", "compressive", "routing",
+)  # fmt: skip
 _FULL = ("transformer", "lrt", "set_sparse")
 # The same models, which form the matrices of attention weights, as the thesis's did.
 MATRIX = {"transformer": "matrix", "lrt": "lrt_matrix", "linformer": "linformer_matrix"}
 _BASE = {form: model for model, form in MATRIX.items()}
-MODELS = (*_FULL, *_RANKED, *_BASE, "linear", "lsh", "s4d")
+MODELS = (*_FULL, *_RANKED, *_LIMITED, *_BASE, *_OTHERS)
 
 
 class BenchmarkCase(FrozenModel):
@@ -54,6 +61,8 @@ class BenchmarkCase(FrozenModel):
         attention: dict[str, Any] = {"kind": "full" if model in _FULL else model}
         if model in _RANKED:
             attention |= _RANKED[model](self.rank or 1, self.length)
+        if model in _LIMITED:
+            attention["length"] = self.length
         encoder = {"n_layers": 2, "attention": attention}
         values = {"d_model": D_MODEL, "d_inner": 4 * D_MODEL, "n_heads": 12}
         parts = {"projection": projection, "encoder": encoder}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from asr.bundle import CONFIG, WEIGHTS, check_shapes, load_weights, save_weights, tokenizer_of
 from asr.errors import BundleError, ConfigError
 from asr.model.attention.full import Cache, reorder_caches, select_caches
-from asr.model.layers import FeedForward, self_attention
+from asr.model.layers import FeedForward, causal_self_attention
 from asr.model.transformer import ModelConfig, TokenDecoder
 from asr.runtime.files import write_text
 from asr.runtime.yaml_values import read_yaml
@@ -39,7 +39,7 @@ class LmLayer(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         model = model.at("decoder")
-        self.self_attention = self_attention(model, model.decoder.attention, causal=True)
+        self.self_attention = causal_self_attention(model, model.decoder.attention)
         self.feed_forward = FeedForward(model)
 
     def forward(self, x_BUD: Tensor) -> Tensor:

@@ -6,103 +6,22 @@ With low-rank projections they are the LRMHA and LRFF units of the Low-Rank Tran
 Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head dimension.
 """
 
-from typing import Annotated, Literal, Self
-
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import gelu, glu, silu
 
 from asr.model.attention import (
-    S4D,
     Cache,
     DecoderAttentionConfig,
     EncoderAttentionConfig,
+    Fourier,
     FullAttention,
     Kernel,
+    SegmentAttention,
+    StateSpaceSystem,
 )
 from asr.model.dropout import Dropout
-from asr.model.places import enter, place_problem
-from asr.model.projection import LowRankConfig, ProjectionConfig
-from asr.schema import FrozenModel, Size
-
-NormOrder = Literal["post", "pre"]
-
-
-class LayerConfig(FrozenModel):
-    """Options that all units share; `norm` is the order of layer normalization (see `Residual`).
-
-    `projection` is the kind of all linear maps, `projections` are other kinds by place (see
-    `asr.model.places`), of which the most specific counts.
-    """
-
-    d_model: Size = 512
-    d_inner: Size = 2048
-    n_heads: Size = 8
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    norm: NormOrder = "post"
-    projection: ProjectionConfig = LowRankConfig(rank=100)
-    projections: dict[str, ProjectionConfig] = Field(default={})
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> Self:
-        largest_rank, problems = min(self.d_model, self.d_inner), []
-        for key, projection in self.kinds.items():
-            problem = projection.problem(largest_rank)
-            problems.append(problem and f"{key}.{problem}")
-        problems.append(next(filter(None, map(place_problem, self.projections)), None))
-        if self.d_model % self.n_heads or self.d_model % 2:
-            problems.append(
-                f"d_model {self.d_model} must be even and a multiple of n_heads {self.n_heads}"
-            )
-        if any(problems):
-            raise ValueError("; ".join(filter(None, problems)))
-        return self
-
-    @property
-    def kinds(self) -> dict[str, ProjectionConfig]:
-        """Return the default projection and those of places, by their keys."""
-        places = {f"projections.{place}": kind for place, kind in self.projections.items()}
-        return {"projection": self.projection, **places}
-
-    def at(self, *names: str) -> Self:
-        """Return the options within these parts of the network, from the outside to the inside."""
-        projection, projections = self.projection, self.projections
-        for name in names:
-            projection, projections = enter(name, projection, projections)
-        return self.model_copy(update={"projection": projection, "projections": projections})
-
-    def build_map(self, name: str, d_in: int, d_out: int) -> nn.Module:
-        """Return the linear map of a name from (..., d_in) to (..., d_out)."""
-        return self.at(name).projection.build(d_in, d_out)
-
-    def last_norm(self) -> nn.Module:
-        """Return the last module of a stack: the sum of pre-norm layers is not normalized."""
-        return nn.LayerNorm(self.d_model) if self.norm == "pre" else nn.Identity()
-
-
-class Residual(nn.Module):
-    """The connection around a unit f: LayerNorm(x + f(x)) (post) or x + f(LayerNorm(x)) (pre).
-
-    Cahyawijaya 2021, eq. 3.3 and 3.4, has post; pre converges far sooner in short trainings.
-    """
-
-    def __init__(self, config: LayerConfig) -> None:
-        super().__init__()
-        self.is_pre = config.norm == "pre"
-        self.norm = nn.LayerNorm(config.d_model)
-        self.dropout = Dropout(config.dropout)
-
-    def pre_norm(self, x_BTD: Tensor) -> Tensor:
-        """Return the input of the unit."""
-        y_BTD: Tensor = self.norm(x_BTD) if self.is_pre else x_BTD
-        return y_BTD
-
-    def add_and_norm(self, x_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
-        """Add the output of the unit to x, and normalize the sum if the order is post."""
-        x_BTD = x_BTD + self.dropout(branch_BTD)
-        y_BTD: Tensor = x_BTD if self.is_pre else self.norm(x_BTD)
-        return y_BTD
+from asr.model.unit import LayerConfig, Residual
 
 
 class MultiHeadAttention(nn.Module):
@@ -111,10 +30,11 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: LayerConfig, kernel: Kernel) -> None:
         super().__init__()
         self.n_heads, D = config.n_heads, config.d_model
-        self.query = config.build_map("query", D, D)
-        self.key = config.build_map("key", D, D)
-        self.value = config.build_map("value", D, D)
-        self.output = config.build_map("output", D, D)
+        build = config.build_map
+        self.query = build("query", D, D) if kernel.has_queries else nn.Identity()
+        self.key = build("key", D, D) if kernel.has_keys else nn.Identity()
+        self.value = build("value", D, D)
+        self.output = build("output", D, D)
         self.kernel = kernel
         self.residual = Residual(config)
 
@@ -152,10 +72,22 @@ class MultiHeadAttention(nn.Module):
         return self.join(self.kernel(q_BHTK, k_BHSK, v_BHSK, mask_BS), x_BTD)
 
 
+class SegmentRecurrence(MultiHeadAttention):
+    """Attention whose memory of earlier segments has no gradient to their inputs (Dai 2019)."""
+
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """Attend from a sequence to itself, all segments at once."""
+        y_BTD = self.residual.pre_norm(x_BTD)
+        k_v = self.keys_values(y_BTD)
+        memory = self.keys_values(y_BTD.detach()) if torch.is_grad_enabled() else k_v
+        q_BHTK = self.split(self.query(y_BTD))
+        return self.join(self.kernel(q_BHTK, *k_v, mask_BT, memory), x_BTD)
+
+
 class StateSpace(nn.Module):
     """A state-space model between two projections in place of attention (Gu 2022)."""
 
-    def __init__(self, config: LayerConfig, kernel: S4D) -> None:
+    def __init__(self, config: LayerConfig, kernel: StateSpaceSystem) -> None:
         super().__init__()
         self.value = config.build_map("value", config.d_model, config.d_model)
         self.output = config.build_map("output", config.d_model, config.d_model)
@@ -173,19 +105,47 @@ class StateSpace(nn.Module):
         return self.residual.add_and_norm(x_B1D, self.output(gelu(y_B1D))), cache
 
 
-SelfAttention = MultiHeadAttention | StateSpace
+class FourierMixing(nn.Module):
+    """A Fourier transform in place of attention, without projections (Lee-Thorp 2022, fig. 1)."""
+
+    def __init__(self, config: LayerConfig, kernel: Fourier) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.residual = Residual(config)
+
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """Compute all positions at once."""
+        mixed_BTD = self.kernel(self.residual.pre_norm(x_BTD), mask_BT)
+        return self.residual.add_and_norm(x_BTD, mixed_BTD)
+
+
+CausalSelfAttention = MultiHeadAttention | StateSpace
+SelfAttention = CausalSelfAttention | FourierMixing
 
 
 def self_attention(
     config: LayerConfig, attention: EncoderAttentionConfig, causal: bool = False
 ) -> SelfAttention:
-    """Return multi-head attention with the kernel of a kind, or a StateSpace unit for s4d."""
+    """Return multi-head attention with the kernel of a kind, or the unit of one without queries."""
     config = config.at("attention", "self_attention")
     d_head = config.d_model // config.n_heads
     kernel = attention.build(config.n_heads, d_head, causal, config.dropout)
+    if isinstance(kernel, SegmentAttention):
+        return SegmentRecurrence(config, kernel)
     if isinstance(kernel, Kernel):
         return MultiHeadAttention(config, kernel)
+    if isinstance(kernel, Fourier):
+        return FourierMixing(config, kernel)
     return StateSpace(config, kernel)
+
+
+def causal_self_attention(
+    config: LayerConfig, attention: DecoderAttentionConfig
+) -> CausalSelfAttention:
+    """Return the unit of a kind that can be causal, and therefore computes step by step."""
+    unit = self_attention(config, attention, causal=True)
+    assert not isinstance(unit, FourierMixing)
+    return unit
 
 
 class FeedForward(nn.Module):
@@ -253,7 +213,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: LayerConfig, attention: DecoderAttentionConfig) -> None:
         super().__init__()
-        self.self_attention = self_attention(config, attention, causal=True)
+        self.self_attention = causal_self_attention(config, attention)
         full = FullAttention(causal=False, dropout=config.dropout)
         self.cross_attention = MultiHeadAttention(config.at("attention", "cross_attention"), full)
         self.feed_forward = FeedForward(config)

@@ -25,7 +25,8 @@ from asr.model.conditioning import Conditioning, ConditioningConfig
 from asr.model.dropout import Dropout
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import FrontendConfig, VggConfig, padding_mask
-from asr.model.layers import DecoderLayer, EncoderLayer, LayerConfig
+from asr.model.layers import DecoderLayer, EncoderLayer
+from asr.model.unit import LayerConfig
 from asr.schema import FrozenModel, Layers, Size
 
 

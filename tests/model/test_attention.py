@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from scipy.signal import cont2discrete, dlsim
 from torch import Tensor, nn
 
@@ -17,8 +17,6 @@ import asr
 from asr.errors import DataError
 from asr.model.attention import (
     S4D,
-    DecoderAttentionConfig,
-    EncoderAttentionConfig,
     Kernel,
     follow_step,
     nystrom,
@@ -43,52 +41,22 @@ from tests.helpers import (
     tones_recipe,
     write_recipe,
 )
-
-B, H, S, K = 2, 2, 11, 4
-CAUSAL = ["full", "linear", "performer", "sliding_window", "s4d"]
-KERNELS = [kind for kind in ENCODER if kind != "s4d"]  # s4d has no queries
-
-
-def node(kind: str, causal: bool = False, **numbers: Any) -> Any:
-    union: Any = DecoderAttentionConfig if causal else EncoderAttentionConfig
-    return TypeAdapter(union).validate_python({"kind": kind, **(numbers or ENCODER[kind])})
-
-
-def kernel(kind: str, causal: bool = False, **numbers: Any) -> Any:
-    torch.manual_seed(3)
-    return node(kind, causal, **numbers).build(H, K, causal, 0.0).double().eval()
-
-
-def qkv(length: int = S, seed: int = 0, scale: float = 1.0) -> tuple[Tensor, ...]:
-    rng = torch.Generator().manual_seed(seed)
-    return tuple(
-        scale * torch.randn(B, H, length, K, generator=rng, dtype=torch.float64) for _ in range(3)
-    )
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    e = np.exp(scores - scores.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def attention(q: Any, k: Any, v: Any, seen: Any = True) -> np.ndarray:
-    """Compute softmax attention of one head in numpy; `seen` (T, S)."""
-    q, k, v = (np.asarray(x) for x in (q, k, v))
-    return softmax(np.where(seen, q @ k.T / math.sqrt(q.shape[-1]), -np.inf)) @ v
-
-
-def each_head(function: Any, *tensors: Tensor) -> Tensor:
-    """Apply a function of one head, (index, arrays) to an array, to all heads."""
-    rows = [
-        np.stack([function(h, *(t[b, h].detach().numpy() for t in tensors)) for h in range(H)])
-        for b in range(len(tensors[0]))
-    ]
-    return torch.from_numpy(np.stack(rows))
-
-
-def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return each_head(lambda _, *x: attention(*x), q, k, v)
-
+from tests.model.attention.oracle import (
+    CAUSAL,
+    KERNELS,
+    B,
+    H,
+    K,
+    S,
+    attention,
+    each_head,
+    full,
+    kernel,
+    node,
+    qkv,
+    softmax,
+    with_random_weights,
+)
 
 # --- Linformer
 
@@ -146,6 +114,25 @@ def test_a_random_linformer_trains_nothing_and_has_the_papers_variance() -> None
     assert fixed.EF.var().item() == pytest.approx(1 / 16, rel=0.05)
 
 
+def test_learned_linformer_starts_with_the_entropy_of_attention_to_as_many_keys() -> None:
+    rank, length, d = 32, 512, 64
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 200, d), torch.randn(2, length, d)
+
+    def entropy(keys: Tensor) -> float:
+        weights = (q @ keys.mT * d**-0.5).softmax(-1)
+        return -(weights * weights.log()).sum(-1).mean().item()
+
+    starts = {
+        projection: node("linformer", rank=rank, length=length, projection=projection)
+        .build(1, d, False, 0.0).EF[0, 0].detach()
+        for projection in ("learned", "random")
+    }  # fmt: skip
+    wanted = entropy(k[:, :rank])
+    assert entropy(starts["learned"] @ k) == pytest.approx(wanted, rel=0.05)
+    assert entropy(starts["random"] @ k) < 0.5 * wanted  # the printed start, √(n / k) = 4
+
+
 def test_linformer_refuses_what_is_longer_than_its_matrices() -> None:
     with pytest.raises(DataError, match=r"11 encoder steps .*attention\.length 10: cut it, or"):
         kernel("linformer", rank=5, length=10)(*qkv())
@@ -157,12 +144,6 @@ def test_linformer_refuses_what_is_longer_than_its_matrices() -> None:
 def test_conv_linformer_of_stride_one_is_full_attention() -> None:
     q, k, v = qkv()
     torch.testing.assert_close(kernel("conv_linformer", stride=1)(q, k, v), full(q, k, v))
-
-
-def with_random_weights(ours: nn.Module) -> Any:
-    for parameter in ours.parameters():
-        nn.init.normal_(parameter)
-    return ours
 
 
 def test_conv_linformer_is_its_definition() -> None:
@@ -269,25 +250,29 @@ def test_performer_directions_are_orthogonal_in_groups_and_as_long_as_normal_one
     torch.testing.assert_close(omega, orthogonal_directions(20, 8, draw=1).double())
 
 
+@pytest.mark.parametrize("estimator", ["exp", "cosh"])
 @pytest.mark.parametrize("features", [4, 32])
 def test_performer_estimates_the_kernel_without_bias_and_within_its_error_bound(
-    features: int,
+    features: int, estimator: str
 ) -> None:
     """Var ≤ (e^|x+y|² - 1) e^(2 x·y) / m for independent directions; orthogonal ones do better.
 
-    Choromanski et al. 2020, lemma 2 and theorem 2, x and y being scaled by d^-1/4.
+    With cosh it is (1 - e^-|x+y|²) / 2 of that (Choromanski et al. 2020, lemma 2 and theorem 2, x
+    and y being scaled by d^-1/4).
     """
     rng, draws = np.random.default_rng(0), 4000
     x, y = rng.normal(size=(2, K)) * 0.7
-    ours = kernel("performer", features=features)
+    ours = kernel("performer", features=features, estimator=estimator)
     estimates = []
     for draw in range(draws):
         ours.omega = orthogonal_directions(features, K, draw).double()
         a, b = (ours.features(torch.from_numpy(each)) for each in (x, y))
         estimates.append(float((a + b).exp().mean()))
     x, y = x * K**-0.25, y * K**-0.25
-    exact = math.exp(x @ y)
-    bound = (math.exp(((x + y) ** 2).sum()) - 1) * exact**2 / features
+    exact, square = math.exp(x @ y), ((x + y) ** 2).sum()
+    bound = (math.exp(square) - 1) * exact**2 / features
+    if estimator == "cosh":
+        bound *= (1 - math.exp(-square)) / 2
     assert np.var(estimates) < bound * 1.1
     assert abs(np.mean(estimates) - exact) < 4 * math.sqrt(bound / draws)
 
@@ -324,9 +309,30 @@ def test_performer_is_the_ratio_of_its_features_also_if_causal() -> None:
         torch.testing.assert_close(ours(q, k, v), each_head(one, q, k, v))
 
 
-def test_performer_stays_finite_where_keys_are_large() -> None:
+def test_performers_cosh_is_the_ratio_of_its_cosines_also_if_causal() -> None:
+    q, k, v = qkv()
     for causal in (False, True):
-        ours = node("performer", causal, features=32).build(1, 64, causal, 0.0)
+        ours = kernel("performer", causal, features=6, estimator="cosh")
+        w = ours.omega.numpy() * K**-0.25
+
+        def one(_: int, q: Any, k: Any, v: Any, w: Any = w, causal: bool = causal) -> np.ndarray:
+            length = np.exp(-((k**2).sum(1) / 2 / K**0.5))
+            weights = np.cosh((q[:, None] + k[None]) @ w.T).mean(2) * length
+            weights = np.tril(weights) if causal else weights
+            return weights @ v / weights.sum(1, keepdims=True)
+
+        torch.testing.assert_close(ours(q, k, v), each_head(one, q, k, v))
+        if causal:
+            cache: tuple[Tensor, ...] = ()
+            for t in range(S):
+                found, cache = ours.step(*(x[:, :, t : t + 1] for x in (q, k, v)), cache)
+                torch.testing.assert_close(found, ours(q, k, v)[:, :, t : t + 1])
+
+
+@pytest.mark.parametrize("estimator", ["exp", "cosh"])
+def test_performer_stays_finite_where_keys_are_large(estimator: str) -> None:
+    for causal in (False, True):
+        ours = node("performer", causal, features=32, estimator=estimator).build(1, 64, causal, 0.0)
         q, k, v = (30 * torch.randn(1, 1, 9, 64, generator=torch.manual_seed(i)) for i in range(3))
         x = [each.requires_grad_() for each in (q, k, v)]
         found = ours(*x)
@@ -402,8 +408,10 @@ def test_a_window_as_wide_as_the_input_is_full_attention(causal: bool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "number"),
-    [("sliding_window", "window"), ("lsh", "chunk"), ("conv_linformer", "stride")],
-)
+    [("sliding_window", "window"), ("lsh", "chunk"), ("conv_linformer", "stride"),
+     ("bigbird", "block"), ("sparse_strided", "stride"), ("sparse_fixed", "stride"),
+     ("transformer_xl", "segment")],
+)  # fmt: skip
 def test_a_number_far_beyond_the_length_costs_no_more_than_the_length(
     kind: str, number: str
 ) -> None:
@@ -586,18 +594,20 @@ def test_gradients_are_right_in_float64(kind: str) -> None:
     ours = kernel(kind)
     mask = padding_mask(torch.tensor([5, 7]), 7)
     inputs = [x.requires_grad_() for x in qkv(7, seed=1)]
+    takes = (ours.has_queries, ours.has_keys, True)
+    used = [x for x, is_used in zip(inputs, takes, strict=True) if is_used]
     parameters = list(ours.parameters())
 
     def masked(*values: Tensor) -> Tensor:
         return ours(*values[:3], mask) * mask[:, None, :, None]
 
     assert torch.autograd.gradcheck(masked, [*inputs, *parameters], fast_mode=True)
-    masked(*inputs).sum().backward()
-    assert all(x.grad is not None and x.grad.abs().sum() > 0 for x in inputs)
-    assert all(x.grad[0, :, 5:].abs().max() == 0 for x in inputs if x.grad is not None)
+    masked(*inputs).square().sum().backward()
+    assert all(x.grad is not None and x.grad.abs().sum() > 0 for x in (*used, *parameters))
+    assert all(x.grad[0, :, 5:].abs().max() == 0 for x in used if x.grad is not None)
 
 
-@pytest.mark.parametrize("kind", ["linear", "performer", "sliding_window"])
+@pytest.mark.parametrize("kind", [k for k in CAUSAL if k not in ("full", "s4d", "s4")])
 def test_causal_gradients_are_right_in_float64(kind: str) -> None:
     ours = kernel(kind, causal=True)
     inputs = [x.requires_grad_() for x in qkv(7, seed=1)]
@@ -613,7 +623,7 @@ def test_s4ds_gradients_are_right_in_float64(causal: bool) -> None:
     assert torch.autograd.gradcheck(lambda u, *_: ours(u, mask), [u, *parameters], fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", [k for k in CAUSAL if k != "s4d"])
+@pytest.mark.parametrize("kind", [k for k in CAUSAL if k in KERNELS])
 def test_causal_kinds_never_look_ahead_and_their_steps_are_the_whole(kind: str) -> None:
     numbers = ENCODER[kind]
     ours = kernel(kind, causal=True, **numbers)
@@ -675,6 +685,18 @@ def test_cached_steps_are_the_decoder_run_at_once_also_when_reordered(kind: str)
             rest = torch.tensor([0, 2])
             state.select(rest)
             memory, mask, history = memory[rest], mask[rest], history[rest]
+
+
+@pytest.mark.parametrize("kind", list(ENCODER))
+def test_a_step_of_training_reaches_every_weight_also_in_bfloat16(kind: str) -> None:
+    encoder = build(tiny(attention=node(kind)).model_copy(update={"dropout": 0.1})).encoder.train()
+    x, mask = torch.randn(3, 13, 16), padding_mask(torch.tensor([13, 6, 1]), 13)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert encoder(x, mask).isfinite().all()
+    (encoder(x, mask)[mask] * torch.randn(20, 16)).sum().backward()
+    gradients = {name: p.grad for name, p in encoder.named_parameters()}
+    assert all(g is not None and g.isfinite().all() for g in gradients.values())
+    assert not [name for name, g in gradients.items() if g is not None and not g.any()]
 
 
 @pytest.mark.parametrize("kind", list(ENCODER))

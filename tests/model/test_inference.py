@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 from asr.errors import ConfigError
 from asr.model.inference.decoder import FastDecoder, for_inference
-from asr.model.layers import NormOrder
 from asr.model.projection import DenseConfig, LowRankConfig
 from asr.model.transformer import SpeechTransformer
+from asr.model.unit import NormOrder
 from tests.helpers import FREQS, VOCAB, padded_batch, tiny
 
 # With heads of size 4: latent attention (3), D × D products multiplied out (9), all products (16);

@@ -9,8 +9,9 @@ from torch import nn
 import asr.train.step
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.model.layers import FeedForward, LayerConfig
+from asr.model.layers import FeedForward
 from asr.model.projection import DenseConfig, LowRank, LowRankConfig, SetSparseConfig
+from asr.model.unit import LayerConfig
 from asr.train.optimizer import decay, rate_groups
 from asr.train.run import train
 from tests.helpers import tones_recipe

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from asr.errors import DataError
 from asr.model.dropout import dropout
-from asr.schema import FrozenModel
+from asr.schema import FrozenModel, Size
 
 # The state of a kernel in decoding, from the positions so far; rows are axis 0 of every tensor.
 Cache = tuple[Tensor, ...]
@@ -34,10 +35,14 @@ def select_caches(caches: list[Cache], n_utterances: int, indices: Tensor) -> li
 class Kernel(nn.Module):
     """Attention without its projections, so that each kernel works with all of them.
 
-    `attends_to_all_past` marks causal kernels whose cache is all keys and all values.
+    `attends_to_all_past` marks causal kernels whose cache is all keys and all values and whose
+    queries attend to all of them. A kernel without queries or keys gets the unit's input, not
+    projected, in place of them.
     """
 
     attends_to_all_past: ClassVar[bool] = False
+    has_queries: ClassVar[bool] = True
+    has_keys: ClassVar[bool] = True
 
     def forward(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor | None = None
@@ -69,6 +74,33 @@ class AttentionConfig(FrozenModel):
         return None
 
 
+class LimitedConfig(AttentionConfig):
+    """Options of kinds with weights for each position up to `length`."""
+
+    length: Size = 1024
+
+    @property
+    def longest(self) -> int:
+        """Return the most steps of an input."""
+        return self.length
+
+
+def check_length(steps: int, longest: int) -> None:
+    """Raise DataError for an input that is longer than the weights of its attention."""
+    if longest < steps:
+        raise DataError(
+            f"an input of {steps} encoder steps is longer than model.encoder.attention.length "
+            f"{longest}: cut it, or train with a greater length"
+        )
+
+
+def weighted_sum(scores: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """Return Softmax(scores) V over keys where `mask` is True, dropping weights with p."""
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return dropout(scores.softmax(-1), p) @ v
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, p: float = 0, causal: bool = False
 ) -> Tensor:
@@ -78,10 +110,7 @@ def attend(
     # Step by step: torch has no fused kernel with dropout on a CPU, and a slow dropout.
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return dropout(scores.softmax(-1), p) @ v
+    return weighted_sum((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), v, mask, p)
 
 
 class FullAttention(Kernel):

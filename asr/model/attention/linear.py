@@ -119,9 +119,10 @@ class LinearAttentionConfig(AttentionConfig):
 class PerformerAttention(Kernel):
     """FAVOR+: positive random features, φ(q)·φ(k) = exp(q·k / √d_k) on average.
 
-    φ(x) = exp(ω·x' - |x'|² / 2), x' = x / d_k^¼, for M directions ω that are orthogonal in groups
-    of d_k (Choromanski 2021, lemma 1 and sec. 2.4). A bundle stores one draw of them; training
-    uses a new draw every `redraw` steps (`follow`).
+    φ(x) = exp(ω·x' - |x'|² / 2), x' = x / d_k^¼, for directions ω that are orthogonal in groups
+    of d_k (Choromanski 2021, lemma 1 and sec. 2.4). With the cosh estimator each direction gives
+    the features of ω and of -ω, whose mean is cosh, of lower variance. A bundle stores one draw of
+    them; training uses a new draw every `redraw` steps (`follow`).
     """
 
     omega: Tensor
@@ -130,6 +131,7 @@ class PerformerAttention(Kernel):
     def __init__(self, config: "PerformerConfig", d_head: int, causal: bool) -> None:
         super().__init__()
         self.causal, self.redraw, self.drawn = causal, config.redraw, 0
+        self.has_both_signs = config.estimator == "cosh"
         self.register_buffer("omega", orthogonal_directions(config.features, d_head, 0))
         self.register_buffer("latest", None, persistent=False)  # so that it follows the module
 
@@ -148,12 +150,12 @@ class PerformerAttention(Kernel):
         return along.sub_(x.square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5))
 
     def _along(self, x: Tensor) -> Tensor:
-        """Return ω·x' in full precision: bfloat16 is too coarse for an exponent."""
+        """Return ω·x', and -ω·x', in full precision: bfloat16 is too coarse for an exponent."""
         omega_MK = self.omega if self.latest is None or not self.training else self.latest
         with torch.autocast(x.device.type, enabled=False):
             dtype = torch.promote_types(x.dtype, omega_MK.dtype)
             along: Tensor = x.to(dtype) @ (omega_MK * x.shape[-1] ** -0.25).to(dtype).t()
-            return along
+            return torch.cat((along, -along), -1) if self.has_both_signs else along
 
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         k_BHSM = self.features(k_BHSK).masked_fill_(~mask_BS[:, None, :, None], -torch.inf)
@@ -193,11 +195,15 @@ def follow_step(modules: Iterable[nn.Module], step: int) -> None:
 
 
 class PerformerConfig(AttentionConfig):
-    """Attention by `features` random features, redrawn every `redraw` steps (null: never)."""
+    """Attention by `features` random directions, redrawn every `redraw` steps (null: never).
+
+    The cosh estimator has two features for each direction, exp one.
+    """
 
     exports = True
     kind: Literal["performer"]
     features: Size = 128
+    estimator: Literal["exp", "cosh"] = "exp"
     redraw: Size | None = 500
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from asr.errors import DataError
-from asr.model.attention.full import AttentionConfig, Kernel, attend
+from asr.model.attention.full import (
+    AttentionConfig,
+    Kernel,
+    LimitedConfig,
+    attend,
+    check_length,
+)
 from asr.schema import Size
 
 
@@ -22,7 +27,9 @@ def _without_padding(x_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
 class LinformerAttention(Kernel):
     """Softmax(Q (E K)ᵀ / √d_k) (F V), E and F of rank × length.
 
-    Wang 2020, eq. 7; Cahyawijaya 2021, eq. 3.7 to 3.9.
+    Wang 2020, eq. 7; Cahyawijaya 2021, eq. 3.7 to 3.9. Learned E and F start from N(0, 1 / length),
+    so that E K has the scale of K and the weights the entropy of full attention to `rank` keys. The
+    paper's N(0, 1 / rank) is for P Eᵀ: on K it is √(length / rank) too large.
     """
 
     EF: Tensor
@@ -35,11 +42,11 @@ class LinformerAttention(Kernel):
         self.owner: tuple[LinformerAttention] | None = None
         n_matrices = 1 if config.sharing in ("kv", "layers") else 2
         rows = n_heads if config.sharing == "none" else 1
-        EF = torch.randn(n_matrices, rows, config.rank, config.length) * config.rank**-0.5
+        EF = torch.randn(n_matrices, rows, config.rank, config.length)
         if config.projection == "learned":
-            self.EF = nn.Parameter(EF)
+            self.EF = nn.Parameter(EF * config.length**-0.5)
         else:
-            self.register_buffer("EF", EF)
+            self.register_buffer("EF", EF * config.rank**-0.5)
 
     def follow(self, owner: "LinformerAttention") -> None:
         """Use another layer's E and F, which a bundle stores with that layer."""
@@ -52,11 +59,7 @@ class LinformerAttention(Kernel):
         Raises DataError for an input that is longer than E and F.
         """
         S = k_BHSK.shape[2]
-        if self.length < S:
-            raise DataError(
-                f"an input of {S} encoder steps is longer than model.encoder.attention.length "
-                f"{self.length}: cut it, or train with a greater length"
-            )
+        check_length(S, self.length)
         EF = (self.owner[0] if self.owner else self).EF[..., :S]
         k_BHRK = EF[0] @ _without_padding(k_BHSK, mask_BS)
         v_BHRK = EF[-1] @ _without_padding(v_BHSK, mask_BS)
@@ -71,24 +74,18 @@ def share_between_layers(stack: nn.Module) -> None:
             kernel.follow(kernels[0])
 
 
-class LinformerConfig(AttentionConfig):
+class LinformerConfig(LimitedConfig):
     """Keys and values of at most `length` steps are projected to `rank` of them.
 
     `sharing`, each including the one before: none; E and F by all heads; E = F; the same in all
     layers (Wang 2020, sec. 4; Merali 2020). `projection: random` keeps E and F as drawn from
-    N(0, 1 / rank) (Wang 2020); `learned` starts there.
+    N(0, 1 / rank) (Wang 2020).
     """
 
     kind: Literal["linformer"]
     rank: Size = 64
-    length: Size = 1024
     sharing: Literal["none", "heads", "kv", "layers"] = "heads"
     projection: Literal["learned", "random"] = "learned"
-
-    @property
-    def longest(self) -> int:
-        """Return the most steps of an input."""
-        return self.length
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         return LinformerAttention(self, n_heads, dropout)

@@ -13,8 +13,36 @@ from torch import Tensor, nn
 from asr.model.attention.full import AttentionConfig, Cache
 from asr.schema import Size
 
+SYSTEM_STEPS = (1e-3, 1e-1)  # the least and the largest Δ at first
 
-class S4D(nn.Module):
+
+class StateSpaceSystem(nn.Module):
+    """y = K̄ ∗ u + D u for each channel, with the filter K̄ of a subclass, one or two directions."""
+
+    D_D: nn.Parameter
+
+    def kernel(self, length: int) -> Tensor:
+        """Return the filter (R, D, T), from the start and, if R = 2, from the end."""
+        raise NotImplementedError
+
+    def step(self, u_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Compute one position after those in `cache`; causal only."""
+        raise NotImplementedError
+
+    def forward(self, u_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
+        """Convolve (B, T, D) in the frequency domain; padding is zero."""
+        T, dtype = u_BTD.shape[1], self.D_D.dtype
+        if mask_BT is not None:
+            u_BTD = u_BTD.masked_fill(~mask_BT[..., None], 0.0)
+        u_BDT = u_BTD.transpose(1, 2).to(dtype)
+        from_start, *from_end = self.kernel(T)
+        y_BDT = _convolve(u_BDT, from_start) + self.D_D[:, None] * u_BDT
+        for kernel_DT in from_end:
+            y_BDT = y_BDT + _convolve(u_BDT.flip(2), kernel_DT).flip(2)
+        return y_BDT.transpose(1, 2)
+
+
+class S4D(StateSpaceSystem):
     """x' = A x + B u, y = C x + D u for each channel, with a diagonal A (Gu 2022, S4D-Lin).
 
     It is discretized by zero-order hold with a step Δ for each channel; Ā = I + Δ A (Zaytsev) is
@@ -25,7 +53,7 @@ class S4D(nn.Module):
     def __init__(self, d_model: int, states: int, causal: bool) -> None:
         super().__init__()
         R, N = 1 if causal else 2, states
-        low, high = math.log(1e-3), math.log(1e-1)
+        low, high = (math.log(step) for step in SYSTEM_STEPS)
         self.log_step_RD = nn.Parameter(torch.rand(R, d_model) * (high - low) + low)
         self.log_decay_RDN = nn.Parameter(torch.full((R, d_model, N), math.log(0.5)))
         self.frequency_RDN = nn.Parameter((math.pi * torch.arange(N)).repeat(R, d_model, 1))
@@ -49,18 +77,6 @@ class S4D(nn.Module):
         late, early = torch.cat((late.real, -late.imag), 2), torch.cat((early.real, early.imag), 2)
         with torch.autocast(log_A.device.type, enabled=False):  # half precision is too coarse
             return 2 * (late.transpose(2, 3) @ early).flatten(2)[..., :length]
-
-    def forward(self, u_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
-        """Convolve (B, T, D) in the frequency domain; padding is zero."""
-        T, dtype = u_BTD.shape[1], self.D_D.dtype
-        if mask_BT is not None:
-            u_BTD = u_BTD.masked_fill(~mask_BT[..., None], 0.0)
-        u_BDT = u_BTD.transpose(1, 2).to(dtype)
-        from_start, *from_end = self.kernel(T)
-        y_BDT = _convolve(u_BDT, from_start) + self.D_D[:, None] * u_BDT
-        for kernel_DT in from_end:
-            y_BDT = y_BDT + _convolve(u_BDT.flip(2), kernel_DT).flip(2)
-        return y_BDT.transpose(1, 2)
 
     def step(self, u_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Compute x_k = Ā x_(k-1) + u_k, y_k = C̄ x_k + D u_k; causal only."""

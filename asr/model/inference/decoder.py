@@ -21,8 +21,9 @@ from torch.nn.functional import embedding, pad
 
 from asr.model.inference.attention import KeysValues, compile_attention
 from asr.model.inference.linear import Map, Scratch, compile_maps
-from asr.model.layers import DecoderLayer, MultiHeadAttention, Residual
+from asr.model.layers import DecoderLayer, MultiHeadAttention
 from asr.model.transformer import Decoder, sinusoids
+from asr.model.unit import Residual
 
 _STEPS = 32  # in the buffers at first; their size doubles when they are full
 
