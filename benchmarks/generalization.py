@@ -61,8 +61,8 @@ class Measured:
 
     @property
     def best(self) -> dict[str, float]:
-        """Return the epoch of the least dev CER."""
-        return min(self.history, key=lambda row: row["val_cer_percent"])
+        """Return the epoch of the least dev CER, the last of equals, which the bundle has."""
+        return min(self.history, key=lambda row: (row["val_cer_percent"], -row["epoch"]))
 
     @property
     def cer(self) -> float:
@@ -101,7 +101,9 @@ def networks(config: Config, remedies: Sequence[Sequence[str]]) -> list[Network]
         changes = {
             key: yaml.safe_load(value) for key, _, value in (s.partition("=") for s in settings)
         }
-        found.append(Network(f"LRT, equal, {name}", _flat(equal) | changes, size(equal)))
+        own = {key.removeprefix("model."): value for key, value in changes.items()}
+        n_changed = size(equal | {key: own[key] for key in own.keys() & equal.keys()})
+        found.append(Network(f"LRT, equal, {name}", _flat(equal) | changes, n_changed))
     return found
 
 

@@ -12,7 +12,7 @@ from asr.bundle import CARD, EVALUATION, Bundle, is_within
 from asr.config import Config
 from asr.evaluation.evaluate import Evaluation, UtteranceErrors
 from asr.model.degrees import DegreeFit, fit_degrees
-from asr.model.projection import sparse_maps
+from asr.model.projection import BlockSparse, sparse_maps
 from asr.model.size import parameters_by_part
 from asr.runtime.files import read_bytes, read_json, write_text
 from asr.tokenizer import SPECIAL
@@ -56,7 +56,8 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
     if bundle and any(sparse_maps(model)):
         maps = dict(sparse_maps(Bundle.load(bundle).model))
         facts["sparse_maps"] = len(maps)
-        if fit := fit_degrees([each.product().detach() for each in maps.values()]):
+        single = [each for each in maps.values() if not isinstance(each, BlockSparse)]
+        if single and (fit := fit_degrees([each.product().detach() for each in single])):
             facts["degrees"] = asdict(fit)
     return facts
 

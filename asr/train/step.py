@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from asr.config import Config
 from asr.data.dataset import Batch, MicroBatches
 from asr.errors import AsrError, ConfigError, DataError
-from asr.model.attention import follow_step
+from asr.model.attention import end_step, follow_step
 from asr.train.distributed import all_reduce_gradients, all_reduce_sum, rank, world_size
 from asr.train.optimizer import decay, rate_groups
 from asr.train.schedule import rate
@@ -133,6 +133,7 @@ class TrainingModule(L.LightningModule):
             self._skip(batch, sums, float(loss), float(norm))
             return None
         adam.step()
+        end_step(self.model.modules(), all_reduce_sum)
         if self.config.training.weight_decay:
             decay(self.model, adam.param_groups[0]["lr"] * self.config.training.weight_decay)
         schedule.step()

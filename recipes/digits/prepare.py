@@ -2,7 +2,7 @@
 
     python recipes/digits/prepare.py DIGITS_DIR data/digits [--test-speaker lucas]
 
-Besides the three speakers train 31 voices of espeak-ng, in OUT/synthetic: no person speaks there.
+Besides the three speakers train 30 voices of espeak-ng, in OUT/synthetic: no person speaks there.
 
 DIGITS_DIR is free-spoken-digit-dataset's recordings: FLAC files and `digits.tsv` (id, speaker,
 word, seconds). An utterance is 1 to 7 digits of one speaker with 0 to 0.2 s between them; dev takes

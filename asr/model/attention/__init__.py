@@ -14,7 +14,7 @@ from asr.model.attention.full import (
     Kernel,
 )
 from asr.model.attention.induced import InducedConfig, LunaConfig
-from asr.model.attention.linear import LinearAttentionConfig, PerformerConfig, follow_step
+from asr.model.attention.linear import LinearAttentionConfig, PerformerConfig
 from asr.model.attention.linformer import ConvLinformerConfig, LinformerConfig, share_between_layers
 from asr.model.attention.lsh import LshConfig
 from asr.model.attention.nystrom import NystromConfig
@@ -29,12 +29,13 @@ from asr.model.attention.segments import (
 from asr.model.attention.sinkhorn import SinkhornConfig
 from asr.model.attention.sliding_window import SlidingWindowConfig
 from asr.model.attention.sparse import FixedConfig, StridedConfig
+from asr.model.attention.steps import end_step, follow_step
 from asr.model.attention.synthesizer import DenseSynthesizerConfig, RandomSynthesizerConfig
 
 __all__ = [
     "S4D", "AttentionConfig", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig",
     "Fourier", "FullAttention", "FullAttentionConfig", "Kernel", "SegmentAttention",
-    "StateSpaceSystem", "follow_step", "share_between_layers",
+    "StateSpaceSystem", "end_step", "follow_step", "share_between_layers",
 ]  # fmt: skip
 
 # Kinds that cannot be causal are absent from the decoder's union: no illegal model can be written.

@@ -4,11 +4,10 @@ Linear attention (Katharopoulos 2020) and the Performer (Choromanski 2021) diffe
 Legend: B batch, H heads, T queries, S keys, K head dimension, M features.
 """
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import elu, pad
 
@@ -185,13 +184,6 @@ def orthogonal_directions(n: int, d: int, draw: int) -> Tensor:
     unit: Tensor = torch.cat([Q * R.diagonal().sign() for Q, R in groups], 1).t()[:n]
     lengths: Tensor = normal(n, d).norm(dim=1, keepdim=True)
     return (unit * lengths).float().contiguous()
-
-
-def follow_step(modules: Iterable[nn.Module], step: int) -> None:
-    """Let kernels with random features use those of a training step."""
-    for module in modules:
-        if isinstance(module, PerformerAttention):
-            module.follow(step)
 
 
 class PerformerConfig(AttentionConfig):

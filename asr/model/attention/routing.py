@@ -3,6 +3,7 @@
 Legend: B batch, H heads, T queries, S keys, K head dimension, M clusters, W positions in a cluster.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -21,8 +22,9 @@ class RoutingAttention(Kernel):
 
     Queries and keys have layer normalization without weights. A cluster has the ⌈n / M⌉ nearest of
     an utterance's n queries and of its keys; a query in several clusters gets the mean of their
-    results, one in none gets zero. In training the centroids move to the means of the queries and
-    keys nearest to them, without a gradient. All heads route; in the paper half of them are local.
+    results, one in none gets zero. After each step of training the centroids move to the means of
+    the queries and keys nearest to them, without a gradient. All heads route; in the paper half of
+    them are local.
     """
 
     centroids_HMK: Tensor
@@ -32,6 +34,7 @@ class RoutingAttention(Kernel):
         self.clusters, self.dropout = clusters, dropout
         centroids_HMK = layer_norm(torch.randn(n_heads, clusters, d_head), (d_head,))
         self.register_buffer("centroids_HMK", centroids_HMK)
+        self._sums: tuple[Tensor, Tensor] | None = None
 
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         S, K = k_BHSK.shape[2:]
@@ -42,7 +45,7 @@ class RoutingAttention(Kernel):
         is_in_B11W = (torch.arange(W, device=q.device) < own_B[:, None])[:, None, None]
         of_q, of_k = (near.topk(W, 3).indices for near in (near_q, near_k))
         if self.training and torch.is_grad_enabled():
-            self._move(((q, near_q), (k, near_k)), mask_BS)
+            self._add(((q, near_q), (k, near_k)), mask_BS)
         p = self.dropout if self.training else 0.0
         k, v = _gather(k, of_k), _gather(v_BHSK, of_k)
         seen = is_in_B11W[..., None, :].expand(-1, -1, self.clusters, -1, -1)
@@ -54,17 +57,34 @@ class RoutingAttention(Kernel):
         near_BHMS = self.centroids_HMK.to(x_BHSK.dtype) @ x_BHSK.detach().mT
         return near_BHMS.masked_fill(~mask_BS[:, None, None], torch.finfo(near_BHMS.dtype).min)
 
+    def start_step(self) -> None:
+        """Forget the queries and keys of the step before."""
+        zero_HMK = torch.zeros_like(self.centroids_HMK)
+        self._sums = zero_HMK, zero_HMK[..., :1].clone()
+
     @torch.no_grad()
-    def _move(self, groups: tuple[tuple[Tensor, Tensor], ...], mask_BS: Tensor) -> None:
-        """Move each centroid towards the mean of the valid queries and keys nearest to it."""
-        old_HMK = self.centroids_HMK
-        sums_HMK, count_HM1 = torch.zeros_like(old_HMK), torch.zeros_like(old_HMK[..., :1])
+    def _add(self, groups: tuple[tuple[Tensor, Tensor], ...], mask_BS: Tensor) -> None:
+        """Add valid queries and keys to the sums of the centroids nearest to them."""
+        if self._sums is None:
+            self.start_step()
+        assert self._sums is not None
+        sums_HMK, count_HM1 = self._sums
         for x_BHSK, near_BHMS in groups:
             nearest_BHS = near_BHMS.argmax(2)
             is_of_BHSM = one_hot(nearest_BHS, self.clusters) * mask_BS[:, None, :, None]
-            is_of_BHMS = is_of_BHSM.to(old_HMK.dtype).mT
-            sums_HMK += (is_of_BHMS @ x_BHSK.to(old_HMK.dtype)).sum(0)
+            is_of_BHMS = is_of_BHSM.to(sums_HMK.dtype).mT
+            sums_HMK += (is_of_BHMS @ x_BHSK.to(sums_HMK.dtype)).sum(0)
             count_HM1 += is_of_BHMS.sum((0, 3))[..., None]
+
+    @torch.no_grad()
+    def end_step(self, sum_up: Callable[[Tensor], Tensor]) -> None:
+        """Move each centroid towards the mean of the step's queries and keys nearest to it.
+
+        `sum_up` adds those of all processes.
+        """
+        assert self._sums is not None, "the step has not started"
+        sums_HMK, count_HM1 = map(sum_up, self._sums)
+        old_HMK = self.centroids_HMK
         moved_HMK = _DECAY * old_HMK + (1 - _DECAY) * sums_HMK / count_HM1.clamp(min=1)
         old_HMK.copy_(torch.where(count_HM1 > 0, moved_HMK, old_HMK))
 

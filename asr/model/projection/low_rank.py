@@ -1,8 +1,10 @@
 """Low-rank maps: linear encoder-decoder units, LED (Winata 2020)."""
 
-from typing import Literal
+import math
+from typing import Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from asr.model.projection.dense import Projection
@@ -49,22 +51,19 @@ class LowRank(nn.Module):
         self.D.weight.copy_((U * roots)[:, :rank])
         self.E.weight.copy_((roots[:, None] * V)[:rank])
 
-    @torch.no_grad()
-    def product_rate(self) -> float:
-        """Return the factor of Adam's learning rate η with which E·D moves as a dense W does.
-
-        A first step changes each weight by η. Thus W, of Xavier's variance, moves by η · √(d_in ·
-        d_out), and E·D by about η · √(d_in ‖D‖² + d_out ‖E‖²), both relative to their norms. The
-        factor is rounded, so that maps of one shape have the same.
-        """
-        d_in, d_out = self.E.in_features, self.D.out_features
-        squares = d_in * self.D.weight.square().sum() + d_out * self.E.weight.square().sum()
-        dense: float = ((d_in + d_out) / 2) ** 0.5
-        return round(dense / float(squares.sqrt() / self.product().norm()), 2)
-
     # As nn.Linear has them; torch's transformer layers read them in evaluation.
     weight = property(product)
     bias = property(lambda self: self.D.bias)
+
+
+def product_rate(d_in: int, d_out: int, rank: int) -> float:
+    """Return the factor of Adam's learning rate η with which E·D moves at first as a dense W does.
+
+    A first step changes each weight by η: W by η · √(d_in · d_out), E·D by about η · √(d_in ‖D‖² +
+    d_out ‖E‖²). At the start ‖W‖² = ‖E·D‖² = ‖D‖² = 2 d_in d_out / (d_in + d_out), and ‖E‖² = rank.
+    """
+    square = 2 * d_in * d_out / (d_in + d_out)
+    return math.sqrt(d_in * d_out / (d_in * square + d_out * rank))
 
 
 class LowRankConfig(Projection):
@@ -72,7 +71,8 @@ class LowRankConfig(Projection):
 
     `init: spectral` starts E and D as the best approximation of a dense map, `decay: product` lets
     `training.weight_decay` act on E·D in place of E and D (both Khodak 2021), and `rate: product`
-    scales the learning rate so that E·D moves as a dense map does at first.
+    scales the learning rate so that E·D moves as a dense map does at first, which a spectral start
+    nearly does by itself.
     """
 
     kind: Literal["low_rank"] = "low_rank"
@@ -80,6 +80,12 @@ class LowRankConfig(Projection):
     init: Literal["normal", "spectral"] = "normal"
     decay: Literal["factors", "product"] = "factors"
     rate: Literal["factors", "product"] = "factors"
+
+    @model_validator(mode="after")
+    def _rate_is_of_the_start(self) -> Self:
+        if self.init == "spectral" and self.rate == "product":
+            raise ValueError("rate: product is for init: normal; a spectral start does without it")
+        return self
 
     def problem(self, largest_rank: int) -> str | None:
         """Return that the rank is too large, None if it is not."""
@@ -96,6 +102,6 @@ class LowRankConfig(Projection):
         if self.init == "spectral":
             led.start_spectral()
         led.decays_product = self.decay == "product"
-        if self.rate == "product" and not led.E.weight.is_meta:  # else there is nothing to train
-            led.rate = led.product_rate()
+        if self.rate == "product":
+            led.rate = product_rate(d_in, d_out, self.rank)
         return led

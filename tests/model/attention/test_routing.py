@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from asr.model.attention import end_step, follow_step
 from asr.model.frontend import padding_mask
 from tests.model.attention.oracle import B, H, K, S, attention, each_head, kernel, qkv
 
@@ -44,11 +45,15 @@ def test_centroids_move_to_the_means_of_their_groups_in_training_alone() -> None
     q, k, v = qkv()
     mask = padding_mask(torch.tensor([7, 11]), S)
     ours(q, k, v, mask)
-    assert torch.equal(ours.centroids_HMK, before)
     with torch.no_grad():
         ours.train()(q, k, v, mask)
-    assert torch.equal(ours.centroids_HMK, before), "a validation moves nothing"
-    ours(q, k, v, mask)
+    follow_step([ours], 0)
+    ours(q * math.nan, k, v, mask)  # of a step that is skipped
+    follow_step([ours], 1)
+    for row in range(B):  # two batches of a step
+        ours(*(x[row : row + 1] for x in (q, k, v, mask)))
+    assert torch.equal(ours.centroids_HMK, before), "nothing moves before a step ends"
+    end_step([ours], lambda sums: 2 * sums)  # of two processes with the same batches
     for h in range(H):
         points = np.concatenate(
             [normalized(x[b, h, :n].numpy()) for x in (q, k) for b, n in ((0, 7), (1, 11))]
@@ -69,6 +74,8 @@ def test_centroids_find_clusters() -> None:
     centers = torch.tensor([[3.0, -3, 0, 0], [0, 0, 3, -3]], dtype=torch.float64)
     x = centers[torch.arange(40) % 2] + 0.1 * torch.randn(1, 2, 40, 4, dtype=torch.float64)
     ours.centroids_HMK.copy_(ours.centroids_HMK + 0.3 * centers)  # each nearer to one
-    for _ in range(5000):
-        ours._move(((x, ours._nearness(x, torch.ones(1, 40) > 0)),), torch.ones(1, 40) > 0)
+    for step in range(5000):
+        follow_step([ours], step)
+        ours._add(((x, ours._nearness(x, torch.ones(1, 40) > 0)),), torch.ones(1, 40) > 0)
+        end_step([ours], lambda sums: sums)
     torch.testing.assert_close(ours.centroids_HMK[0], centers, atol=0.1, rtol=0)

@@ -1,0 +1,24 @@
+"""What kernels do at each step of training besides learning by gradients."""
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor, nn
+
+from asr.model.attention.linear import PerformerAttention
+from asr.model.attention.routing import RoutingAttention
+
+
+def follow_step(modules: Iterable[nn.Module], step: int) -> None:
+    """Start a step: random features are those of its number, sums for centroids are empty."""
+    for module in modules:
+        if isinstance(module, PerformerAttention):
+            module.follow(step)
+        elif isinstance(module, RoutingAttention):
+            module.start_step()
+
+
+def end_step(modules: Iterable[nn.Module], sum_up: Callable[[Tensor], Tensor]) -> None:
+    """End a step that changed the weights; `sum_up` adds a tensor of all processes."""
+    for module in modules:
+        if isinstance(module, RoutingAttention):
+            module.end_step(sum_up)
