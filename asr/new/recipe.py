@@ -20,7 +20,7 @@ _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _VOICES_HOURS = 2.0
 _VOICES = {
     "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
-    "overload": 0.1,
+    "overload": 0.3,
 }  # fmt: skip
 
 
