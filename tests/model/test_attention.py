@@ -55,6 +55,7 @@ from tests.model.attention.oracle import (
     node,
     qkv,
     softmax,
+    step_by_step,
     with_random_weights,
 )
 
@@ -553,12 +554,7 @@ def test_s4d_is_the_systems_simulation(causal: bool, length: int) -> None:
 def test_s4ds_recurrence_is_its_convolution() -> None:
     ours = s4d(causal=True)
     u = torch.randn(2, 30, 5, dtype=torch.float64)
-    cache: tuple[Tensor, ...] = ()
-    steps = []
-    for t in range(30):
-        y, cache = ours.step(u[:, t : t + 1], cache)
-        steps.append(y)
-    torch.testing.assert_close(torch.cat(steps, 1), ours(u))
+    torch.testing.assert_close(step_by_step(ours, u), ours(u))
 
 
 def test_s4d_hardly_forgets_where_its_step_is_small() -> None:

@@ -11,10 +11,12 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from asr.model.attention import DecoderAttentionConfig, EncoderAttentionConfig
+from asr.model.attention import DecoderAttentionConfig, EncoderAttentionConfig, StateSpaceSystem
 from tests.helpers import ENCODER
 
 B, H, S, K = 2, 2, 11, 4
+LENGTH = 7  # of S; the rest is padding
+MASK = torch.arange(S).expand(B, S) < LENGTH
 CAUSAL = [
     "full", "linear", "performer", "sliding_window", "s4d", "sparse_strided", "sparse_fixed",
     "transformer_xl", "compressive", "s4",
@@ -61,6 +63,16 @@ def each_head(function: Any, *tensors: Tensor) -> Tensor:
 
 def full(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return each_head(lambda _, *x: attention(*x), q, k, v)
+
+
+def step_by_step(system: StateSpaceSystem, u_BTD: Tensor) -> Tensor:
+    """Return what a causal system makes of an input, one position after the other."""
+    cache: tuple[Tensor, ...] = ()
+    steps = []
+    for u_BD in u_BTD.unbind(1):
+        y_B1D, cache = system.step(u_BD[:, None], cache)
+        steps.append(y_B1D)
+    return torch.cat(steps, 1)
 
 
 def with_random_weights(ours: nn.Module) -> Any:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.model.attention.oracle import (
-    B,
+    LENGTH,
+    MASK,
     S,
     attention,
     each_head,
@@ -15,9 +16,6 @@ from tests.model.attention.oracle import (
     qkv,
     with_random_weights,
 )
-
-LENGTH = 7  # the rest is padding
-MASK = torch.arange(S).expand(B, S) < LENGTH
 
 
 def test_luna_packs_and_unpacks() -> None:

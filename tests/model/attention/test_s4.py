@@ -8,7 +8,7 @@ from torch import Tensor
 
 from asr.model.attention.s4 import S4, hippo_legs
 from asr.model.frontend import padding_mask
-from tests.model.attention.oracle import node, with_random_weights
+from tests.model.attention.oracle import node, step_by_step, with_random_weights
 
 D = 3
 
@@ -86,12 +86,7 @@ def test_it_is_the_systems_simulation(causal: bool, length: int) -> None:
 def test_its_recurrence_is_its_convolution() -> None:
     ours = with_random_weights(s4(causal=True))
     u = torch.randn(2, 30, D, dtype=torch.float64)
-    cache: tuple[Tensor, ...] = ()
-    steps = []
-    for t in range(30):
-        y, cache = ours.step(u[:, t : t + 1], cache)
-        steps.append(y)
-    torch.testing.assert_close(torch.cat(steps, 1), ours(u))
+    torch.testing.assert_close(step_by_step(ours, u), ours(u))
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -10,7 +10,8 @@ from asr.errors import DataError
 from asr.model.layers import MultiHeadAttention
 from tests.helpers import build, tiny
 from tests.model.attention.oracle import (
-    B,
+    LENGTH,
+    MASK,
     S,
     each_head,
     kernel,
@@ -19,9 +20,6 @@ from tests.model.attention.oracle import (
     softmax,
     with_random_weights,
 )
-
-LENGTH = 7  # the rest is padding
-MASK = torch.arange(S).expand(B, S) < LENGTH
 
 
 def test_the_dense_one_is_two_maps_of_each_position() -> None:
