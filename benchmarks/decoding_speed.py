@@ -59,7 +59,7 @@ def ours(name: str, whole: bool) -> Run:
     from asr.decoding.options import DecodingOptions
     from asr.decoding.scorers import JointScorer
     from asr.model.inference.decoder import FastDecoder
-    from asr.model.inference.frontend import TiledFrontend
+    from asr.model.inference.frontend import in_tiles
     from asr.model.projection import DenseConfig, LowRankConfig
     from asr.model.transformer import ModelConfig
     from asr.tokenizer import EOS
@@ -71,7 +71,7 @@ def ours(name: str, whole: bool) -> Run:
     with torch.no_grad():
         model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
     decoder = FastDecoder(model.decoder, int8=name.endswith("int8"))
-    model.frontend = TiledFrontend(model.frontend)
+    model.frontend = in_tiles(model.frontend)
     search = BeamSearch(DecodingOptions(beam_size=BEAM), torch.ones(VOCAB))
     extract = features.build().eval()
 
@@ -93,13 +93,13 @@ def ours(name: str, whole: bool) -> Run:
 
 def frontend() -> Run:
     """Return a run of the front end, from spectrograms to the encoder's frames."""
-    from asr.model.inference.frontend import TiledFrontend
+    from asr.model.inference.frontend import in_tiles
     from asr.model.projection import LowRankConfig
     from asr.model.transformer import ModelConfig
 
     torch.manual_seed(0)
     model = ModelConfig(projection=LowRankConfig(rank=50)).build(161, VOCAB).eval()
-    tiled, feats = TiledFrontend(model.frontend), torch.randn(32, 450, 161)
+    tiled, feats = in_tiles(model.frontend), torch.randn(32, 450, 161)
     return torch.inference_mode()(lambda b: tiled(feats[:b], torch.full((b,), 450)))
 
 

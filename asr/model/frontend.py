@@ -1,6 +1,6 @@
 """Plug point 3: the front end, which subsamples features by four in time and frequency.
 
-Legend: B batch, T frames, F frequency bins, C channels, S steps (T / 4), D d_model.
+Legend: B batch, T frames, F frequency bins, C channels, S steps (some T / 4), D d_model.
 """
 
 from typing import Annotated, Literal, Self
@@ -72,29 +72,45 @@ class VggBlock(nn.Module):
         return rectify_(self.pool(self.conv2(x_BCTF)), lengths_B), lengths_B
 
 
-class VggFrontend(nn.Module):
-    """Four convolutions and two max-poolings (VGG), then a projection and layer normalization.
+class StridedBlock(nn.Module):
+    """A 3×3 convolution of stride 2 with ReLU, plain or separable (depthwise, then 1×1)."""
 
-    Frequency and channel are merged, F/4 · C numbers a step, and projected to d_model (Winata 2020;
-    Cahyawijaya 2021, sec. 4.1, fig. 4.1).
+    def __init__(self, c_in: int, c_out: int, separable: bool) -> None:
+        super().__init__()
+        self.conv: nn.Module = nn.Conv2d(c_in, c_out, 3, 2, 1)
+        if separable and c_in > 1:
+            depthwise = nn.Conv2d(c_in, c_in, 3, 2, 1, groups=c_in, bias=False)
+            self.conv = nn.Sequential(depthwise, nn.Conv2d(c_in, c_out, 1))
+        initialize(self.conv)
+
+    def forward(self, x_BCTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Map (B, C, T, F) to half the frames and bins; padding must be zero and stays zero."""
+        lengths_B = (lengths_B + 1) // 2
+        return rectify_(self.conv(x_BCTF), lengths_B), lengths_B
+
+
+class Frontend(nn.Module):
+    """Two blocks of convolutions, then a projection and layer normalization.
+
+    Frequency and channel are merged, and projected to d_model (Winata 2020; Cahyawijaya 2021, sec.
+    4.1, fig. 4.1). The `n_bins` are those that the blocks leave.
     """
 
     def __init__(
         self,
-        n_freqs: int,
+        blocks: tuple[nn.Module, nn.Module],
+        n_bins: int,
+        channels: int,
         d_model: int,
-        channels: tuple[int, int],
-        rank: int | None,
         projection: ProjectionConfig,
     ) -> None:
         super().__init__()
-        self.block1 = VggBlock(1, channels[0], rank)
-        self.block2 = VggBlock(channels[0], channels[1], rank)
-        self.project = projection.build(n_freqs // 2 // 2 * channels[1], d_model)
+        self.block1, self.block2 = blocks
+        self.project = projection.build(n_bins * channels, d_model)
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Map (B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
+        """Map (B, T, F) and frame counts to (B, S, D) and step counts."""
         feats_BTF = feats_BTF * padding_mask(lengths_B, feats_BTF.shape[1])[..., None]
         # The strides say channels last, the fastest layout for convolutions on a CPU; `contiguous`
         # would not change them where there is one channel.
@@ -111,8 +127,46 @@ class VggFrontend(nn.Module):
         }
 
 
+class VggFrontend(Frontend):
+    """Four convolutions and two max-poolings (VGG): T // 2 // 2 steps of T frames."""
+
+    block1: VggBlock
+    block2: VggBlock
+
+    def __init__(
+        self,
+        n_freqs: int,
+        d_model: int,
+        channels: tuple[int, int],
+        rank: int | None,
+        projection: ProjectionConfig,
+    ) -> None:
+        c1, c2 = channels
+        blocks = VggBlock(1, c1, rank), VggBlock(c1, c2, rank)
+        super().__init__(blocks, n_freqs // 2 // 2, c2, d_model, projection)
+
+
+class StridedFrontend(Frontend):
+    """Two convolutions of stride 2: ⌈T / 4⌉ steps of T frames.
+
+    At equal channels it has a tenth of VGG's operations, most of which are at full resolution.
+    """
+
+    def __init__(
+        self,
+        n_freqs: int,
+        d_model: int,
+        channels: tuple[int, int],
+        separable: bool,
+        projection: ProjectionConfig,
+    ) -> None:
+        c1, c2 = channels
+        blocks = StridedBlock(1, c1, separable), StridedBlock(c1, c2, separable)
+        super().__init__(blocks, -(-n_freqs // 4), c2, d_model, projection)
+
+
 class _Channels(FrozenModel):
-    """The channels of the first and the second pair of convolutions."""
+    """The channels of the two blocks."""
 
     channels: tuple[Size, Size] = (64, 128)
 
@@ -153,4 +207,23 @@ class VggLowRankConfig(_Channels):
         return VggFrontend(n_freqs, d_model, self.channels, self.rank, projection)
 
 
-FrontendConfig = Annotated[VggConfig | VggLowRankConfig, Field(discriminator="kind")]
+class StridedConfig(_Channels):
+    """Two strided convolutions, of which the second may be `separable`."""
+
+    kind: Literal["strided"]
+    channels: tuple[Size, Size] = (32, 64)
+    separable: bool = False
+
+    @staticmethod
+    def steps(frames: int) -> int:
+        """Return the number of encoder steps of so many frames."""
+        return -(-frames // 4)
+
+    def build(self, n_freqs: int, d_model: int, projection: ProjectionConfig) -> StridedFrontend:
+        """Return a front end for features of `n_freqs` bins."""
+        return StridedFrontend(n_freqs, d_model, self.channels, self.separable, projection)
+
+
+FrontendConfig = Annotated[
+    VggConfig | VggLowRankConfig | StridedConfig, Field(discriminator="kind")
+]

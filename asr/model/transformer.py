@@ -24,7 +24,7 @@ from asr.model.attention.full import reorder_caches, select_caches
 from asr.model.conditioning import Conditioning, ConditioningConfig
 from asr.model.dropout import Dropout
 from asr.model.factorization import apply_ranks
-from asr.model.frontend import FrontendConfig, VggConfig, padding_mask
+from asr.model.frontend import Frontend, FrontendConfig, VggConfig, padding_mask
 from asr.model.layers import DecoderLayer, EncoderLayer
 from asr.model.unit import LayerConfig
 from asr.schema import FrozenModel, Layers, Size
@@ -258,7 +258,7 @@ class SpeechTransformer(nn.Module):
         super().__init__()
         self.config = config
         projection = config.at("frontend").projection
-        self.frontend = config.frontend.build(n_freqs, config.d_model, projection)
+        self.frontend: Frontend = config.frontend.build(n_freqs, config.d_model, projection)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config, vocab_size)
         self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None

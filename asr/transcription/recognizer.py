@@ -23,7 +23,7 @@ from asr.decoding.request import Request
 from asr.errors import AudioError
 from asr.lm.loading import load_language_model
 from asr.model.inference.decoder import for_inference
-from asr.model.inference.frontend import TiledFrontend
+from asr.model.inference.frontend import in_tiles
 from asr.model.inference.sparse import prepare_for_inference
 from asr.runtime.devices import choose_device
 from asr.tokenizer import normalize_text
@@ -55,7 +55,7 @@ class Recognizer:
         on_cpu = self.device.type == "cpu"
         self.model.decoder = for_inference(self.model.decoder, int8 and on_cpu)
         if on_cpu:
-            self.model.frontend = TiledFrontend(self.model.frontend)
+            self.model.frontend = in_tiles(self.model.frontend)
         self.sample_rate = bundle.config.features.sample_rate
         self.decoder = SpeechDecoder(self.model, self.tokenizer)
         self._lms: dict[Path, LanguageModel] = {}

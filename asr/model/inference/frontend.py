@@ -10,7 +10,7 @@ Legend: B batch, T frames, F frequency bins, C channels, S steps, D d_model.
 import torch
 from torch import Tensor, nn
 
-from asr.model.frontend import VggBlock, VggFrontend
+from asr.model.frontend import Frontend, VggBlock, VggFrontend
 
 _BYTES = 3 << 20  # between the convolutions of a tile; 2 to 4 MiB are equally fast
 
@@ -35,6 +35,11 @@ class TiledFrontend(VggFrontend):
                 x_SX = x_1CTF[0].permute(1, 2, 0).flatten(1)
                 x_BSD[b, :steps] = self.norm(self.project(x_SX))
         return x_BSD, steps_B
+
+
+def in_tiles(frontend: Frontend) -> Frontend:
+    """Return VGG's front end in tiles, and any other, which has little between layers, as it is."""
+    return TiledFrontend(frontend) if isinstance(frontend, VggFrontend) else frontend
 
 
 def _tiled(block: VggBlock, x_1CTF: Tensor) -> Tensor:
