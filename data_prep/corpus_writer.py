@@ -199,7 +199,7 @@ def _cuts(
         some = utterances[first : first + _PER_TASK]
         return [_cut_or_reason(utterance, probed, synthetic) for utterance in some]
 
-    with ThreadPoolExecutor(jobs or usable_cpus().number) as pool:
+    with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
         batches = pool.map(cut_many, range(0, len(utterances), _PER_TASK))
         pairs = zip(utterances, chain.from_iterable(batches), strict=True)
         bar = Console(stderr=True)

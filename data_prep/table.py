@@ -225,7 +225,7 @@ def _converted(
             return error
         return flac
 
-    with ThreadPoolExecutor(jobs or usable_cpus().number) as pool:
+    with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
         found = dict(zip(paths, pool.map(convert, paths), strict=True))
     _say([str(error) for error in found.values() if isinstance(error, AudioError)])
     usable: Splits = {split: [] for split, utterances in splits.items() if utterances}

@@ -52,7 +52,7 @@ def asr(
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads to compute with; default: the CPUs it may use."),
+        typer.Option(min=1, help="Threads to compute with; default: the cores it may use."),
     ] = None,
 ) -> None:
     """Take the options that come before a verb."""
