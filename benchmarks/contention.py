@@ -1,15 +1,15 @@
 """Measure training, decoding and the service where a process gets only a part of the CPUs.
 
-    python -m benchmarks.contention [--seconds 4] [--rounds 5] [--quick] [--record]
+    python -m benchmarks.contention [--seconds 4] [--rounds 3] [--quick] [--record]
 
 The model is the demo's, with random weights: training steps, beam searches, and answers of the
 service to four clients, a second. Cases are: nothing else runs; 1, 2 and 4 busy loops run beside
-it; a cgroup has a quota. Two settings take turns in each case: `before` is torch without any
-variable (a thread for each core, which spins while it waits), `after` is what `asr` chooses
-(asr.runtime.threads).
+it; a cgroup has a quota. Settings take turns in each case: `before` is torch without any variable
+(a thread for each core, which spins while it waits), `after` is what `asr` chooses
+(asr.runtime.threads), `one thread` is `asr --threads 1`.
 
 A number is the throughput over what the fair share of the CPUs allows: 1.00 is the throughput of
-the better setting with the CPUs idle, times the share. It may be above 1, since the second thread
+the best setting with the CPUs idle, times the share. It may be above 1, since the second thread
 gains less than the first. Of C CPUs, a program with C threads beside k loops gets C / (C + k).
 The machine must do nothing else. Linux only; quotas need the right to make cgroups.
 """
@@ -35,7 +35,8 @@ from benchmarks.record import Result, Value
 if TYPE_CHECKING:
     from asr.bundle import Bundle
 
-WORK, SETTINGS = ["training", "decoding", "service"], ["before", "after"]
+WORK = ["training", "decoding", "service"]
+SETTINGS = ["before", "after", "one thread"]
 LOOPS, QUOTAS = [1, 2, 4], [0.5, 1.0, 1.5]
 SECONDS, UTTERANCES, TOKENS = 1.5, 16, 6  # of a batch for training; decoding takes one of them
 CLIENTS = 4
@@ -46,8 +47,8 @@ Rates = dict[tuple[str, str], float]  # by work and setting, of a second
 
 def run(work: str, setting: str) -> None:
     """Work: a line in has seconds, a line out how often it was done in a second."""
-    if setting == "after":
-        set_threads(choose_threads())  # before torch is imported
+    if setting != "before":  # and before torch is imported
+        set_threads(choose_threads(1 if setting == "one thread" else None))
     import torch
 
     n_threads = torch.get_num_threads()
@@ -277,7 +278,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--quick", action="store_true", help="one loop and one quota, turns of 0.3 s, one round"
     )
