@@ -53,6 +53,8 @@ THEMES = {
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",
+    "contention": "Where others need the cores",
+    "gpu": "On a GPU",
     "efficiency": "The thesis's efficiency study",
     "pixels": "Pictures as rows of pixels",
     "genome": "Diplotypes of a simulated cohort",

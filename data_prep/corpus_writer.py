@@ -6,7 +6,6 @@ and counted.
 
 import gzip
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from rich.progress import track
 
 from asr.data.cuts import CONVERTED_FROM
 from asr.errors import AudioError, DataError
+from asr.runtime.threads import usable_cpus
 from asr.schema import FrozenModel
 from asr.tokenizer import normalize_text
 from data_prep.probe import FIXES, probe
@@ -199,7 +199,7 @@ def _cuts(
         some = utterances[first : first + _PER_TASK]
         return [_cut_or_reason(utterance, probed, synthetic) for utterance in some]
 
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
         batches = pool.map(cut_many, range(0, len(utterances), _PER_TASK))
         pairs = zip(utterances, chain.from_iterable(batches), strict=True)
         bar = Console(stderr=True)

@@ -26,6 +26,7 @@ from scipy.signal import resample_poly  # type: ignore[import-untyped]
 
 from asr.errors import AsrError, DataError
 from asr.runtime.files import write_atomically
+from asr.runtime.threads import usable_cpus
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report, Utterance
@@ -144,7 +145,7 @@ def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
     # Spawned, because a fork would inherit the locks of torch's threads in this process.
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=context) as pool:
+        with ProcessPoolExecutor(jobs or usable_cpus(), mp_context=context) as pool:
             done = pool.map(_synthesize_in_fork, takes, chunksize=4)
             for error in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
                 if error:

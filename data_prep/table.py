@@ -19,6 +19,7 @@ from pathlib import Path
 
 from asr.audio.media import is_installed
 from asr.errors import AudioError, ConfigError, DataError
+from asr.runtime.threads import usable_cpus
 from asr.transcription.jobs import SUFFIXES
 from data_prep.convert import needs_conversion, to_flac
 from data_prep.corpus_writer import LeftOut, Report, Utterance, write_corpus
@@ -224,7 +225,7 @@ def _converted(
             return error
         return flac
 
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
         found = dict(zip(paths, pool.map(convert, paths), strict=True))
     _say([str(error) for error in found.values() if isinstance(error, AudioError)])
     usable: Splits = {split: [] for split, utterances in splits.items() if utterances}

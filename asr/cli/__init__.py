@@ -16,8 +16,11 @@ from rich.logging import RichHandler
 
 from asr.cli.options import app, err, note, on_one_line
 from asr.errors import AsrError, is_out_of_memory
+from asr.runtime.threads import choose_threads, set_threads
 
 __all__ = ["app", "main"]
+
+log = logging.getLogger(__name__)
 
 for _verbs in (
     "new", "prepare", "train", "evaluate", "transcribe", "pseudo_label", "serve", "model", "bench",
@@ -41,14 +44,21 @@ class _Escaping(logging.Formatter):
 
 @app.callback()
 def asr(
-    version: Annotated[
+    _version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads to compute with; default: the cores it may use."),
+    ] = None,
 ) -> None:
     """Take the options that come before a verb."""
+    chosen = choose_threads(threads)
+    set_threads(chosen)
+    log.debug("%s", chosen)
 
 
 def main() -> None:

@@ -30,7 +30,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Int8 = Annotated[
     bool, typer.Option("--int8", help="The decoder's larger weights in 8 bits: faster on a CPU.")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Recordings at a time; default: as many as CPUs that it may use."),
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
 ]

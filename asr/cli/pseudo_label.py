@@ -29,7 +29,10 @@ Confidence = Annotated[float, typer.Option(min=0, max=1, help="The least that a 
 Disagreement = Annotated[
     float, typer.Option(min=0, help="The highest CER between the texts of the two decodings.")
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="Processes, over all GPUs.")]
+Jobs = Annotated[
+    int,
+    typer.Option(min=1, help="Processes, which share the threads of `asr --threads` and all GPUs."),
+]
 
 
 @app.command()

@@ -44,7 +44,11 @@ Out = Annotated[
 Overwrite = Annotated[bool, typer.Option(help="Write existing files of --out again.")]
 Jobs = Annotated[
     int,
-    typer.Option(min=1, help="Processes, over all GPUs; with --server, concurrent requests."),
+    typer.Option(
+        min=1,
+        help="Processes, which share the threads of `asr --threads` and all GPUs; with --server, "
+        "concurrent requests.",
+    ),
 ]
 Server = Annotated[
     str | None,

@@ -156,7 +156,10 @@ def _write_onnx(program: Any, ports: Ports, path: Path) -> None:
 def _read_onnx(path: Path, ports: Ports) -> Graph:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [port.name for port in ports.inputs]
 
     def run(*inputs: Tensor) -> list[Tensor]:

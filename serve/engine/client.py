@@ -14,6 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from asr.errors import AsrError
+from asr.runtime.threads import choose_threads, thread_variables
 from serve.engine import messages
 from serve.engine.outbox import Outbox
 from serve.engine.output import relay
@@ -225,8 +226,8 @@ class EngineClient:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the engine process."""
-    variables = {**_MEMORY, **os.environ}
+    """Return the variables of the engine process, which is the one that computes."""
+    variables = {**_MEMORY, **os.environ, **thread_variables(choose_threads())}
     return {name: value for name, value in variables.items() if name.upper() not in _SECRETS}
 
 
