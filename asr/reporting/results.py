@@ -9,7 +9,7 @@ from pydantic import Field
 
 from asr.bundle import CARD, EVALUATION, Bundle, is_within
 from asr.config import Config
-from asr.evaluation.evaluate import Evaluation, UtteranceErrors
+from asr.evaluation.records import Evaluation, UtteranceErrors
 from asr.model.degrees import DegreeFit, fit_degrees
 from asr.model.projection import BlockSparse, sparse_maps
 from asr.model.size import parameters_by_part
