@@ -53,6 +53,7 @@ THEMES = {
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",
+    "installation": "What an installation takes",
     "efficiency": "The thesis's efficiency study",
     "pixels": "Pictures as rows of pixels",
     "genome": "Diplotypes of a simulated cohort",
