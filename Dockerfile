@@ -15,10 +15,11 @@ COPY constraints.txt requirements.lock ./
 RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements.lock
 RUN pip install --no-cache-dir -c constraints.txt --index-url ${TORCH_INDEX} torch torchaudio
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY asr asr
 COPY data_prep data_prep
 COPY serve serve
+COPY recipes recipes
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . && useradd --create-home asr
 
 USER asr

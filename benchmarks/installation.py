@@ -42,7 +42,7 @@ class Environment:
     def __init__(self, root: Path) -> None:
         self.work, self.bin = root / "work", root / "venv" / "bin"
         self.work.mkdir()
-        subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True)
+        subprocess.run([sys.executable, "-m", "venv", str(root / "venv")], check=True)
         (self.packages,) = (root / "venv" / "lib").glob("*/site-packages")
 
     def pip(self, *args: str | Path) -> None:
@@ -52,7 +52,7 @@ class Environment:
 
     def installed(self) -> set[str]:
         """Return the names of the packages."""
-        command = [self.bin / "python", "-m", "pip", "list", "--format", "json"]
+        command = [str(self.bin / "python"), "-m", "pip", "list", "--format", "json"]
         listed = subprocess.run(command, check=True, capture_output=True, cwd=self.work).stdout
         return {package["name"] for package in json.loads(listed)}
 
@@ -88,8 +88,8 @@ def build_wheel(folder: Path) -> Path:
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", source]
-    subprocess.run([*command, "--wheel-dir", folder], check=True)
+    command = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-deps", str(source)]
+    subprocess.run([*command, "--wheel-dir", str(folder)], check=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
