@@ -96,7 +96,7 @@ def test_what_inference_needs_is_small() -> None:
     needed = closure(project()["dependencies"])
     assert {"torch", "soundfile"} <= needed
     heavy = {
-        "lightning", "lhotse", "tensorboard", "numba", "llvmlite", "librosa", "scipy",
+        "lightning", "lhotse", "torchaudio", "tensorboard", "numba", "llvmlite", "librosa", "scipy",
         "scikit-learn", "pandas", "fastapi", "uvicorn", "matplotlib", "onnxruntime",
     }  # fmt: skip
     assert not needed & heavy and {"lhotse", "fastapi", "numba"} <= absent_without()

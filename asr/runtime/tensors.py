@@ -137,5 +137,5 @@ class _Undrawn(TorchFunctionMode):
         if func in (Tensor.normal_, nn.init.normal_):
             return args[0] if args else kwargs["tensor"]
         if func is torch.hann_window:
-            func = torch.empty
+            return torch.empty(args[0], device="meta")
         return func(*args, **kwargs)

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 # Their builds (for CPUs, for each version of CUDA) have hashes of their own; see SECURITY.md.
-BUILT_BY_MACHINE = {"torch", "torchaudio"}
+BUILT_BY_MACHINE = {"torch"}
 
 
 def pins(name: str) -> dict[str, str]:

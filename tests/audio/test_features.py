@@ -10,7 +10,7 @@ import kaldi_native_fbank as knf
 import numpy as np
 import pytest
 import torch
-import torchaudio
+import torchaudio.compliance.kaldi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
@@ -147,6 +147,23 @@ def test_fbank_equals_kaldi(config, seconds):
 
 
 @pytest.mark.parametrize("config", FBANKS, ids=lambda c: f"{c.sample_rate}_{c.n_mels}")
+def test_fbank_equals_torchaudio(config):
+    """Models were trained on torchaudio's."""
+    wave_N = wave(1.234, config.sample_rate)
+    expected = torchaudio.compliance.kaldi.fbank(
+        wave_N[None] * 2**15,
+        sample_frequency=config.sample_rate,
+        frame_length=config.window_ms,
+        frame_shift=config.hop_ms,
+        num_mel_bins=config.n_mels,
+        snip_edges=False,
+    )
+    found = config.build().log_power(wave_N)
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
+    assert (found - expected).abs().mean() < 1e-5
+
+
+@pytest.mark.parametrize("config", FBANKS, ids=lambda c: f"{c.sample_rate}_{c.n_mels}")
 def test_fbank_of_any_finite_waveform_is_finite(config):
     features = config.build()
     for n in (1, 2, 150, 4000):
@@ -178,8 +195,12 @@ def test_normalized_fbank_is_independent_of_the_gain():
             "from asr.audio.features import LogMelConfig; LogMelConfig().build()",
             {"librosa", "numba", "torchaudio"},
         ),
+        (
+            "from asr.audio.features import FbankConfig; FbankConfig().build()",
+            {"librosa", "numba", "torchaudio"},
+        ),
     ],
-    ids=["asr", "help", "log_mel"],
+    ids=["asr", "help", "log_mel", "fbank"],
 )
 def test_heavy_packages_are_imported_only_where_they_are_used(code, absent):
     shown = subprocess.run(
