@@ -10,15 +10,16 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /app
 
 # Before the sources, so that a change in them does not fetch torch again. All packages are compared
-# with their hashes, but torch, torchaudio and CUDA's libraries: their builds differ by index.
+# with their hashes, but torch and CUDA's libraries: their builds differ by index.
 COPY constraints.txt requirements.lock ./
 RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements.lock
-RUN pip install --no-cache-dir -c constraints.txt --index-url ${TORCH_INDEX} torch torchaudio
+RUN pip install --no-cache-dir -c constraints.txt --index-url ${TORCH_INDEX} torch
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY asr asr
 COPY data_prep data_prep
 COPY serve serve
+COPY recipes recipes
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . && useradd --create-home asr
 
 USER asr

@@ -21,7 +21,13 @@ from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.int8 import from_int8, to_int8, without_scales
-from asr.runtime.tensors import read_metadata, read_shapes, read_tensors, write_tensors
+from asr.runtime.tensors import (
+    read_metadata,
+    read_shapes,
+    read_tensors,
+    shapes_alone,
+    write_tensors,
+)
 from asr.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -97,7 +103,7 @@ class Bundle:
                 f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} tokens, {CONFIG} says "
                 f"{config.tokenizer.vocab_size}: they belong to two models"
             )
-        with torch.device("meta"):  # shapes without memory
+        with shapes_alone():
             check_shapes(cls.create(config, tokenizer).parts, folder / WEIGHTS)
         bundle = cls.create(config, tokenizer)
         load_weights(bundle.parts, folder / WEIGHTS)

@@ -30,7 +30,8 @@ import yaml
 import asr
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, text_of
-from asr.evaluation.evaluate import UtteranceErrors, evaluate
+from asr.evaluation.evaluate import evaluate
+from asr.evaluation.records import UtteranceErrors
 from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
 from asr.runtime.files import write_text

@@ -25,7 +25,8 @@ from lhotse.cut import Cut
 import asr
 from asr.config import load_config
 from asr.data.manifest import load_cuts, text_of
-from asr.evaluation.evaluate import Evaluation, evaluate
+from asr.evaluation.evaluate import evaluate
+from asr.evaluation.records import Evaluation
 from asr.reporting.cost import read_cost
 from benchmarks import record
 from benchmarks.record import Result, Value

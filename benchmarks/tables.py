@@ -55,6 +55,7 @@ THEMES = {
     "serving": "The service under load",
     "contention": "Where others need the cores",
     "gpu": "On a GPU",
+    "installation": "What an installation takes",
     "efficiency": "The thesis's efficiency study",
     "pixels": "Pictures as rows of pixels",
     "genome": "Diplotypes of a simulated cohort",

@@ -3,7 +3,6 @@
 Legend: N samples, T frames, F frequency bins, M mel bins.
 """
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
@@ -12,6 +11,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from asr.audio import kaldi
+from asr.audio.mel import slaney_filters
 from asr.errors import DataError
 from asr.schema import FrozenModel
 
@@ -21,8 +22,7 @@ _TINY_POWER = 1e-20
 # Features whose standard deviation is below this are constant but for rounding errors (speech has
 # about 4, a single impulse 1e-6): dividing by less would only amplify the errors.
 _MIN_STD = 1e-3
-# Kaldi computes with 16-bit samples and ignores what is below 20 Hz.
-_KALDI_SCALE, _KALDI_LOW_HZ = 2.0**15, 20.0
+_KALDI_SCALE = 2.0**15  # Kaldi computes with 16-bit samples
 
 
 class _Framing(FrozenModel):
@@ -147,7 +147,13 @@ class FeatureExtractor(nn.Module):
 
 
 class KaldiExtractor(FeatureExtractor):
-    """Kaldi's log-mel filterbank without dither (torchaudio.compliance.kaldi)."""
+    """Kaldi's log-mel filterbank without dither (`asr.audio.kaldi`)."""
+
+    mel_FM: Tensor
+
+    def __init__(self, config: _Framing, mel_FM: Tensor) -> None:
+        super().__init__(config, mel_FM)
+        self.register_buffer("window", kaldi.povey_window(config.n_fft), persistent=False)
 
     def log_power(self, wave_N: Tensor) -> Tensor:
         """Return the natural logarithm of mel energies of 16-bit samples, not normalized.
@@ -155,24 +161,12 @@ class KaldiExtractor(FeatureExtractor):
         (samples,) -> (round(samples / hop_length), mel bins), at least one frame. A full scale of
         16 bits is a waveform of -1 to 1; one beyond that is scaled down to it.
         """
-        from torchaudio.compliance import kaldi
-
         config = self.config
         assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
         wave_N = wave_N.float() * (_KALDI_SCALE / wave_N.abs().max().clamp(min=1))
         wave_N = nn.functional.pad(wave_N, (0, max(0, config.n_fft - len(wave_N))))
         with torch.autocast(wave_N.device.type, enabled=False):
-            feats_TM: Tensor = kaldi.fbank(
-                wave_N[None],
-                sample_frequency=config.sample_rate,
-                # Kaldi rounds to samples downwards.
-                frame_length=(config.n_fft + 0.5) * 1000 / config.sample_rate,
-                frame_shift=(config.hop_length + 0.5) * 1000 / config.sample_rate,
-                num_mel_bins=config.n_freqs,
-                low_freq=_KALDI_LOW_HZ,
-                snip_edges=False,
-            )
-        return feats_TM
+            return kaldi.fbank(wave_N, self.window, self.mel_FM, config.hop_length)
 
 
 class SpectrogramConfig(_Framing):
@@ -214,7 +208,7 @@ class _MelConfig(_Framing):
 
 
 class LogMelConfig(_MelConfig):
-    """Mel bins with Slaney's scale and area, librosa's default."""
+    """Mel bins with Slaney's scale and area, librosa's default (`asr.audio.mel`)."""
 
     kind: Literal["log_mel"] = "log_mel"
 
@@ -223,11 +217,7 @@ class LogMelConfig(_MelConfig):
         return FeatureExtractor(self, self._filters())
 
     def _filters(self) -> Tensor:
-        import librosa
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about empty filters, which the validator refuses
-            mel_MF = librosa.filters.mel(sr=self.sample_rate, n_fft=self.n_fft, n_mels=self.n_mels)
+        mel_MF = slaney_filters(self.sample_rate, self.n_fft, self.n_mels)
         return torch.from_numpy(mel_MF.T.copy())
 
 
@@ -241,16 +231,10 @@ class FbankConfig(_MelConfig):
 
     def build(self) -> FeatureExtractor:
         """Build the module that computes these features."""
-        return KaldiExtractor(self)
+        return KaldiExtractor(self, self._filters())
 
     def _filters(self) -> Tensor:
-        from torchaudio.compliance.kaldi import get_mel_banks
-
-        n_fft = 1 << (self.n_fft - 1).bit_length()  # zero-padded to a power of two
-        no_warp = (0.0, 100.0, -500.0, 1.0)
-        mel_MF: Tensor
-        mel_MF, _ = get_mel_banks(self.n_mels, n_fft, self.sample_rate, _KALDI_LOW_HZ, *no_warp)
-        return mel_MF.T
+        return kaldi.mel_filters(self.sample_rate, self.n_fft, self.n_mels)
 
 
 FeaturesConfig = Annotated[

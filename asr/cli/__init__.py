@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
+from asr.cli.extras import missing_extra
 from asr.cli.options import app, err, note, on_one_line
 from asr.errors import AsrError, is_out_of_memory
 from asr.runtime.threads import choose_threads, set_threads
@@ -23,7 +24,8 @@ __all__ = ["app", "main"]
 log = logging.getLogger(__name__)
 
 for _verbs in (
-    "new", "prepare", "train", "evaluate", "transcribe", "pseudo_label", "serve", "model", "bench",
+    "new", "recipes", "prepare", "train", "evaluate", "transcribe", "pseudo_label", "serve",
+    "model", "bench",
 ):  # in the order of `asr --help`  # fmt: skip
     import_module(f"asr.cli.{_verbs}")
 
@@ -125,4 +127,5 @@ def _sentence(error: Exception) -> str | None:
         return f"{error.filename}: a file is in the way: give another path, or move it"
     if isinstance(error, OSError):
         return f"{error.filename or 'disk'}: {error.strerror or error}"
-    return None
+    verb = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    return missing_extra(error, verb)

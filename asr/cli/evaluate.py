@@ -25,7 +25,7 @@ from asr.cli.options import (
 
 if TYPE_CHECKING:
     from asr.decoding.options import DecodingOptions
-    from asr.evaluation.evaluate import Evaluation, UtteranceErrors
+    from asr.evaluation.records import Evaluation, UtteranceErrors
     from asr.transcription.recognizer import Recognizer
 
 

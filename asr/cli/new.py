@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asr.cli.evaluate import evaluate_cuts
+from asr.cli.extras import require
 from asr.cli.options import Column, Device, Overrides, app, note, progress, resumable, show
 from asr.cli.prepare import show_report
 from asr.errors import ConfigError, DataError
@@ -62,6 +63,7 @@ def new(
     It prepares the corpus, chooses a recipe, trains and evaluates. Words are spoken by synthetic
     voices.
     """
+    require("train", "new")
     named = {"audio": audio_column, "text": text_column, "speaker": speaker_column}
     columns = {kind: name for kind, name in named.items() if name}
     source: _Recordings | _Words

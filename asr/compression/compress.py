@@ -25,7 +25,8 @@ from asr.bundle import CONFIG, WEIGHTS, Bundle
 from asr.compression.solvers import SOLVERS, Method
 from asr.data.manifest import load_cuts
 from asr.errors import ConfigError
-from asr.evaluation.evaluate import Evaluation, evaluate
+from asr.evaluation.evaluate import evaluate
+from asr.evaluation.records import Evaluation
 from asr.model.factorization import factorable, factors_of, low_rank_pair, weight_matrices
 from asr.model.size import count_parameters
 from asr.reporting.model_card import model_card

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
 from asr.model.projection import DenseConfig, LowRankConfig, ProjectionConfig, SetSparseConfig
 from asr.model.size import count_parameters
 from asr.model.transformer import Encoder, ModelConfig
+from asr.runtime.tensors import shapes_alone
 from asr.schema import FrozenModel
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
@@ -75,7 +75,7 @@ class BenchmarkCase(FrozenModel):
 
     def count_parameters(self) -> int:
         """Return the number of trainable weights."""
-        with torch.device("meta"):
+        with shapes_alone():
             return count_parameters(self.build())
 
     @property

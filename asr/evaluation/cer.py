@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from pathlib import Path
-
-import jiwer
+from typing import TYPE_CHECKING
 
 from asr.errors import DataError
 from asr.tokenizer import HAN_LETTER, normalize_text
+
+if TYPE_CHECKING:
+    import jiwer
 
 Normalize = Callable[[str], str]
 
@@ -68,6 +70,8 @@ def word_errors(
     reference: str, hypothesis: str, normalize: Normalize = normalize_text
 ) -> ErrorCounts:
     """Count as `character_errors` does, but words, which have spaces between them."""
+    import jiwer
+
     return _counts(jiwer.process_words(normalize(reference), normalize(hypothesis)))
 
 
@@ -150,11 +154,13 @@ def _read_texts(path: Path) -> dict[str, str]:
     return texts
 
 
-def _align(reference: str, hypothesis: str, normalize: Normalize) -> jiwer.CharacterOutput:
+def _align(reference: str, hypothesis: str, normalize: Normalize) -> "jiwer.CharacterOutput":
+    import jiwer
+
     return jiwer.process_characters(normalize(reference), normalize(hypothesis))
 
 
-def _counts(result: jiwer.CharacterOutput | jiwer.WordOutput) -> ErrorCounts:
+def _counts(result: "jiwer.CharacterOutput | jiwer.WordOutput") -> ErrorCounts:
     length = len(result.references[0])
     return ErrorCounts(result.substitutions, result.insertions, result.deletions, length)
 

@@ -18,65 +18,13 @@ from asr.evaluation.cer import (
     character_errors,
     corpus_word_errors,
 )
-from asr.evaluation.confusions import WholeTexts, count_whole_texts
-from asr.schema import FrozenModel, OmitNone
+from asr.evaluation.confusions import count_whole_texts
+from asr.evaluation.records import Evaluation, UtteranceErrors
 from asr.transcription.recognizer import Recognizer
 
 log = logging.getLogger(__name__)
 
 _GROUP = 64  # utterances of similar length, read and decoded together
-
-
-class UtteranceErrors(FrozenModel):
-    """One utterance's errors in characters; `alignment` (of the worst ones) shows where they are.
-
-    Both texts are normalized as the model's own texts are.
-    """
-
-    id: str
-    errors: int
-    reference: str
-    hypothesis: str
-    alignment: str = ""
-
-
-class Evaluation(FrozenModel):
-    """Results over a corpus.
-
-    `cer` is (substitutions + insertions + deletions) / reference_length over all characters, `wer`
-    the same over all `words`, both absent where texts have no spaces between words; `whole` counts
-    whole texts where each recurs; `mean_length` is the mean characters of a hypothesis, |X̄| of
-    Cahyawijaya 2021, table 4.3; `rtf` seconds of work per second of audio, reading included;
-    `skipped` counts unreadable recordings.
-    """
-
-    cer: float
-    wer: OmitNone[float] = None
-    words: OmitNone[ErrorCounts] = None
-    whole: OmitNone[WholeTexts] = None
-    substitutions: int
-    insertions: int
-    deletions: int
-    reference_length: int
-    mean_length: float
-    rtf: float
-    audio_seconds: float
-    utterances: int
-    skipped: int
-    device: str
-    decoding: DecodingOptions
-    worst: tuple[UtteranceErrors, ...]
-
-    def __str__(self) -> str:
-        """Return sentences, with the rates in percent."""
-        counts = (self.substitutions, self.insertions, self.deletions, self.reference_length)
-        words = f"; {self.words.described('WER', 'words')}" if self.words else ""
-        whole = f"; {self.whole}" if self.whole else ""
-        return (
-            f"{ErrorCounts(*counts)}{words}{whole}; {self.utterances} utterances of "
-            f"{self.mean_length:.2f} characters on average, {self.skipped} skipped; "
-            f"RTF {self.rtf:.4f}"
-        )
 
 
 def evaluate(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asr.evaluation.evaluate import Evaluation
+from asr.evaluation.records import Evaluation
 from asr.reporting.results import write_section
 from asr.runtime.files import read_json, write_text
 from asr.schema import FrozenModel, OmitNone

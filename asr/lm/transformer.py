@@ -20,6 +20,7 @@ from asr.model.attention.full import Cache, reorder_caches, select_caches
 from asr.model.layers import FeedForward, causal_self_attention
 from asr.model.transformer import ModelConfig, TokenDecoder
 from asr.runtime.files import write_text
+from asr.runtime.tensors import shapes_alone
 from asr.runtime.yaml_values import read_yaml
 from asr.schema import FrozenModel
 from asr.tokenizer import MOST_TOKENS, SOS, Tokenizer
@@ -97,7 +98,7 @@ class LanguageTransformer(TokenDecoder):
             raise BundleError(
                 f"{folder / CONFIG}: not a language model's: give a folder of `asr train-lm`"
             ) from error
-        with torch.device("meta"):  # shapes without memory
+        with shapes_alone():
             check_shapes(cls(config), folder / WEIGHTS)
         model = cls(config)
         load_weights(model, folder / WEIGHTS)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from asr.bundle import CARD
-from asr.evaluation.evaluate import Evaluation
+from asr.evaluation.records import Evaluation
 from asr.new.measure import CorpusMeasures
 from asr.reporting.results import RESULTS, write_section
 

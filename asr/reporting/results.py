@@ -5,16 +5,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import Field
 
 from asr.bundle import CARD, EVALUATION, Bundle, is_within
 from asr.config import Config
-from asr.evaluation.evaluate import Evaluation, UtteranceErrors
+from asr.evaluation.records import Evaluation, UtteranceErrors
 from asr.model.degrees import DegreeFit, fit_degrees
 from asr.model.projection import BlockSparse, sparse_maps
 from asr.model.size import parameters_by_part
 from asr.runtime.files import read_bytes, read_json, write_text
+from asr.runtime.tensors import shapes_alone
 from asr.tokenizer import SPECIAL
 
 RESULTS = "## Results"
@@ -39,7 +39,7 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
     Without `tokenizer.vocab_size`, the parts whose size depends on it are listed under `missing`.
     """
     vocab_size = config.tokenizer.vocab_size
-    with torch.device("meta"):  # shapes without memory
+    with shapes_alone():
         model = config.model.build(config.features.n_freqs, vocab_size or len(SPECIAL) + 1)
     parts = parameters_by_part(model)
     missing = [part for part in parts if part in _OF_VOCABULARY and vocab_size is None]

@@ -1,14 +1,17 @@
-"""Files of tensors: safetensors, with a checksum."""
+"""Files of tensors: safetensors, with a checksum; tensors that have a shape alone."""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from asr.errors import BundleError
 from asr.runtime.files import open_regular, write_atomically
@@ -108,3 +111,31 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         values = tensor.detach().cpu().contiguous().reshape(-1)
         digest.update(values.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Let modules be built without memory and without values: their tensors are on `meta`."""
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leave values out that torch computes on `meta` by importing its compiler, for a second.
+
+    These are what most models need; other functions have their usual effect there.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.normal_, nn.init.normal_):
+            return args[0] if args else kwargs["tensor"]
+        if func is torch.hann_window:
+            return torch.empty(args[0], device="meta")
+        return func(*args, **kwargs)

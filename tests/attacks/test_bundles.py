@@ -13,7 +13,7 @@ from sentencepiece import SentencePieceTrainer
 from asr.bundle import Bundle
 from asr.decoding.options import DecodingOptions
 from asr.errors import BundleError, ConfigError
-from asr.evaluation.evaluate import Evaluation
+from asr.evaluation.records import Evaluation
 from asr.lm.loading import load_language_model
 from asr.reporting.results import write_evaluation
 from asr.runtime.tensors import read_tensors

@@ -18,7 +18,7 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.decoding.options import DecodingOptions
 from asr.errors import AsrError, BundleError, ConfigError
-from asr.evaluation.evaluate import Evaluation
+from asr.evaluation.records import Evaluation
 from asr.reporting.comparison import read_run
 from asr.reporting.cost import Cost, write_cost
 from asr.reporting.results import write_evaluation

@@ -3,19 +3,21 @@
 import functools
 import subprocess
 import sys
+import warnings
 from types import ModuleType
 
 import kaldi_native_fbank as knf
 import numpy as np
 import pytest
 import torch
-import torchaudio
+import torchaudio.compliance.kaldi
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from asr.audio.augmentation import AugmentConfig, spec_augment
 from asr.audio.features import FbankConfig, FeaturesConfig, LogMelConfig, SpectrogramConfig
+from asr.audio.mel import slaney_filters
 from asr.errors import DataError
 
 
@@ -98,6 +100,18 @@ def test_mel_filters_equal_torchaudio_but_for_rounding(rate, window_ms, n_mels):
     torch.testing.assert_close(config.build().mel_FM, expected, atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize("n_mels", [4, 40, 80, 128])
+@pytest.mark.parametrize(("rate", "n_fft"), [(1000, 20), (8000, 320), (16000, 400), (44100, 1102)])
+def test_mel_filters_are_librosas_number_for_number(rate, n_fft, n_mels):
+    """Models were trained on librosa's; some of these have empty filters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # librosa's, about empty filters
+        expected = load_librosa().filters.mel(sr=rate, n_fft=n_fft, n_mels=n_mels)
+    found = slaney_filters(rate, n_fft, n_mels)
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
 FBANKS = [
     FbankConfig(),
     FbankConfig(sample_rate=8000, n_mels=40),
@@ -133,6 +147,23 @@ def test_fbank_equals_kaldi(config, seconds):
 
 
 @pytest.mark.parametrize("config", FBANKS, ids=lambda c: f"{c.sample_rate}_{c.n_mels}")
+def test_fbank_equals_torchaudio(config):
+    """Models were trained on torchaudio's."""
+    wave_N = wave(1.234, config.sample_rate)
+    expected = torchaudio.compliance.kaldi.fbank(
+        wave_N[None] * 2**15,
+        sample_frequency=config.sample_rate,
+        frame_length=config.window_ms,
+        frame_shift=config.hop_ms,
+        num_mel_bins=config.n_mels,
+        snip_edges=False,
+    )
+    found = config.build().log_power(wave_N)
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=0)
+    assert (found - expected).abs().mean() < 1e-5
+
+
+@pytest.mark.parametrize("config", FBANKS, ids=lambda c: f"{c.sample_rate}_{c.n_mels}")
 def test_fbank_of_any_finite_waveform_is_finite(config):
     features = config.build()
     for n in (1, 2, 150, 4000):
@@ -161,11 +192,15 @@ def test_normalized_fbank_is_independent_of_the_gain():
             {"torch", "librosa", "torchaudio"},
         ),
         (
-            "from asr.audio.features import SpectrogramConfig; SpectrogramConfig().build()",
-            {"librosa", "torchaudio"},
+            "from asr.audio.features import LogMelConfig; LogMelConfig().build()",
+            {"librosa", "numba", "torchaudio"},
+        ),
+        (
+            "from asr.audio.features import FbankConfig; FbankConfig().build()",
+            {"librosa", "numba", "torchaudio"},
         ),
     ],
-    ids=["asr", "help", "spectrogram"],
+    ids=["asr", "help", "log_mel", "fbank"],
 )
 def test_heavy_packages_are_imported_only_where_they_are_used(code, absent):
     shown = subprocess.run(

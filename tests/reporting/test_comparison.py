@@ -9,7 +9,7 @@ import pytest
 from asr.config import dump_config, load_config
 from asr.errors import BundleError, DataError
 from asr.evaluation.cer import ErrorCounts
-from asr.evaluation.evaluate import Evaluation
+from asr.evaluation.records import Evaluation
 from asr.reporting.comparison import as_json, compare, read_run
 from asr.reporting.cost import Cost, write_cost
 from asr.reporting.plots import draw_losses
