@@ -49,6 +49,14 @@ class _Framing(FrozenModel):
         """Return the number of samples from one frame to the next."""
         return round(self.hop_ms * self.sample_rate / 1000)
 
+    @property
+    def streaming_problem(self) -> str | None:
+        """Return why a stream cannot have these features; None if it can."""
+        return (
+            f"features of kind {self.kind} are relative to the recording's loudest bin, which a "
+            "stream does not know: use kind fbank with normalize: corpus"
+        )
+
     @model_validator(mode="after")
     def _frames_overlap(self) -> Self:
         if not 1 <= self.hop_length <= self.n_fft:
@@ -238,6 +246,16 @@ class FbankConfig(_MelConfig):
     """
 
     kind: Literal["fbank"] = "fbank"
+
+    @property
+    def streaming_problem(self) -> str | None:
+        """Return why a stream cannot have these features; None if it can."""
+        if self.normalize == "corpus":
+            return None
+        return (
+            "features.normalize: utterance takes statistics of the whole recording, which a stream "
+            "does not know: set features.normalize: corpus"
+        )
 
     def build(self) -> FeatureExtractor:
         """Build the module that computes these features."""

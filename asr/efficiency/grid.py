@@ -6,9 +6,10 @@ from typing import Any, Literal
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 
+from asr.model.encoder import Encoder
 from asr.model.projection import DenseConfig, LowRankConfig, ProjectionConfig, SetSparseConfig
 from asr.model.size import count_parameters
-from asr.model.transformer import Encoder, ModelConfig
+from asr.model.transformer import ModelConfig
 from asr.schema import FrozenModel
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)

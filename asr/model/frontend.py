@@ -8,9 +8,14 @@ from typing import Annotated, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from asr.model.projection import ProjectionConfig
 from asr.schema import FrozenModel, Size
+
+# Frames that the convolutions of a step reach beyond its own four, on each side: 1 + 1 frames, and
+# after a pooling 1 + 1 pairs of frames. So 4 n + 12 frames are n steps: 76 are 16.
+REACH = 6
 
 
 def padding_mask(lengths_B: Tensor, size: int) -> Tensor:
@@ -18,16 +23,17 @@ def padding_mask(lengths_B: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths_B.device) < lengths_B[:, None]
 
 
-def convolution(c_in: int, c_out: int, rank: int | None) -> nn.Module:
+def convolution(c_in: int, c_out: int, rank: int | None, pads: bool = True) -> nn.Module:
     """Return a 3×3 convolution, or a low-rank pair: over 3 frames, then over 3 bins.
 
+    Bins are padded; frames if `pads`, otherwise there are two fewer of them after it.
     Like an LED (Cahyawijaya 2021, sec. 3.1.1), its (3 · c_in, 3 · c_out) matrix has the given rank:
     3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out. One channel is never factorized.
     """
     if rank is None or c_in == 1:
-        return nn.Conv2d(c_in, c_out, 3, padding=1)
+        return nn.Conv2d(c_in, c_out, 3, padding=(int(pads), 1))
     return nn.Sequential(
-        nn.Conv2d(c_in, rank, (3, 1), padding=(1, 0), bias=False),
+        nn.Conv2d(c_in, rank, (3, 1), padding=(int(pads), 0), bias=False),
         nn.Conv2d(rank, c_out, (1, 3), padding=(0, 1)),
     )
 
@@ -55,11 +61,11 @@ def rectify_(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
 class VggBlock(nn.Module):
     """Two 3×3 convolutions with ReLU, then 2×2 max-pooling."""
 
-    def __init__(self, c_in: int, c_out: int, rank: int | None) -> None:
+    def __init__(self, c_in: int, c_out: int, rank: int | None, pads: bool = True) -> None:
         super().__init__()
         self.n_channels = c_out
-        self.conv1 = convolution(c_in, c_out, rank)
-        self.conv2 = convolution(c_out, c_out, rank)
+        self.conv1 = convolution(c_in, c_out, rank, pads)
+        self.conv2 = convolution(c_out, c_out, rank, pads)
         self.pool = nn.MaxPool2d(2)
         for conv in (self.conv1, self.conv2):
             initialize(conv)
@@ -70,6 +76,11 @@ class VggBlock(nn.Module):
         # ReLU and the maximum commute, and after pooling a quarter of the numbers is left.
         lengths_B = lengths_B // 2
         return rectify_(self.pool(self.conv2(x_BCTF)), lengths_B), lengths_B
+
+    def convolve(self, x_BCTF: Tensor) -> Tensor:
+        """Map (B, C, T, F) to (B, C, (T - 4) / 2, F / 2), if its convolutions pad no frames."""
+        y_BCTF: Tensor = self.pool(self.conv2(self.conv1(x_BCTF).relu_())).relu_()
+        return y_BCTF
 
 
 class VggFrontend(nn.Module):
@@ -86,10 +97,11 @@ class VggFrontend(nn.Module):
         channels: tuple[int, int],
         rank: int | None,
         projection: ProjectionConfig,
+        pads: bool = True,
     ) -> None:
         super().__init__()
-        self.block1 = VggBlock(1, channels[0], rank)
-        self.block2 = VggBlock(channels[0], channels[1], rank)
+        self.block1 = VggBlock(1, channels[0], rank, pads)
+        self.block2 = VggBlock(channels[0], channels[1], rank, pads)
         self.project = projection.build(n_freqs // 2 // 2 * channels[1], d_model)
         self.norm = nn.LayerNorm(d_model)
 
@@ -111,6 +123,26 @@ class VggFrontend(nn.Module):
         }
 
 
+class UnpaddedVggFrontend(VggFrontend):
+    """The same with convolutions that pad no frames, for streams.
+
+    A step is a function of 16 frames wherever they are, so that chunks that overlap by 12 frames
+    give the steps of the whole. Only an utterance has edges, with 6 frames of zeros beyond them.
+    """
+
+    def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Map (B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
+        feats_BTF = feats_BTF * padding_mask(lengths_B, feats_BTF.shape[1])[..., None]
+        return self.convolve(pad(feats_BTF, (0, 0, REACH, REACH))), lengths_B // 2 // 2
+
+    def convolve(self, feats_BTF: Tensor) -> Tensor:
+        """Map frames (B, 4 S + 12, F) to (B, S, D)."""
+        x_BCTF = feats_BTF[..., None].permute(0, 3, 1, 2)
+        x_BCTF = self.block2.convolve(self.block1.convolve(x_BCTF))
+        y_BSD: Tensor = self.norm(self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2)))
+        return y_BSD
+
+
 class _Channels(FrozenModel):
     """The channels of the first and the second pair of convolutions."""
 
@@ -122,14 +154,20 @@ class _Channels(FrozenModel):
         return frames // 2 // 2
 
 
+def _vgg(pads: bool) -> type[VggFrontend]:
+    return VggFrontend if pads else UnpaddedVggFrontend
+
+
 class VggConfig(_Channels):
     """The front end of Winata 2020."""
 
     kind: Literal["vgg"] = "vgg"
 
-    def build(self, n_freqs: int, d_model: int, projection: ProjectionConfig) -> VggFrontend:
+    def build(
+        self, n_freqs: int, d_model: int, projection: ProjectionConfig, pads: bool = True
+    ) -> VggFrontend:
         """Return a front end for features of `n_freqs` bins."""
-        return VggFrontend(n_freqs, d_model, self.channels, None, projection)
+        return _vgg(pads)(n_freqs, d_model, self.channels, None, projection, pads)
 
 
 class VggLowRankConfig(_Channels):
@@ -148,9 +186,11 @@ class VggLowRankConfig(_Channels):
             )
         return self
 
-    def build(self, n_freqs: int, d_model: int, projection: ProjectionConfig) -> VggFrontend:
+    def build(
+        self, n_freqs: int, d_model: int, projection: ProjectionConfig, pads: bool = True
+    ) -> VggFrontend:
         """Return a front end for features of `n_freqs` bins."""
-        return VggFrontend(n_freqs, d_model, self.channels, self.rank, projection)
+        return _vgg(pads)(n_freqs, d_model, self.channels, self.rank, projection, pads)
 
 
 FrontendConfig = Annotated[VggConfig | VggLowRankConfig, Field(discriminator="kind")]

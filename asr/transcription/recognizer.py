@@ -54,7 +54,7 @@ class Recognizer:
         prepare_for_inference(self.model)
         on_cpu = self.device.type == "cpu"
         self.model.decoder = for_inference(self.model.decoder, int8 and on_cpu)
-        if on_cpu:
+        if on_cpu and self.config.model.encoder.streaming is None:
             self.model.frontend = TiledFrontend(self.model.frontend)
         self.sample_rate = bundle.config.features.sample_rate
         self.decoder = SpeechDecoder(self.model, self.tokenizer)
