@@ -98,9 +98,13 @@ class FeatureExtractor(nn.Module):
         """
         feats_TF = self.log_power(wave_N)
         if self.config.normalize == "corpus":
-            return (feats_TF - self.mean_F) / self.std_F
+            return self.normalized(feats_TF)
         std, mean = torch.std_mean(feats_TF, correction=0)
         return (feats_TF - mean) / std.clamp(min=_MIN_STD)
+
+    def normalized(self, feats_TF: Tensor) -> Tensor:
+        """Return features with the corpus's statistics taken out."""
+        return (feats_TF - self.mean_F) / self.std_F
 
     def log_power(self, wave_N: Tensor) -> Tensor:
         """Return the natural logarithm of power relative to the utterance's largest, 80 dB deep.
@@ -163,22 +167,26 @@ class KaldiExtractor(FeatureExtractor):
         (samples,) -> (round(samples / hop_length), mel bins), at least one frame. A full scale of
         16 bits is a waveform of -1 to 1; one beyond that is scaled down to it.
         """
+        assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
+        wave_N = wave_N.float() / wave_N.abs().max().clamp(min=1)
+        wave_N = nn.functional.pad(wave_N, (0, max(0, self.config.n_fft - len(wave_N))))
+        return self.filterbank(wave_N, has_edges=True)
+
+    def filterbank(self, wave_N: Tensor, has_edges: bool) -> Tensor:
+        """Return log-mel energies of at least a window; without edges only of whole windows."""
         from torchaudio.compliance import kaldi
 
         config = self.config
-        assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
-        wave_N = wave_N.float() * (_KALDI_SCALE / wave_N.abs().max().clamp(min=1))
-        wave_N = nn.functional.pad(wave_N, (0, max(0, config.n_fft - len(wave_N))))
         with torch.autocast(wave_N.device.type, enabled=False):
             feats_TM: Tensor = kaldi.fbank(
-                wave_N[None],
+                wave_N[None] * _KALDI_SCALE,
                 sample_frequency=config.sample_rate,
                 # Kaldi rounds to samples downwards.
                 frame_length=(config.n_fft + 0.5) * 1000 / config.sample_rate,
                 frame_shift=(config.hop_length + 0.5) * 1000 / config.sample_rate,
                 num_mel_bins=config.n_freqs,
                 low_freq=_KALDI_LOW_HZ,
-                snip_edges=False,
+                snip_edges=not has_edges,
             )
         return feats_TM
 

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from asr.model.projection import ProjectionConfig
 from asr.schema import FrozenModel, Size
 
+FRAMES_PER_STEP = 4
 # Frames that the convolutions of a step reach beyond its own four, on each side: 1 + 1 frames, and
 # after a pooling 1 + 1 pairs of frames. So 4 n + 12 frames are n steps: 76 are 16.
 REACH = 6
