@@ -3,7 +3,7 @@
 Legend: B batch, T frames, F frequency bins, C channels, S steps (T / 4), D d_model.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -14,9 +14,6 @@ from asr.model.projection import ProjectionConfig
 from asr.schema import FrozenModel, Size
 
 FRAMES_PER_STEP = 4
-# Frames that the convolutions of a step reach beyond its own four, on each side: 1 + 1 frames, and
-# after a pooling 1 + 1 pairs of frames. So 4 n + 12 frames are n steps: 76 are 16.
-REACH = 6
 
 
 def padding_mask(lengths_B: Tensor, size: int) -> Tensor:
@@ -89,7 +86,15 @@ class VggFrontend(nn.Module):
 
     Frequency and channel are merged, F/4 · C numbers a step, and projected to d_model (Winata 2020;
     Cahyawijaya 2021, sec. 4.1, fig. 4.1).
+    Unless it `pads`, its convolutions pad no frames, for streams: a step is a function of its own
+    four frames, of `before` and of `after` them, so that chunks whose frames overlap give the steps
+    of the whole. Only an utterance has edges, and zeros beyond them.
     """
+
+    # A block's convolutions reach over 1 + 1 frames on each side, those of the second one over
+    # pairs of frames. So 4 n + 12 frames are n steps: 76 are 16.
+    before: ClassVar[int] = 6
+    after: ClassVar[int] = 6
 
     def __init__(
         self,
@@ -101,6 +106,7 @@ class VggFrontend(nn.Module):
         pads: bool = True,
     ) -> None:
         super().__init__()
+        self.pads = pads
         self.block1 = VggBlock(1, channels[0], rank, pads)
         self.block2 = VggBlock(channels[0], channels[1], rank, pads)
         self.project = projection.build(n_freqs // 2 // 2 * channels[1], d_model)
@@ -109,6 +115,9 @@ class VggFrontend(nn.Module):
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """Map (B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
         feats_BTF = feats_BTF * padding_mask(lengths_B, feats_BTF.shape[1])[..., None]
+        if not self.pads:
+            edges = pad(feats_BTF, (0, 0, self.before, self.after))
+            return self.convolve(edges), lengths_B // 2 // 2
         # The strides say channels last, the fastest layout for convolutions on a CPU; `contiguous`
         # would not change them where there is one channel.
         x_BCTF = feats_BTF[..., None].permute(0, 3, 1, 2)
@@ -116,32 +125,20 @@ class VggFrontend(nn.Module):
         x_BCTF, lengths_B = self.block2(x_BCTF, lengths_B)
         return self.norm(self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2))), lengths_B
 
+    def convolve(self, feats_BTF: Tensor) -> Tensor:
+        """Map the frames of S steps, and those before and after them, to (B, S, D)."""
+        assert not self.pads, "the model has no streaming encoder"
+        x_BCTF = feats_BTF[..., None].permute(0, 3, 1, 2)
+        x_BCTF = self.block2.convolve(self.block1.convolve(x_BCTF))
+        y_BSD: Tensor = self.norm(self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2)))
+        return y_BSD
+
     def parts(self) -> dict[str, nn.Module]:
         """Return its two parts in the order in which data pass them."""
         return {
             "convolutions": nn.ModuleList([self.block1, self.block2]),
             "projection": nn.ModuleList([self.project, self.norm]),
         }
-
-
-class UnpaddedVggFrontend(VggFrontend):
-    """The same with convolutions that pad no frames, for streams.
-
-    A step is a function of 16 frames wherever they are, so that chunks that overlap by 12 frames
-    give the steps of the whole. Only an utterance has edges, with 6 frames of zeros beyond them.
-    """
-
-    def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Map (B, T, F) and frame counts to (B, S, D) and step counts, S = T // 2 // 2."""
-        feats_BTF = feats_BTF * padding_mask(lengths_B, feats_BTF.shape[1])[..., None]
-        return self.convolve(pad(feats_BTF, (0, 0, REACH, REACH))), lengths_B // 2 // 2
-
-    def convolve(self, feats_BTF: Tensor) -> Tensor:
-        """Map frames (B, 4 S + 12, F) to (B, S, D)."""
-        x_BCTF = feats_BTF[..., None].permute(0, 3, 1, 2)
-        x_BCTF = self.block2.convolve(self.block1.convolve(x_BCTF))
-        y_BSD: Tensor = self.norm(self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2)))
-        return y_BSD
 
 
 class _Channels(FrozenModel):
@@ -155,10 +152,6 @@ class _Channels(FrozenModel):
         return frames // 2 // 2
 
 
-def _vgg(pads: bool) -> type[VggFrontend]:
-    return VggFrontend if pads else UnpaddedVggFrontend
-
-
 class VggConfig(_Channels):
     """The front end of Winata 2020."""
 
@@ -168,7 +161,7 @@ class VggConfig(_Channels):
         self, n_freqs: int, d_model: int, projection: ProjectionConfig, pads: bool = True
     ) -> VggFrontend:
         """Return a front end for features of `n_freqs` bins."""
-        return _vgg(pads)(n_freqs, d_model, self.channels, None, projection, pads)
+        return VggFrontend(n_freqs, d_model, self.channels, None, projection, pads)
 
 
 class VggLowRankConfig(_Channels):
@@ -191,7 +184,7 @@ class VggLowRankConfig(_Channels):
         self, n_freqs: int, d_model: int, projection: ProjectionConfig, pads: bool = True
     ) -> VggFrontend:
         """Return a front end for features of `n_freqs` bins."""
-        return _vgg(pads)(n_freqs, d_model, self.channels, self.rank, projection, pads)
+        return VggFrontend(n_freqs, d_model, self.channels, self.rank, projection, pads)
 
 
 FrontendConfig = Annotated[VggConfig | VggLowRankConfig, Field(discriminator="kind")]

@@ -19,7 +19,6 @@ from asr.model.encoder import Encoder, EncoderConfig, sinusoids
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import (
     FrontendConfig,
-    UnpaddedVggFrontend,
     VggConfig,
     padding_mask,
 )
@@ -206,12 +205,11 @@ class SpeechTransformer(nn.Module):
         return self.encoder(x_BSD, mask_BS, chunk), mask_BS
 
     def encode_chunk(self, feats_BTF: Tensor, steps_B: Tensor, state: EncoderState) -> Tensor:
-        """Map the frames of a chunk (B, 4 S + 12, F) to memory (B, S, D); the state advances.
+        """Map the frames of a chunk to memory (B, S, D); the state advances.
 
-        The frames are those of S steps with 6 more on each side, the former chunk's last or the
-        next one's first, zeros beyond the ends of a stream; a session has `steps_B` valid steps.
+        They are those of S steps and the front end's `before` and `after` them, which are other
+        chunks' too, and zeros beyond the ends of a stream. A session has `steps_B` valid steps.
         """
-        assert isinstance(self.frontend, UnpaddedVggFrontend), "the model has no streaming encoder"
         x_BSD = self.frontend.convolve(feats_BTF)
         return self.encoder.step(x_BSD, padding_mask(steps_B, x_BSD.shape[1]), state)
 

@@ -22,7 +22,7 @@ from asr.decoding.endpoint import Endpoint
 from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError
-from asr.model.frontend import FRAMES_PER_STEP, REACH
+from asr.model.frontend import FRAMES_PER_STEP
 from asr.model.streaming import EncoderState
 from asr.transcription.timestamps import align_tokens, step_seconds
 from asr.transcription.transcript import StreamResult
@@ -56,7 +56,7 @@ def stream(
 
 @dataclass
 class Chunk:
-    """The next chunk of a session: its frames (4 C + 12, F), of which `steps` steps are valid."""
+    """The next chunk of a session: its frames, with those around them, and its steps."""
 
     feats_TF: Tensor
     steps: int
@@ -114,6 +114,7 @@ class Session:
         self._recognizer, self._options = recognizer, options.changed({"method": method})
         self._endpoint = endpoint or Endpoint.within(options.chunk_seconds)
         self._chunk = chunk or config.model.encoder.streaming.chunk
+        self._frontend = recognizer.model.frontend
         self._features = FeatureStream(recognizer.features)
         self._step_samples = FRAMES_PER_STEP * config.features.hop_length
         self._is_ended, self._offset = False, 0
@@ -122,7 +123,7 @@ class Session:
     def _begin(self, wave_N: Tensor) -> None:
         """Begin a segment, of which so much is known."""
         self._wave_N, self._arrived, self._n_samples = wave_N, list[Tensor](), len(wave_N)
-        self._tail_TF = torch.zeros(REACH, self._recognizer.config.features.n_freqs)
+        self._tail_TF = torch.zeros(self._frontend.before, self._recognizer.config.features.n_freqs)
         self._n_frames = 0
         self._memories: list[Tensor] = []
         self._logps: list[Tensor] = []
@@ -144,6 +145,11 @@ class Session:
         self._arrived.append(torch.from_numpy(wave))
         self._n_samples += len(wave)
 
+    @property
+    def n_held(self) -> int:
+        """Return the number of samples that it holds, those of the running segment."""
+        return self._n_samples
+
     def end(self) -> None:
         """Say that no more samples come."""
         self._is_ended = True
@@ -156,27 +162,27 @@ class Session:
     def _next_steps(self) -> int:
         """Return the number of steps that the next chunk has by now."""
         done = self._path.n_steps
-        frames = FRAMES_PER_STEP * (done + self._chunk) + REACH
+        frames = FRAMES_PER_STEP * (done + self._chunk) + self._frontend.after
         if self._n_samples >= self._features.n_samples(frames):
             return self._chunk
         if not self._is_ended:
             return 0
-        left = self._features.n_frames(self._n_samples) // FRAMES_PER_STEP - done
-        return min(left, self._chunk)
+        steps = self._recognizer.config.model.frontend.steps
+        return min(steps(self._features.n_frames(self._n_samples)) - done, self._chunk)
 
     def next_chunk(self) -> Chunk:
         """Return the frames of the next chunk; beyond the end of the stream they are zero."""
         steps, done = self._next_steps(), self._path.n_steps
         self._wave_N = torch.cat((self._wave_N, *self._arrived))
         self._arrived.clear()
-        until = wanted = FRAMES_PER_STEP * (done + steps) + REACH
+        until = wanted = FRAMES_PER_STEP * (done + steps) + self._frontend.after
         if self._is_ended:
             until = min(wanted, self._features.n_frames(self._n_samples))
         parts = [self._tail_TF]
         if until > self._n_frames:
             parts.append(self._features.frames(self._wave_N, self._n_frames, until))
         feats_TF = torch.cat(parts)
-        self._n_frames, self._tail_TF = until, feats_TF[-2 * REACH :]
+        self._n_frames, self._tail_TF = until, feats_TF[FRAMES_PER_STEP * steps :]
         return Chunk(pad(feats_TF, (0, 0, 0, wanted - until)), steps)
 
     def take(self, memory_CD: Tensor, logp_CV: Tensor) -> list[StreamResult]:

@@ -12,7 +12,7 @@ from asr.config import check_config
 from asr.errors import ConfigError
 from asr.model.convolution import Convolution
 from asr.model.encoder import EncoderConfig
-from asr.model.frontend import REACH, FrontendConfig, UnpaddedVggFrontend, VggConfig
+from asr.model.frontend import FrontendConfig, VggConfig, VggFrontend
 from asr.model.projection import DenseConfig
 from asr.model.streaming import EncoderState, StreamingConfig, seen_in_chunks
 from asr.model.transformer import ModelConfig, SpeechTransformer
@@ -29,6 +29,7 @@ ATTENTIONS: list[dict[str, Any]] = [
     {"kind": "sliding_window", "window": 3, "dilation": 2},
 ]
 CHUNK, LEFT = 3, 2
+REACH = VggFrontend.before
 
 
 def streaming(**changes: Any) -> SpeechTransformer:
@@ -101,7 +102,6 @@ def test_it_is_so_in_every_form_of_layers(changes: dict[str, Any]) -> None:
 def test_the_front_end_without_padding_needs_76_frames_for_16_steps(kind: dict[str, Any]) -> None:
     config: VggConfig = TypeAdapter(FrontendConfig).validate_python(kind)
     front = config.build(FREQS, D, DenseConfig(), pads=False)
-    assert isinstance(front, UnpaddedVggFrontend)
     feats = torch.randn(1, 76, FREQS)
     steps = front.convolve(feats)
     assert steps.shape == (1, 16, D) and front.convolve(feats[:, :75]).shape[1] == 15
