@@ -44,8 +44,7 @@ class Convolution(nn.Module):
 
     def start_stream(self, n_sessions: int) -> Tensor:
         """Return the cache of a stream: what the convolution sees of the past, zeros."""
-        shape = (n_sessions, self.depthwise.in_channels, self.reach)
-        return self.depthwise.weight.new_zeros(shape)
+        return self.norm.weight.new_zeros(n_sessions, len(self.norm.weight), self.reach)
 
     def step_chunk(
         self, x_BCD: Tensor, mask_BC: Tensor, cache_BDX: Tensor
