@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asr.audio.recording import Samples
+    from asr.decoding.endpoint import Endpoint
     from asr.decoding.hypothesis import Hypothesis
     from asr.decoding.options import DecodingOptions
     from asr.errors import AsrError, AudioError, BundleError, ConfigError, DataError
     from asr.transcription.recognizer import Recognizer
-    from asr.transcription.transcript import Segment, Token, Transcript
+    from asr.transcription.transcript import Segment, StreamResult, Token, Transcript
 
 __all__ = [
     "AsrError", "AudioError", "BundleError", "ConfigError", "DataError", "DecodingOptions",
-    "Hypothesis", "Recognizer", "Samples", "Segment", "Token", "Transcript", "load",
+    "Endpoint", "Hypothesis", "Recognizer", "Samples", "Segment", "StreamResult", "Token",
+    "Transcript", "load",
 ]  # fmt: skip
 
 # Modules of public names, which are imported at their first use: torch alone takes seconds.
 _MODULES = (
-    "errors", "decoding.hypothesis", "decoding.options", "transcription.transcript",
-    "transcription.recognizer", "audio.recording",
+    "errors", "decoding.endpoint", "decoding.hypothesis", "decoding.options",
+    "transcription.transcript", "transcription.recognizer", "audio.recording",
 )  # fmt: skip
 
 

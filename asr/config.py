@@ -93,6 +93,13 @@ class Config(FrozenModel):
                 "training.consistency, training.intermediate and model.encoder.conditioning go "
                 "with a CTC head: set model.ctc_weight above 0"
             )
+        if self.model.encoder.streaming and not self.model.ctc_weight:
+            raise ValueError(
+                "model.encoder.streaming needs a CTC head, which decodes while audio arrives: set "
+                "model.ctc_weight above 0"
+            )
+        if self.model.encoder.streaming and (problem := self.features.streaming_problem):
+            raise ValueError(f"model.encoder.streaming: {problem}")
         if self.training.consistency and not self.augment:
             raise ValueError(
                 "training.consistency compares views of other masks: set augment, such as {}"

@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from asr.model.attention import Kernel
 from asr.model.dropout import dropout
+from asr.model.encoder import EncoderConfig
 from asr.model.layers import MultiHeadAttention, self_attention
 from asr.model.projection import DenseConfig
-from asr.model.transformer import EncoderConfig, ModelConfig
+from asr.model.transformer import ModelConfig
 from asr.runtime.memory import keep_buffers
 from benchmarks import record
 from benchmarks.record import Result, Value

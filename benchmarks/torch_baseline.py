@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from asr.model.transformer import sinusoids
+from asr.model.encoder import sinusoids
 
 D_MODEL, D_INNER, HEADS, DROPOUT = 512, 2048, 8, 0.1
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from asr.errors import DataError
-from asr.model.transformer import Encoder, ModelConfig
+from asr.model.encoder import Encoder
+from asr.model.transformer import ModelConfig
 from asr.schema import FrozenModel, Size
 
 

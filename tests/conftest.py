@@ -105,7 +105,7 @@ def trained_bundle(once: Once) -> Path:
     return once("paused", _train_with_pauses) / "model"
 
 
-def _train_with_pauses(root: Path) -> None:
+def _write_with_pauses(root: Path) -> Path:
     splits: dict[str, list[Utterance]] = {"train": [], "dev": [], "test": []}
     for split, n in (("train", 160), ("dev", 6), ("test", 6)):
         for i in range(n):
@@ -115,7 +115,11 @@ def _train_with_pauses(root: Path) -> None:
             text = "".join(token for token, _, _ in spoken)
             splits[split].append(Utterance(f"{split}{i}", path, text, "tone"))
     write_corpus(splits, root / "data", corpus="paused tones", synthetic=True, jobs=1)
-    recipe = learning_recipe(root / "data")
+    return root / "data"
+
+
+def _train_with_pauses(root: Path) -> None:
+    recipe = learning_recipe(_write_with_pauses(root))
     recipe["training"]["epochs"] = 5
     recipe.setdefault("decoding", {})["chunk_seconds"] = 20
     _train(recipe, root / "model")
@@ -172,3 +176,21 @@ def service(tiny_bundle: Path) -> Iterator[Service]:
         patch.setattr("serve.engine.client._HEALTHY_SECONDS", 0.0)  # no pause is a long one
         with running(tiny_bundle, max_bytes=MAX_BYTES, max_seconds=MAX_SECONDS) as service:
             yield service
+
+
+@pytest.fixture(scope="session")
+def streaming_bundle(once: Once) -> Path:
+    """A bundle with a streaming encoder that has learned tones with pauses between them."""
+    return once("streaming", _train_streaming) / "model"
+
+
+def _train_streaming(root: Path) -> None:
+    recipe = learning_recipe(_write_with_pauses(root))
+    recipe["features"] = {
+        "kind": "fbank", "normalize": "corpus", "sample_rate": RATE, "n_mels": 20,
+    }  # fmt: skip
+    streaming = {"chunk": 8, "left_chunks": 4}
+    recipe["model"]["encoder"] = {"n_layers": 1, "convolution": 5, "streaming": streaming}
+    recipe["training"]["epochs"] = 4
+    recipe.setdefault("decoding", {})["chunk_seconds"] = 20
+    _train(recipe, root / "model")

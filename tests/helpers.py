@@ -44,13 +44,10 @@ from asr.model.attention import (
     EncoderAttentionConfig,
     FullAttentionConfig,
 )
+from asr.model.encoder import EncoderConfig
 from asr.model.frontend import VggConfig
 from asr.model.projection import DenseConfig, LowRankConfig
-from asr.model.transformer import (
-    EncoderConfig,
-    ModelConfig,
-    SpeechTransformer,
-)
+from asr.model.transformer import ModelConfig, SpeechTransformer
 from asr.model.unit import NormOrder
 from asr.tokenizer import EOS, SOS
 from data_prep import aishell1

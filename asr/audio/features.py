@@ -49,6 +49,14 @@ class _Framing(FrozenModel):
         """Return the number of samples from one frame to the next."""
         return round(self.hop_ms * self.sample_rate / 1000)
 
+    @property
+    def streaming_problem(self) -> str | None:
+        """Return why a stream cannot have these features; None if it can."""
+        return (
+            f"features of kind {self.kind} are relative to the recording's loudest bin, which a "
+            "stream does not know: use kind fbank with normalize: corpus"
+        )
+
     @model_validator(mode="after")
     def _frames_overlap(self) -> Self:
         if not 1 <= self.hop_length <= self.n_fft:
@@ -90,9 +98,13 @@ class FeatureExtractor(nn.Module):
         """
         feats_TF = self.log_power(wave_N)
         if self.config.normalize == "corpus":
-            return (feats_TF - self.mean_F) / self.std_F
+            return self.normalized(feats_TF)
         std, mean = torch.std_mean(feats_TF, correction=0)
         return (feats_TF - mean) / std.clamp(min=_MIN_STD)
+
+    def normalized(self, feats_TF: Tensor) -> Tensor:
+        """Return features with the corpus's statistics taken out."""
+        return (feats_TF - self.mean_F) / self.std_F
 
     def log_power(self, wave_N: Tensor) -> Tensor:
         """Return the natural logarithm of power relative to the utterance's largest, 80 dB deep.
@@ -161,12 +173,19 @@ class KaldiExtractor(FeatureExtractor):
         (samples,) -> (round(samples / hop_length), mel bins), at least one frame. A full scale of
         16 bits is a waveform of -1 to 1; one beyond that is scaled down to it.
         """
-        config = self.config
         assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
-        wave_N = wave_N.float() * (_KALDI_SCALE / wave_N.abs().max().clamp(min=1))
-        wave_N = nn.functional.pad(wave_N, (0, max(0, config.n_fft - len(wave_N))))
+        wave_N = wave_N.float() / wave_N.abs().max().clamp(min=1)
+        wave_N = nn.functional.pad(wave_N, (0, max(0, self.config.n_fft - len(wave_N))))
+        return self.filterbank(wave_N, has_edges=True)
+
+    def filterbank(self, wave_N: Tensor, has_edges: bool) -> Tensor:
+        """Return log-mel energies of at least a window; without edges only of whole windows."""
+        hop = self.config.hop_length
         with torch.autocast(wave_N.device.type, enabled=False):
-            return kaldi.fbank(wave_N, self.window, self.mel_FM, config.hop_length)
+            wave_N = wave_N * _KALDI_SCALE
+            if has_edges:
+                wave_N = kaldi.mirrored(wave_N, self.config.n_fft, hop)
+            return kaldi.fbank(wave_N, self.window, self.mel_FM, hop)
 
 
 class SpectrogramConfig(_Framing):
@@ -228,6 +247,16 @@ class FbankConfig(_MelConfig):
     """
 
     kind: Literal["fbank"] = "fbank"
+
+    @property
+    def streaming_problem(self) -> str | None:
+        """Return why a stream cannot have these features; None if it can."""
+        if self.normalize == "corpus":
+            return None
+        return (
+            "features.normalize: utterance takes statistics of the whole recording, which a stream "
+            "does not know: set features.normalize: corpus"
+        )
 
     def build(self) -> FeatureExtractor:
         """Build the module that computes these features."""

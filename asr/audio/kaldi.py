@@ -37,19 +37,23 @@ def mel_filters(sample_rate: int, n_window: int, n_mels: int) -> Tensor:
     return torch.from_numpy(weights_FM.astype(np.float32))
 
 
-def fbank(wave_N: Tensor, window_W: Tensor, mel_FM: Tensor, hop: int) -> Tensor:
-    """Return log energies (round(samples / hop), mel bins) of a waveform (samples,) of 16 bits.
+def mirrored(wave_N: Tensor, n_window: int, hop: int) -> Tensor:
+    """Add to a waveform, of at least a window, its mirror image at both ends.
 
-    The waveform has at least a window's samples; it is mirrored at both ends, so that frame t is
-    centered on sample (t + 1/2) · hop (Kaldi's `--snip-edges=false`).
+    round(samples / hop) windows then fit, window t centered on sample (t + 1/2) · hop (Kaldi's
+    `--snip-edges=false`).
     """
-    n_window = len(window_W)
     n_frames = (len(wave_N) + hop // 2) // hop
     before = n_window // 2 - hop // 2
     after = max(0, (n_frames - 1) * hop + n_window - before - len(wave_N))
-    mirrored = wave_N.flip(0)
-    padded = torch.cat((wave_N[:before].flip(0), wave_N, mirrored[:after]))
-    frames_TW = padded.unfold(0, n_window, hop)[:n_frames]
+    padded = torch.cat((wave_N[:before].flip(0), wave_N, wave_N.flip(0)[:after]))
+    return padded[: (n_frames - 1) * hop + n_window]
+
+
+def fbank(wave_N: Tensor, window_W: Tensor, mel_FM: Tensor, hop: int) -> Tensor:
+    """Return log energies (frames, mel bins) of all whole windows of 16-bit samples (samples,)."""
+    n_window = len(window_W)
+    frames_TW = wave_N.unfold(0, n_window, hop)
     frames_TW = frames_TW - frames_TW.mean(1, keepdim=True)
     earlier_TW = torch.cat((frames_TW[:, :1], frames_TW[:, :-1]), 1)
     frames_TW = (frames_TW - _PREEMPHASIS * earlier_TW) * window_W

@@ -3,6 +3,8 @@
 Legend: B utterances, S encoder steps, U tokens, V vocabulary.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import ctc_loss, pad
@@ -13,6 +15,8 @@ from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.tokenizer import EOS, SOS, UNK
 
+_NEVER_SAID = (SOS, EOS, UNK)
+
 
 def greedy_texts(
     logp_BSV: Tensor, steps_B: Tensor, options: DecodingOptions, num_words_V: Tensor
@@ -22,7 +26,7 @@ def greedy_texts(
     Its log-probability is summed over all paths to the text. A token's confidence is its highest
     probability in the steps that emit it.
     """
-    never = torch.tensor((SOS, EOS, UNK), device=logp_BSV.device)
+    never = torch.tensor(_NEVER_SAID, device=logp_BSV.device)
     best_BS = logp_BSV.index_fill(2, never, -torch.inf).argmax(-1)
     starts_BS = (best_BS != BLANK) & (best_BS != pad(best_BS, (1, 0), value=BLANK)[:, :-1])
     texts, peaks = [], []
@@ -45,3 +49,38 @@ def greedy_texts(
         )
         for text, log_p, length, peak in columns
     ]  # fmt: skip
+
+
+class GreedyPath:
+    """The most likely path of one utterance, whose steps may come in blocks of any size.
+
+    `tokens`, their `confidences` and their `spans` in steps are those of the path collapsed, and
+    `log_prob` is the path's.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.confidences: list[float] = []
+        self.spans: list[list[int]] = []
+        self.log_prob, self.n_steps, self._last = 0.0, 0, BLANK
+
+    @property
+    def trailing_blanks(self) -> int:
+        """Return the number of steps since the last token."""
+        return self.n_steps - (self.spans[-1][1] if self.spans else 0)
+
+    def extend(self, logp_SV: Tensor) -> None:
+        """Take the log-probabilities of the next steps."""
+        never = torch.tensor(_NEVER_SAID, device=logp_SV.device)
+        best = logp_SV.index_fill(1, never, -torch.inf).max(1)
+        for logp, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            self.log_prob += logp
+            if token not in (BLANK, self._last):
+                self.tokens.append(token)
+                self.confidences.append(0.0)
+                self.spans.append([self.n_steps, 0])
+            self.n_steps += 1
+            if token != BLANK:
+                self.confidences[-1] = max(self.confidences[-1], math.exp(logp))
+                self.spans[-1][1] = self.n_steps
+            self._last = token

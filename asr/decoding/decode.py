@@ -126,9 +126,16 @@ class SpeechDecoder:
         found = first_pass(JointScorer(None, None, ctc, scorer), steps_B, encoded.requests)
         if options.method == "ctc_beam":
             return reject_uncertain(found, [nbest[: options.n_best] for nbest in found], options)
-        score = partial(decoder.log_probs, memory_BSD=encoded.memory_BSD, mask_BS=encoded.mask_BS)
-        rescored = rescore(score, found, options, steps_B.device)
-        return reject_uncertain(found, rescored, options)
+        return reject_uncertain(found, self.rescored(encoded, found, options), options)
+
+    @torch.inference_mode()
+    def rescored(
+        self, encoded: Encoded, found: list[list[Hypothesis]], options: DecodingOptions
+    ) -> list[list[Hypothesis]]:
+        """Return the n best of the texts that CTC found, by the attention decoder in one pass."""
+        log_probs = self.model.decoder.log_probs
+        score = partial(log_probs, memory_BSD=encoded.memory_BSD, mask_BS=encoded.mask_BS)
+        return rescore(score, found, options, encoded.mask_BS.device)
 
 
 def is_constant(wave_N: Tensor) -> bool:

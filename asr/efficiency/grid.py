@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
+from asr.model.encoder import Encoder
 from asr.model.projection import DenseConfig, LowRankConfig, ProjectionConfig, SetSparseConfig
 from asr.model.size import count_parameters
-from asr.model.transformer import Encoder, ModelConfig
+from asr.model.transformer import ModelConfig
 from asr.runtime.tensors import shapes_alone
 from asr.schema import FrozenModel
 

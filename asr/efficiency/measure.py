@@ -20,9 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from asr.efficiency.grid import BASELINE, BenchmarkCase, Measurement
 from asr.errors import AsrError, is_out_of_memory
+from asr.model.encoder import Encoder
 from asr.model.inference.sparse import prepare_for_inference
 from asr.model.projection import DenseConfig
-from asr.model.transformer import Encoder, ModelConfig
+from asr.model.transformer import ModelConfig
 from asr.runtime.memory import keep_buffers
 from asr.runtime.processes import end_with_parent
 

@@ -8,7 +8,7 @@ Legend: B batch, T queries, S keys or encoder steps, D d_model, H heads, K head 
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, glu, silu
+from torch.nn.functional import gelu
 
 from asr.model.attention import (
     Cache,
@@ -20,6 +20,7 @@ from asr.model.attention import (
     SegmentAttention,
     StateSpaceSystem,
 )
+from asr.model.convolution import Convolution
 from asr.model.dropout import Dropout
 from asr.model.unit import LayerConfig, Residual
 
@@ -57,6 +58,28 @@ class MultiHeadAttention(nn.Module):
         y_BTD = self.residual.pre_norm(x_BTD)
         q_BHTK = self.split(self.query(y_BTD))
         return self.join(self.kernel(q_BHTK, *self.keys_values(y_BTD), mask_BT), x_BTD)
+
+    def attend_chunks(self, x_BSD: Tensor, seen_BSS: Tensor) -> Tensor:
+        """Attend from a sequence to what each position sees of it, all positions at once."""
+        y_BSD = self.residual.pre_norm(x_BSD)
+        q_BHSK = self.split(self.query(y_BSD))
+        return self.join(self.kernel.attend_seen(q_BHSK, *self.keys_values(y_BSD), seen_BSS), x_BSD)
+
+    def start_stream(self, n_sessions: int, left: int) -> Cache:
+        """Return the cache of a stream: keys and values (B, H, L, K) of `left` earlier steps."""
+        like, D = self.residual.norm.weight, self.residual.norm.normalized_shape[0]
+        shape = (n_sessions, self.n_heads, left, D // self.n_heads)
+        return like.new_zeros(shape), like.new_zeros(shape)
+
+    def step_chunk(self, x_BCD: Tensor, cache: Cache, seen_BCS: Tensor) -> tuple[Tensor, Cache]:
+        """Attend from a chunk to what it sees of the cache and of itself."""
+        y_BCD, left = self.residual.pre_norm(x_BCD), cache[0].shape[2]
+        q_BHCK = self.split(self.query(y_BCD))
+        pairs = zip(cache, self.keys_values(y_BCD), strict=True)
+        k_BHSK, v_BHSK = (torch.cat(pair, 2) for pair in pairs)
+        heads = self.kernel.attend_seen(q_BHCK, k_BHSK, v_BHSK, seen_BCS)
+        cache = tuple(x[:, :, x.shape[2] - left :] for x in (k_BHSK, v_BHSK))
+        return self.join(heads, x_BCD), cache
 
     def step(self, x_B1D: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """Compute one position of causal self-attention, after those in the cache."""
@@ -165,29 +188,6 @@ class FeedForward(nn.Module):
         return self.residual.add_and_norm(x_BTD, self.outer(inner))
 
 
-class Convolution(nn.Module):
-    """The Conformer's convolution: gate, depthwise convolution, SiLU (Gulati et al. 2020, fig. 2).
-
-    Layer normalization replaces batch normalization, so that other utterances and padding in the
-    batch never change a result.
-    """
-
-    def __init__(self, config: LayerConfig, width: int) -> None:
-        super().__init__()
-        D, config = config.d_model, config.at("convolution")
-        self.inner = config.build_map("inner", D, 2 * D)
-        self.depthwise = nn.Conv1d(D, D, width, padding=width // 2, groups=D)
-        self.norm = nn.LayerNorm(D)
-        self.outer = config.build_map("outer", D, D)
-        self.residual = Residual(config)
-
-    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, counts as zero."""
-        gated_BSD = glu(self.inner(self.residual.pre_norm(x_BSD))) * mask_BS[..., None]
-        mixed_BSD = self.depthwise(gated_BSD.transpose(1, 2)).transpose(1, 2)
-        return self.residual.add_and_norm(x_BSD, self.outer(silu(self.norm(mixed_BSD))))
-
-
 class EncoderLayer(nn.Module):
     """Self-attention, a convolution of a width in steps (None: without), and feed-forward."""
 
@@ -199,13 +199,40 @@ class EncoderLayer(nn.Module):
         self.convolution = None if width is None else Convolution(config, width)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """Map (B, S, D) to (B, S, D)."""
-        x_BSD = self.self_attention(x_BSD, mask_BS)
+    def forward(
+        self, x_BSD: Tensor, mask_BS: Tensor, chunk: int | None = None, seen: Tensor | None = None
+    ) -> Tensor:
+        """Map (B, S, D) to (B, S, D); in chunks `seen` (B, S, S) is what positions attend to."""
+        if seen is None:
+            x_BSD = self.self_attention(x_BSD, mask_BS)
+        else:
+            x_BSD = self._streaming_attention().attend_chunks(x_BSD, seen)
         if self.convolution is not None:
-            x_BSD = self.convolution(x_BSD, mask_BS)
+            x_BSD = self.convolution(x_BSD, mask_BS, chunk)
         y_BSD: Tensor = self.feed_forward(x_BSD)
         return y_BSD
+
+    def start_stream(self, n_sessions: int, left: int) -> Cache:
+        """Return the cache of a stream: of attention, and of the convolution if there is one."""
+        cache = self._streaming_attention().start_stream(n_sessions, left)
+        if self.convolution is None:
+            return cache
+        return *cache, self.convolution.start_stream(n_sessions)
+
+    def step_chunk(
+        self, x_BCD: Tensor, mask_BC: Tensor, cache: Cache, seen_BCS: Tensor
+    ) -> tuple[Tensor, Cache]:
+        """Compute a chunk after the steps in the cache; return the next cache too."""
+        attention, following = self._streaming_attention(), cache[2:]
+        x_BCD, kept = attention.step_chunk(x_BCD, cache[:2], seen_BCS)
+        if self.convolution is not None:
+            x_BCD, before = self.convolution.step_chunk(x_BCD, mask_BC, *following)
+            kept = *kept, before
+        return self.feed_forward(x_BCD), kept
+
+    def _streaming_attention(self) -> MultiHeadAttention:
+        assert isinstance(self.self_attention, MultiHeadAttention), "this attention has no streams"
+        return self.self_attention
 
 
 class DecoderLayer(nn.Module):

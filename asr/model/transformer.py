@@ -4,60 +4,24 @@ Legend: B batch, T frames, F frequency bins, S encoder steps, U output tokens, W
 utterance, R rows (B · W), D d_model, V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from asr.model.attention import (
-    Cache,
-    DecoderAttentionConfig,
-    EncoderAttentionConfig,
-    FullAttentionConfig,
-    share_between_layers,
-)
+from asr.model.attention import Cache, DecoderAttentionConfig, FullAttentionConfig
 from asr.model.attention.full import reorder_caches, select_caches
-from asr.model.conditioning import Conditioning, ConditioningConfig
 from asr.model.dropout import Dropout
+from asr.model.encoder import Encoder, EncoderConfig, sinusoids
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import Frontend, FrontendConfig, VggConfig, padding_mask
-from asr.model.layers import DecoderLayer, EncoderLayer
+from asr.model.layers import DecoderLayer
+from asr.model.streaming import EncoderState
 from asr.model.unit import LayerConfig
 from asr.schema import FrozenModel, Layers, Size
-
-
-class EncoderConfig(FrozenModel):
-    """Options of the encoder; `convolution` is the width of one in each layer, in steps."""
-
-    n_layers: Layers = 2
-    attention: EncoderAttentionConfig = FullAttentionConfig()
-    convolution: Size | None = None
-    conditioning: ConditioningConfig | None = None
-
-    @property
-    def longest(self) -> int | None:
-        """Return the most steps of an input, None where its attention has no limit."""
-        return self.attention.longest
-
-    @field_validator("convolution")
-    @classmethod
-    def _has_a_middle(cls, width: int | None) -> int | None:
-        if width is not None and width % 2 == 0:
-            raise ValueError(f"{width} steps have no middle: make it {width + 1}")
-        return width
-
-    @model_validator(mode="after")
-    def _conditions_a_layer(self) -> Self:
-        if self.conditioning and self.conditioning.layer >= self.n_layers:
-            raise ValueError(
-                f"conditioning names layer {self.conditioning.layer} of {self.n_layers}: give one "
-                "that has others above it"
-            )
-        return self
 
 
 class DecoderConfig(FrozenModel):
@@ -103,44 +67,6 @@ class ModelConfig(LayerConfig):
         network = SpeechTransformer(self, n_freqs, vocab_size)
         apply_ranks(network, self.ranks)
         return network
-
-
-def sinusoids(start: int, length: int, d_model: int, device: torch.device) -> Tensor:
-    """Return positions from `start` as (length, D), even sines and odd cosines.
-
-    Vaswani 2017, sec. 3.5. They are computed, so that a sequence may have any length.
-    """
-    position = torch.arange(start, start + length, device=device, dtype=torch.float32)
-    rate = torch.exp(torch.arange(0, d_model, 2, device=device) * (-math.log(10000.0) / d_model))
-    angle = position[:, None] * rate
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
-
-
-class Encoder(nn.Module):
-    """Layers of self-attention and feed-forward over the front end's steps."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.dropout = Dropout(config.dropout)
-        self.layers = nn.ModuleList(
-            EncoderLayer(config.at("encoder"), config.encoder.attention, config.encoder.convolution)
-            for _ in range(config.encoder.n_layers)
-        )
-        share_between_layers(self.layers)
-        chosen = config.encoder.conditioning
-        self.conditioned = chosen.layer if chosen else None
-        self.conditioning = Conditioning(config.d_model) if chosen else None
-        self.norm = config.last_norm()
-
-    def forward(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, is ignored."""
-        x_BSD = self.dropout(x_BSD + sinusoids(0, x_BSD.shape[1], x_BSD.shape[2], x_BSD.device))
-        for number, layer in enumerate(self.layers, 1):
-            x_BSD = layer(x_BSD, mask_BS)
-            if self.conditioning and number == self.conditioned:
-                x_BSD = self.conditioning(x_BSD)
-        y_BSD: Tensor = self.norm(x_BSD)
-        return y_BSD
 
 
 @dataclass
@@ -257,17 +183,31 @@ class SpeechTransformer(nn.Module):
     def __init__(self, config: ModelConfig, n_freqs: int, vocab_size: int) -> None:
         super().__init__()
         self.config = config
-        projection = config.at("frontend").projection
-        self.frontend: Frontend = config.frontend.build(n_freqs, config.d_model, projection)
+        projection, pads = config.at("frontend").projection, config.encoder.streaming is None
+        self.frontend: Frontend = config.frontend.build(n_freqs, config.d_model, projection, pads)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config, vocab_size)
         self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None
 
-    def encode(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Map (B, T, F) and frame counts to memory (B, S, D) and its mask (B, S)."""
+    def encode(
+        self, feats_BTF: Tensor, lengths_B: Tensor, chunk: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Map (B, T, F) and frame counts to memory (B, S, D) and its mask (B, S).
+
+        `chunk` is the encoder's (see `Encoder.forward`).
+        """
         x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
         mask_BS = padding_mask(steps_B, x_BSD.shape[1])
-        return self.encoder(x_BSD, mask_BS), mask_BS
+        return self.encoder(x_BSD, mask_BS, chunk), mask_BS
+
+    def encode_chunk(self, feats_BTF: Tensor, steps_B: Tensor, state: EncoderState) -> Tensor:
+        """Map the frames of a chunk to memory (B, S, D); the state advances.
+
+        They are those of S steps and the front end's `before` and `after` them, which are other
+        chunks' too, and zeros beyond the ends of a stream. A session has `steps_B` valid steps.
+        """
+        x_BSD = self.frontend.convolve(feats_BTF)
+        return self.encoder.step(x_BSD, padding_mask(steps_B, x_BSD.shape[1]), state)
 
     def forward(
         self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -17,6 +18,7 @@ from asr.audio.segmentation import split_at_silence
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.decoding.decode import Encoded, LanguageModel, SpeechDecoder, is_constant
+from asr.decoding.endpoint import Endpoint
 from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
@@ -28,16 +30,15 @@ from asr.model.inference.sparse import prepare_for_inference
 from asr.runtime.devices import choose_device
 from asr.tokenizer import normalize_text
 from asr.transcription.chunks import Chunk, ChunkedRecording, at_speed
-from asr.transcription.timestamps import align_tokens, timed_tokens
-from asr.transcription.transcript import Segment, Transcript
+from asr.transcription.stream import stream
+from asr.transcription.timestamps import align_tokens, step_seconds, timed_tokens
+from asr.transcription.transcript import Segment, StreamResult, Transcript
 
 # A recording is cut into chunks of at most _CHUNK_SECONDS, so that memory does not grow with it.
 # So many seconds share a batch, and so many chunks are read before they are sorted into batches.
 _CHUNK_SECONDS = 20.0
 _BATCH_SECONDS = 80.0
 _GROUP_SECONDS, _GROUP_CHUNKS = 4 * _BATCH_SECONDS, 64
-
-_FRAMES_PER_STEP = 4  # of the front end
 
 
 class Recognizer:
@@ -107,6 +108,23 @@ class Recognizer:
         self._recognize_group(group, options, speed)
         yield from map(result_of, pending)
 
+    def stream(
+        self,
+        blocks: Iterable[np.ndarray],
+        options: DecodingOptions | None = None,
+        endpoint: Endpoint | None = None,
+        chunk: int | None = None,
+    ) -> Iterator[StreamResult]:
+        """Yield results of a waveform that arrives in blocks (samples,), as soon as they are known.
+
+        Blocks are mono at `sample_rate`: int16, or floats from -1 to 1; a `Recording` is such
+        blocks too. How the waveform is cut into blocks changes no result. The running segment has
+        partial results, its last one is final; memory and cost per second do not grow. `chunk` is
+        the number of encoder steps that are computed at once, by default the recipe's. Raises
+        ConfigError where the model has no streaming encoder.
+        """
+        return stream(self, blocks, options, endpoint, chunk)
+
     def _recognize_group(
         self,
         group: list[tuple[ChunkedRecording, Chunk]],
@@ -155,9 +173,9 @@ class Recognizer:
             nbests = self.decode(encoded, options)
             spans = align_tokens(encoded, [nbest[0] for nbest in nbests])
             for i, nbest, span in zip(indices, nbests, spans, strict=True):
-                found[i] = self._segment(chunks[i], nbest, span)
+                found[i] = self.segment(chunks[i].start, chunks[i].end, nbest, span)
         return [
-            found.get(i) or self._segment(chunk, [NO_SPEECH], None)
+            found.get(i) or self.segment(chunk.start, chunk.end, [NO_SPEECH], None)
             for i, chunk in enumerate(chunks)
         ]
 
@@ -210,15 +228,16 @@ class Recognizer:
             feats_BTF = pad_sequence([feats[i] for i in batch], batch_first=True)
             yield batch, self.decoder.encode(feats_BTF.to(self.device), frames_B, mine)
 
-    def _segment(
-        self, chunk: Chunk, nbest: list[Hypothesis], spans: list[list[int]] | None
+    def segment(
+        self, start: float, end: float, nbest: list[Hypothesis], spans: list[list[int]] | None
     ) -> Segment:
+        """Return the segment of a part's n best hypotheses, and the spans of the best's tokens."""
         best, tokens = nbest[0], None
         if spans is not None:
             texts = self.tokenizer.token_texts(best.tokens)
-            tokens = timed_tokens(texts, spans, step_seconds(self.config), chunk.start, chunk.end)
+            tokens = timed_tokens(texts, spans, step_seconds(self.config), start, end)
         return Segment(
-            chunk.start, chunk.end, best.text, best.score, best.ended, best.tokens,
+            start, end, best.text, best.score, best.ended, best.tokens,
             best.confidences, tokens, tuple(nbest),
         )  # fmt: skip
 
@@ -238,11 +257,6 @@ def longest_seconds(config: Config) -> float:
     """Return the seconds of the longest chunk that a model can take, or should."""
     steps = config.model.encoder.longest
     return _CHUNK_SECONDS if steps is None else min(_CHUNK_SECONDS, steps * step_seconds(config))
-
-
-def step_seconds(config: Config) -> float:
-    """Return the seconds of an encoder step."""
-    return _FRAMES_PER_STEP * config.features.hop_length / config.features.sample_rate
 
 
 def result_of(recording: ChunkedRecording) -> Transcript | AudioError:

@@ -43,6 +43,23 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class StreamResult:
+    """What is known of a stream's running segment; a final one does not change any more.
+
+    The text and the times of a partial result are the CTC head's; its score is the log-probability
+    of the most likely path.
+    """
+
+    segment: Segment
+    is_final: bool
+
+    @property
+    def text(self) -> str:
+        """Return the text of the segment so far."""
+        return self.segment.text
+
+
+@dataclass(frozen=True)
 class Transcript:
     """The text of a recording, its score, its duration in seconds, and its segments.
 

@@ -23,8 +23,9 @@ from asr.efficiency.measure import _runner
 from asr.efficiency.run import ROWS, study
 from asr.efficiency.tables import markdown, summarize
 from asr.errors import ConfigError, DataError
+from asr.model.encoder import Encoder
 from asr.model.projection import SetSparse
-from asr.model.transformer import Encoder, ModelConfig
+from asr.model.transformer import ModelConfig
 from asr.runtime.files import read_csv
 from tests.helpers import ENCODER, run_cli, start_cli, wait_for
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from asr.model.attention.full import FullAttentionConfig
 from asr.model.attention.linear import LinearAttentionConfig
+from asr.model.convolution import Convolution
+from asr.model.encoder import EncoderConfig, sinusoids
 from asr.model.frontend import padding_mask
-from asr.model.layers import Convolution, DecoderLayer, EncoderLayer, MultiHeadAttention
+from asr.model.layers import DecoderLayer, EncoderLayer, MultiHeadAttention
 from asr.model.projection import DenseConfig, LowRank, LowRankConfig
-from asr.model.transformer import EncoderConfig, ModelConfig, sinusoids
+from asr.model.transformer import ModelConfig
 from asr.model.unit import NormOrder
 from asr.tokenizer import PAD
 from tests.helpers import FREQS, HEADS, INNER, VOCAB, D, build, padded_batch, tiny

@@ -55,6 +55,12 @@ class Kernel(nn.Module):
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def attend_seen(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen_BTS: Tensor
+    ) -> Tensor:
+        """Attend from the last T of S positions to those where `seen_BTS` is True, for streams."""
+        raise NotImplementedError
+
     def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Compute one position after those in `cache` (empty at first); causal kinds only."""
         raise NotImplementedError
@@ -67,6 +73,11 @@ class AttentionConfig(FrozenModel):
     """
 
     exports: ClassVar[bool] = False
+
+    @property
+    def streams(self) -> bool:
+        """Tell whether the encoder's kernel has `attend_seen`."""
+        return False
 
     @property
     def longest(self) -> int | None:
@@ -134,6 +145,13 @@ class FullAttention(Kernel):
         p = self.dropout if self.training else 0.0
         return attend(q_BHTK, k_BHSK, v_BHSK, mask, p, self.causal)
 
+    def attend_seen(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen_BTS: Tensor
+    ) -> Tensor:
+        """Attend from the last T of S positions to those where `seen_BTS` is True."""
+        p = self.dropout if self.training else 0.0
+        return attend(q_BHTK, k_BHSK, v_BHSK, seen_BTS[:, None], p)
+
     def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Attend to the cache, all keys and values so far, and to this position."""
         if cache:
@@ -147,6 +165,10 @@ class FullAttentionConfig(AttentionConfig):
 
     exports = True
     kind: Literal["full"] = "full"
+
+    @property
+    def streams(self) -> bool:
+        return True
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         return FullAttention(causal, dropout)

@@ -83,6 +83,18 @@ class SlidingWindowAttention(Kernel):
             first = first & (index >= index_S[:G])
         return torch.cat((seen & ~is_global, first), 4)
 
+    def attend_seen(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen_BTS: Tensor
+    ) -> Tensor:
+        """Attend from the last T of S positions to those in the window where `seen_BTS` is True."""
+        T, S = seen_BTS.shape[1:]
+        index_S = torch.arange(S, device=seen_BTS.device)
+        apart_TS = index_S - index_S[S - T :, None]
+        near_TS = apart_TS.abs() <= self.window * self.dilation
+        near_TS &= apart_TS % self.dilation == 0
+        p = self.dropout if self.training else 0.0
+        return attend(q_BHTK, k_BHSK, v_BHSK, (seen_BTS & near_TS)[:, None], p)
+
     def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
         """Attend to the cache: the global keys and values, and the latest within the window."""
         if cache:
@@ -106,6 +118,10 @@ class SlidingWindowConfig(AttentionConfig):
     window: Size = 16
     dilation: Size = 1
     global_tokens: NonNegativeInt = 0
+
+    @property
+    def streams(self) -> bool:
+        return self.global_tokens == 0  # the first positions of a stream are long gone
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         return SlidingWindowAttention(self, causal, dropout)

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
+from asr.model.encoder import sinusoids
 from asr.model.inference.attention import KeysValues, compile_attention
 from asr.model.inference.linear import Map, Scratch, compile_maps
 from asr.model.layers import DecoderLayer, MultiHeadAttention
-from asr.model.transformer import Decoder, sinusoids
+from asr.model.transformer import Decoder
 from asr.model.unit import Residual
 
 _STEPS = 32  # in the buffers at first; their size doubles when they are full

@@ -20,6 +20,7 @@ class TiledFrontend(VggFrontend):
 
     def __init__(self, frontend: VggFrontend) -> None:
         nn.Module.__init__(self)
+        self.pads = True
         self.block1, self.block2 = frontend.block1, frontend.block2
         self.project, self.norm = frontend.project, frontend.norm
 
@@ -38,8 +39,10 @@ class TiledFrontend(VggFrontend):
 
 
 def in_tiles(frontend: Frontend) -> Frontend:
-    """Return VGG's front end in tiles, and any other, which has little between layers, as it is."""
-    return TiledFrontend(frontend) if isinstance(frontend, VggFrontend) else frontend
+    """Return VGG's front end in tiles; others have little between layers, or are for streams."""
+    if isinstance(frontend, VggFrontend) and frontend.pads:
+        return TiledFrontend(frontend)
+    return frontend
 
 
 def _tiled(block: VggBlock, x_1CTF: Tensor) -> Tensor:

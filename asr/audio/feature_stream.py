@@ -1,0 +1,42 @@
+"""Features of a waveform whose end is not known yet: frame by frame those of the whole.
+
+Legend: N samples, T frames, F frequency bins.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from asr.audio.features import FeatureExtractor, KaldiExtractor
+
+
+class FeatureStream:
+    """Framing of Kaldi's filterbank: frame t is the window around sample (t + ½) · hop.
+
+    Windows that reach beyond a waveform's edges see it reflected there. Full scale is a waveform of
+    -1 to 1, and what is beyond that is cut off, for its peak is unknown.
+    """
+
+    def __init__(self, extractor: FeatureExtractor) -> None:
+        assert isinstance(extractor, KaldiExtractor), "these features are no stream's"
+        self._extractor, config = extractor, extractor.config
+        self._window, self._hop = config.n_fft, config.hop_length
+        self._edge = self._window // 2 - self._hop // 2
+
+    def n_samples(self, frames: int) -> int:
+        """Return the number of samples after which so many frames are known, whatever follows."""
+        return (frames - 1) * self._hop - self._edge + self._window
+
+    def n_frames(self, samples: int) -> int:
+        """Return the number of frames of a waveform that has ended."""
+        return (max(samples, self._window) + self._hop // 2) // self._hop if samples else 0
+
+    def frames(self, wave_N: Tensor, first: int, until: int) -> Tensor:
+        """Return normalized features (until - first, F) of a waveform known so far, or ended."""
+        wave_N = pad(wave_N, (0, max(0, self._window - len(wave_N))))
+        start = first * self._hop - self._edge
+        end = (until - 1) * self._hop - self._edge + self._window
+        before = wave_N[: max(0, -start)].flip(0)
+        after = wave_N[len(wave_N) - max(0, end - len(wave_N)) :].flip(0)
+        part_N = torch.cat((before, wave_N[max(0, start) : end], after)).clamp(-1, 1)
+        return self._extractor.normalized(self._extractor.filterbank(part_N, has_edges=False))

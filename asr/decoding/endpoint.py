@@ -1,0 +1,45 @@
+"""Decide where a segment of a stream ends, by the blanks of the CTC head. No torch."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from asr.schema import FrozenModel
+
+Seconds = Annotated[float, Field(gt=0, le=60)]
+
+
+class Endpoint(FrozenModel):
+    """A segment ends after `silence_seconds` of blanks behind its text.
+
+    From half of `longest_seconds` on ever shorter pauses do, down to none at `longest_seconds`.
+    Without any text it ends after `idle_seconds`.
+    """
+
+    silence_seconds: Seconds = 0.8
+    idle_seconds: Seconds = 2.4
+    longest_seconds: Seconds = 20.0
+
+    @classmethod
+    def within(cls, seconds: float | None) -> "Endpoint":
+        """Return the usual rule for a model whose segments have so many seconds at most."""
+        usual = cls()
+        if seconds is None or seconds >= usual.longest_seconds:
+            return usual
+        return cls(idle_seconds=min(usual.idle_seconds, seconds), longest_seconds=seconds)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if not self.silence_seconds <= self.idle_seconds <= self.longest_seconds:
+            raise ValueError(
+                f"silence_seconds {self.silence_seconds:g}, idle_seconds {self.idle_seconds:g} and "
+                f"longest_seconds {self.longest_seconds:g} must not fall in this order"
+            )
+        return self
+
+    def is_reached(self, seconds: float, silence: float, has_text: bool) -> bool:
+        """Tell whether a segment of so many seconds ends after so much silence at its end."""
+        if not has_text:
+            return seconds >= self.idle_seconds
+        left = 1 - seconds / self.longest_seconds
+        return silence >= self.silence_seconds * min(1.0, max(0.0, 2 * left))

@@ -1,0 +1,86 @@
+"""Options and state of an encoder that takes a stream chunk by chunk.
+
+Legend: B sessions or utterances, S encoder steps, C steps of a chunk, L steps before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asr.model.attention import Cache
+from asr.schema import FrozenModel, Size
+
+# Dynamic chunk training (Zhang et al. 2020, U2, sec. 3.2): half of the batches are whole.
+_P_WHOLE, _MAX_CHUNK = 0.5, 25
+
+
+class StreamingConfig(FrozenModel):
+    """Steps see their own chunk of `chunk` steps and the `left_chunks` · `chunk` steps before it.
+
+    A step is four frames. One set of weights takes utterances as a whole and in chunks of any
+    length: `chunk` is that of a stream, training draws others. The number of steps before a chunk
+    is the same for all of them, so that any chunk has the same cache.
+    """
+
+    chunk: Size = 16
+    left_chunks: Size = 4
+
+    @property
+    def left(self) -> int:
+        """Return the number of steps that a chunk sees before it."""
+        return self.chunk * self.left_chunks
+
+    def draw(self) -> int | None:
+        """Return the chunk of a training batch by torch's generator; None for whole utterances."""
+        if float(torch.rand(())) < _P_WHOLE:
+            return None
+        return int(torch.randint(1, max(_MAX_CHUNK, self.chunk) + 1, ()))
+
+
+def seen_in_chunks(mask_BS: Tensor, chunk: int, left: int) -> Tensor:
+    """Return (B, S, S), True where a step sees another: valid ones of its chunk and `left` more.
+
+    Padding sees itself, so that its softmax is defined.
+    """
+    index_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
+    start_S1 = (index_S // chunk * chunk)[:, None]
+    within_SS = (index_S >= start_S1 - left) & (index_S < start_S1 + chunk)
+    return (mask_BS[:, None] & within_SS) | (index_S == index_S[:, None])
+
+
+@dataclass
+class EncoderState:
+    """What a stream's next chunk sees of the past: a cache for each layer, B rows in each tensor.
+
+    `valid_BL` is True where a cached step exists: at the start of a stream there is none.
+    """
+
+    caches: list[Cache]
+    valid_BL: Tensor
+
+    def seen(self, mask_BC: Tensor) -> Tensor:
+        """Return (B, C, L + C), True where a chunk's step sees a cached one or one of its own."""
+        L, C = self.valid_BL.shape[1], mask_BC.shape[1]
+        valid_BS = torch.cat((self.valid_BL, mask_BC), 1)
+        index_S = torch.arange(L + C, device=mask_BC.device)
+        return valid_BS[:, None] | (index_S == index_S[L:, None])
+
+    def advance(self, mask_BC: Tensor, caches: list[Cache]) -> None:
+        """Take a chunk's steps into the past."""
+        valid_BS = torch.cat((self.valid_BL, mask_BC), 1)
+        self.valid_BL = valid_BS[:, mask_BC.shape[1] :]
+        self.caches = caches
+
+    def select(self, indices: Tensor) -> "EncoderState":
+        """Return the state of these sessions only."""
+        caches: list[Cache] = [tuple(t[indices] for t in cache) for cache in self.caches]
+        return EncoderState(caches, self.valid_BL[indices])
+
+    @classmethod
+    def join(cls, states: Sequence["EncoderState"]) -> "EncoderState":
+        """Return the state of the sessions of several, one after the other."""
+        layers = zip(*(state.caches for state in states), strict=True)
+        caches = [tuple(map(torch.cat, zip(*layer, strict=True))) for layer in layers]
+        return cls(caches, torch.cat([state.valid_BL for state in states]))
