@@ -3,19 +3,20 @@
     python -m benchmarks.contention [--seconds 4] [--rounds 3] [--quick] [--record]
 
 The model is the demo's, with random weights: training steps, beam searches, and answers of the
-service to four clients, a second. Cases are: nothing else runs; 1, 2 and 4 busy loops run beside
-it; a cgroup has a quota. Settings take turns in each case: `before` is torch without any variable
-(a thread for each core, which spins while it waits), `after` is what `asr` chooses
-(asr.runtime.threads), `one thread` is `asr --threads 1`.
+service to four clients, a second. Cases: nothing else runs; 1, 2 and 4 busy loops run beside it; a
+cgroup has a quota. Settings take turns in each: `before` is torch without any variable (a thread
+for each core, which spins while it waits), `after` is what `asr` chooses (asr.runtime.threads),
+`one thread` is `asr --threads 1`.
 
 A number is the throughput over what the fair share of the CPUs allows: 1.00 is the throughput of
-the best setting with the CPUs idle, times the share. It may be above 1, since the second thread
-gains less than the first. Of C CPUs, a program with C threads beside k loops gets C / (C + k).
-The machine must do nothing else. Linux only; quotas need the right to make cgroups.
+the best setting with the CPUs idle, times the share. It may be above 1: a second thread gains less
+than the first. Of C CPUs, a program with C threads beside k loops gets C / (C + k). The machine
+must do nothing else. Linux only; quotas need the right to make cgroups.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ SECONDS, UTTERANCES, TOKENS = 1.5, 16, 6  # of a batch for training; decoding ta
 CLIENTS = 4
 _PERIOD = 100_000  # µs
 _SPINS = "300000"  # GNU's OpenMP without any variable
+_BUSY = "import os\nwhile os.getppid() == {}:\n for _ in range(10**6): pass"
 Rates = dict[tuple[str, str], float]  # by work and setting, of a second
 
 
@@ -156,8 +158,8 @@ def workers(cgroup: Path | None = None) -> Iterator[list[Worker]]:
 
 @contextmanager
 def loops(n: int) -> Iterator[None]:
-    """Keep n processes busy."""
-    command = [sys.executable, "-c", "while True: pass"]
+    """Keep n processes busy, which end with this one."""
+    command = [sys.executable, "-c", _BUSY.format(os.getpid())]
     running = [subprocess.Popen(command) for _ in range(n)]
     try:
         yield
@@ -180,9 +182,8 @@ def cgroup_of(quota: float, places: list[Path] | None = None) -> Iterator[Path |
 
 
 def _make_cgroup(place: Path, quota: float) -> Path | None:
-    folder = place / f"asr-contention-{os.getpid()}"
-    microseconds = round(quota * _PERIOD)
-    values = {"cpu.max": f"{microseconds} {_PERIOD}", "cpu.cfs_quota_us": f"{microseconds}"}
+    folder, share = place / f"asr-contention-{os.getpid()}", round(quota * _PERIOD)
+    values = {"cpu.max": f"{share} {_PERIOD}", "cpu.cfs_quota_us": f"{share}"}
     try:
         folder.mkdir()
         (file,) = (folder / name for name in values if (folder / name).exists())
@@ -288,6 +289,7 @@ def main() -> None:
     if args.run:
         run(*args.run)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # remove the cgroup
     if args.quick:
         cases = measure(LOOPS[:1], QUOTAS[-1:], 0.3, 1)
     else:
