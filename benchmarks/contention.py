@@ -77,13 +77,13 @@ def prepare(work: str, stack: ExitStack) -> Callable[[], int]:
     device, bundle = torch.device("cpu"), random_bundle("demo/lrt")
     if work == "service":
         return service(bundle, stack)
+    batch = noise_batch(bundle, UTTERANCES if work == "training" else 1, SECONDS, TOKENS)
     if work == "training":
         keep_buffers()
-        batch = noise_batch(bundle, UTTERANCES, SECONDS, TOKENS)
         step = training_step(bundle, device)
         return lambda: len([step(batch)])
-    search, one = beam_search(bundle, device, TOKENS), noise_batch(bundle, 1, SECONDS, TOKENS)
-    return lambda: len(search(one))
+    search = beam_search(bundle, device, TOKENS)
+    return lambda: len(search(batch))
 
 
 def service(bundle: "Bundle", stack: ExitStack) -> Callable[[], int]:
@@ -124,7 +124,10 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=kept,
         )  # fmt: skip
-        self.threads = int(self._answer().split()[1])
+
+    def wait(self) -> int:
+        """Wait until it can work; return its number of threads."""
+        return int(self._answer().split()[1])
 
     def rate(self, seconds: float) -> float:
         """Return how often it works in a second, now."""
@@ -153,6 +156,7 @@ def workers(cgroup: Path | None = None) -> Iterator[list[Worker]]:
             for setting in SETTINGS:
                 found.append(Worker(work, setting, cgroup))
                 stack.callback(found[-1].close)
+                found[-1].wait()
         yield found
 
 
@@ -237,8 +241,7 @@ def measure(n_loops: list[int], quotas: list[float], seconds: float, rounds: int
         for n in [0, *n_loops]:
             with loops(n):
                 rates = turns(running, seconds, rounds)
-            name = f"{n} busy loops" if n else "idle"
-            cases.append(Case(name, min(1.0, n_cpus / (n_cpus + n)), rates))
+            cases.append(Case(f"{n} busy loops" if n else "idle", n_cpus / (n_cpus + n), rates))
             record.progress(f"{cases[-1]}")
     for quota in quotas:
         with cgroup_of(quota) as group:
@@ -248,7 +251,7 @@ def measure(n_loops: list[int], quotas: list[float], seconds: float, rounds: int
             with workers(group) as running:
                 rates = turns(running, seconds, rounds)
         cases.append(Case(f"quota of {quota:g} CPUs", min(1.0, quota / n_cpus), rates))
-        record.progress(f"{cases[-1]}, threads {[worker.threads for worker in running]}")
+        record.progress(f"{cases[-1]}")
     return cases
 
 
@@ -275,14 +278,10 @@ def table(cases: list[Case]) -> Result:
 
 def main() -> None:
     """Measure, print and record, or be measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--quick", action="store_true", help="one loop and one quota, turns of 0.3 s, one round"
-    )
+    parser.add_argument("--quick", action="store_true", help="two cases, one round of 0.3 s")
     parser.add_argument("--run", nargs=2, metavar=("WORK", "SETTING"), help=argparse.SUPPRESS)
     record.add_option(parser)
     args = parser.parse_args()

@@ -80,7 +80,7 @@ def test_where_no_cgroup_can_be_made_nothing_is_left(tmp_path: Path) -> None:
 def test_a_worker_works_in_its_own_process() -> None:
     worker = Worker("decoding", "one thread", None)
     try:
-        assert worker.threads == 1
+        assert worker.wait() == 1
         assert worker.rate(0.05) > 0
     finally:
         worker.close()
