@@ -42,7 +42,6 @@ LOOPS, QUOTAS = [1, 2, 4], [0.5, 1.0, 1.5]
 SECONDS, UTTERANCES, TOKENS = 1.5, 16, 6  # of a batch for training; decoding takes one of them
 CLIENTS = 4
 _PERIOD = 100_000  # µs
-_SPINS = "300000"  # GNU's OpenMP without any variable
 _BUSY = "import os\nwhile os.getppid() == {}:\n for _ in range(10**6): pass"
 Rates = dict[tuple[str, str], float]  # by work and setting, of a second
 
@@ -54,8 +53,8 @@ def run(work: str, setting: str) -> None:
     import torch
 
     n_threads = torch.get_num_threads()
-    if setting == "before":  # for the service, which would choose
-        os.environ.update(OMP_NUM_THREADS=str(n_threads), GOMP_SPINCOUNT=_SPINS)
+    if setting == "before":  # for the service, which would choose: what OpenMP does by itself
+        os.environ.update(OMP_NUM_THREADS=str(n_threads), GOMP_SPINCOUNT="300000")
     with ExitStack() as stack:
         once = prepare(work, stack)
         once()
