@@ -3,19 +3,20 @@
     python -m benchmarks.contention [--seconds 4] [--rounds 3] [--quick] [--record]
 
 The model is the demo's, with random weights: training steps, beam searches, and answers of the
-service to four clients, a second. Cases are: nothing else runs; 1, 2 and 4 busy loops run beside
-it; a cgroup has a quota. Settings take turns in each case: `before` is torch without any variable
-(a thread for each core, which spins while it waits), `after` is what `asr` chooses
-(asr.runtime.threads), `one thread` is `asr --threads 1`.
+service to four clients, a second. Cases: nothing else runs; 1, 2 and 4 busy loops run beside it; a
+cgroup has a quota. Settings take turns in each: `before` is torch without any variable (a thread
+for each core, which spins while it waits), `after` is what `asr` chooses (asr.runtime.threads),
+`one thread` is `asr --threads 1`.
 
 A number is the throughput over what the fair share of the CPUs allows: 1.00 is the throughput of
-the best setting with the CPUs idle, times the share. It may be above 1, since the second thread
-gains less than the first. Of C CPUs, a program with C threads beside k loops gets C / (C + k).
-The machine must do nothing else. Linux only; quotas need the right to make cgroups.
+the best setting with the CPUs idle, times the share. It may be above 1: a second thread gains less
+than the first. Of C CPUs, a program with C threads beside k loops gets C / (C + k). The machine
+must do nothing else. Linux only; quotas need the right to make cgroups.
 """
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ LOOPS, QUOTAS = [1, 2, 4], [0.5, 1.0, 1.5]
 SECONDS, UTTERANCES, TOKENS = 1.5, 16, 6  # of a batch for training; decoding takes one of them
 CLIENTS = 4
 _PERIOD = 100_000  # µs
-_SPINS = "300000"  # GNU's OpenMP without any variable
+_BUSY = "import os\nwhile os.getppid() == {}:\n for _ in range(10**6): pass"
 Rates = dict[tuple[str, str], float]  # by work and setting, of a second
 
 
@@ -52,8 +53,8 @@ def run(work: str, setting: str) -> None:
     import torch
 
     n_threads = torch.get_num_threads()
-    if setting == "before":  # for the service, which would choose
-        os.environ.update(OMP_NUM_THREADS=str(n_threads), GOMP_SPINCOUNT=_SPINS)
+    if setting == "before":  # for the service, which would choose: what OpenMP does by itself
+        os.environ.update(OMP_NUM_THREADS=str(n_threads), GOMP_SPINCOUNT="300000")
     with ExitStack() as stack:
         once = prepare(work, stack)
         once()
@@ -75,13 +76,13 @@ def prepare(work: str, stack: ExitStack) -> Callable[[], int]:
     device, bundle = torch.device("cpu"), random_bundle("demo/lrt")
     if work == "service":
         return service(bundle, stack)
+    batch = noise_batch(bundle, UTTERANCES if work == "training" else 1, SECONDS, TOKENS)
     if work == "training":
         keep_buffers()
-        batch = noise_batch(bundle, UTTERANCES, SECONDS, TOKENS)
         step = training_step(bundle, device)
         return lambda: len([step(batch)])
-    search, one = beam_search(bundle, device, TOKENS), noise_batch(bundle, 1, SECONDS, TOKENS)
-    return lambda: len(search(one))
+    search = beam_search(bundle, device, TOKENS)
+    return lambda: len(search(batch))
 
 
 def service(bundle: "Bundle", stack: ExitStack) -> Callable[[], int]:
@@ -122,7 +123,10 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=kept,
         )  # fmt: skip
-        self.threads = int(self._answer().split()[1])
+
+    def wait(self) -> int:
+        """Wait until it can work; return its number of threads."""
+        return int(self._answer().split()[1])
 
     def rate(self, seconds: float) -> float:
         """Return how often it works in a second, now."""
@@ -151,13 +155,14 @@ def workers(cgroup: Path | None = None) -> Iterator[list[Worker]]:
             for setting in SETTINGS:
                 found.append(Worker(work, setting, cgroup))
                 stack.callback(found[-1].close)
+                found[-1].wait()
         yield found
 
 
 @contextmanager
 def loops(n: int) -> Iterator[None]:
-    """Keep n processes busy."""
-    command = [sys.executable, "-c", "while True: pass"]
+    """Keep n processes busy, which end with this one."""
+    command = [sys.executable, "-c", _BUSY.format(os.getpid())]
     running = [subprocess.Popen(command) for _ in range(n)]
     try:
         yield
@@ -180,9 +185,8 @@ def cgroup_of(quota: float, places: list[Path] | None = None) -> Iterator[Path |
 
 
 def _make_cgroup(place: Path, quota: float) -> Path | None:
-    folder = place / f"asr-contention-{os.getpid()}"
-    microseconds = round(quota * _PERIOD)
-    values = {"cpu.max": f"{microseconds} {_PERIOD}", "cpu.cfs_quota_us": f"{microseconds}"}
+    folder, share = place / f"asr-contention-{os.getpid()}", round(quota * _PERIOD)
+    values = {"cpu.max": f"{share} {_PERIOD}", "cpu.cfs_quota_us": f"{share}"}
     try:
         folder.mkdir()
         (file,) = (folder / name for name in values if (folder / name).exists())
@@ -236,8 +240,7 @@ def measure(n_loops: list[int], quotas: list[float], seconds: float, rounds: int
         for n in [0, *n_loops]:
             with loops(n):
                 rates = turns(running, seconds, rounds)
-            name = f"{n} busy loops" if n else "idle"
-            cases.append(Case(name, min(1.0, n_cpus / (n_cpus + n)), rates))
+            cases.append(Case(f"{n} busy loops" if n else "idle", n_cpus / (n_cpus + n), rates))
             record.progress(f"{cases[-1]}")
     for quota in quotas:
         with cgroup_of(quota) as group:
@@ -247,7 +250,7 @@ def measure(n_loops: list[int], quotas: list[float], seconds: float, rounds: int
             with workers(group) as running:
                 rates = turns(running, seconds, rounds)
         cases.append(Case(f"quota of {quota:g} CPUs", min(1.0, quota / n_cpus), rates))
-        record.progress(f"{cases[-1]}, threads {[worker.threads for worker in running]}")
+        record.progress(f"{cases[-1]}")
     return cases
 
 
@@ -274,20 +277,17 @@ def table(cases: list[Case]) -> Result:
 
 def main() -> None:
     """Measure, print and record, or be measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--quick", action="store_true", help="one loop and one quota, turns of 0.3 s, one round"
-    )
+    parser.add_argument("--quick", action="store_true", help="two cases, one round of 0.3 s")
     parser.add_argument("--run", nargs=2, metavar=("WORK", "SETTING"), help=argparse.SUPPRESS)
     record.add_option(parser)
     args = parser.parse_args()
     if args.run:
         run(*args.run)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # remove the cgroup
     if args.quick:
         cases = measure(LOOPS[:1], QUOTAS[-1:], 0.3, 1)
     else:

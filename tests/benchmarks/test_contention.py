@@ -44,7 +44,7 @@ def test_a_number_is_throughput_over_the_fair_share_of_the_better_idle_setting()
 def test_loops_run_and_end() -> None:
     with loops(2):
         found = psutil.Process().children()
-        busy = [child for child in found if "while True: pass" in child.cmdline()]
+        busy = [child for child in found if any("getppid" in a for a in child.cmdline())]
         assert len(busy) == 2
         for child in busy:
             before = sum(child.cpu_times()[:2])
@@ -80,7 +80,7 @@ def test_where_no_cgroup_can_be_made_nothing_is_left(tmp_path: Path) -> None:
 def test_a_worker_works_in_its_own_process() -> None:
     worker = Worker("decoding", "one thread", None)
     try:
-        assert worker.threads == 1
+        assert worker.wait() == 1
         assert worker.rate(0.05) > 0
     finally:
         worker.close()
