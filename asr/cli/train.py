@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from asr.cli.extras import require
 from asr.cli.options import Bundle, Device, Overrides, app, progress, resumable, show
 from asr.errors import ConfigError
 
@@ -25,6 +26,7 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a recipe into a model bundle."""
+    require("train", "train")
     from asr.config import load_config
 
     config = load_config(recipe, overrides)  # before the slow imports: mistakes show at once
