@@ -22,14 +22,19 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from asr.decoding.frame_tokens import frames
+from asr.decoding.prefix import Prefix
 from asr.tokenizer import MOST_TOKENS
 
 _THRESHOLD = 1e-3
 # Without scorers the W + 1 likeliest tokens of a frame are all that a beam of W can take. Of twice
 # as many the i-th best prefix is extended by the 1 / i likeliest: i of them have better prefixes.
 _SLACK = 2
-_SMALL, _LEAST_BLANK = 1e-100, 1e-30
-_NEVER = -math.inf
+_SMALL, _LEAST_BLANK, _MOST_EXPONENT = 1e-100, 1e-30, 600.0
+
+
+def exp(x: float) -> float:
+    """Return e^x, or a large number: only senseless weights need a larger one."""
+    return math.exp(x) if x < _MOST_EXPONENT else math.exp(_MOST_EXPONENT)
 
 
 class TokenScorer(Protocol):
@@ -62,42 +67,8 @@ class Found(NamedTuple):
     steps: tuple[int, ...]
 
 
-class _Prefix:
-    """A node of the trie of prefixes; the empty one is its own parent.
-
-    `total`, `of_blank` and `of_token` are scaled probabilities, valid where it `is_live`, that is
-    in the beam. `added` is what scorers and length add to log P, `factor` its exponential relative
-    to the parent's, `growth` the largest one of a child by its length alone. `mass` is log P that a
-    text begins so, with what is added, as far as it was in the beam; of that, the largest part that
-    came in from the parent in one step, `peak`, came at `step`.
-    """
-
-    __slots__ = (
-        "added", "bonus", "bonus_state", "factor", "growth", "is_live", "key", "lm", "lm_state",
-        "mass", "n_words", "of_blank", "of_token", "parent", "peak", "step", "token", "total",
-    )  # fmt: skip
-
-    def __init__(self, parent: "_Prefix | None", token: int) -> None:
-        self.parent: _Prefix = parent or self
-        self.token, self.key, self.is_live, self.step = token, 0, False, -1
-        self.total = self.of_blank = self.of_token = 0.0
-        self.mass = self.peak = _NEVER
-        self.added = self.lm = self.bonus = self.n_words = 0.0
-        self.factor = self.growth = 1.0
-        self.lm_state: Any = None
-        self.bonus_state: Any = None
-
-    def path(self) -> list["_Prefix"]:
-        """Return the prefixes from the one of one token to this one."""
-        found, node = [], self
-        while node.token >= 0:
-            found.append(node)
-            node = node.parent
-        return found[::-1]
-
-
 # The next total, of_blank and of_token of a prefix, or of what a token makes of it.
-_Entry = tuple[float, float, float, _Prefix, int]
+_Entry = tuple[float, float, float, Prefix, int]
 _ITSELF = -1
 
 
@@ -124,13 +95,13 @@ class PrefixBeam:
         self.num_words = num_words if gamma else ()
         self._most_words = max(self.num_words, default=0.0)
         most = (lm.most * lm_weight if lm else 0.0) + (bonus.most if bonus else 0.0)
-        self._most = math.exp(most / alpha)
-        root = _Prefix(None, -1)
+        self._most = exp(most / alpha)
+        root = Prefix(None, -1)
         root.lm_state, root.bonus_state = lm and lm.start(), bonus and bonus.start()
         root.total = root.of_blank = 1.0
-        root.mass, root.is_live, root.growth = 0.0, True, self._growth(0.0)
+        root.mass, root.is_live, root.growth = 1.0, True, self._growth(0.0)
         self._prefixes, self._beam = [root], [root]
-        self._children: dict[int, _Prefix] = {}  # by the key of the parent + token
+        self._children: dict[int, Prefix] = {}  # by the key of the parent + token
         self._log_scale, self.n_steps = 0.0, 0
 
     def extend(self, logp_SV: Tensor) -> None:
@@ -151,11 +122,11 @@ class PrefixBeam:
             log_prob = math.log(node.total) + self._log_scale - node.added
             lm = node.lm + (self.lm.end(node.lm_state) if self.lm else 0.0)
             bonus = node.bonus + (self.bonus.end(node.bonus_state) if self.bonus else 0.0)
-            ends[node] = self.alpha * log_prob + self.lm_weight * lm
-            score = ends[node] + self.gamma * math.sqrt(node.n_words) + bonus
+            ends[node] = log_prob, self._weighted(log_prob, lm)
+            score = ends[node][1] + self.gamma * math.sqrt(node.n_words) + bonus
             found.append((score, log_prob, lm, node.path()))
         found.sort(key=itemgetter(0), reverse=True)
-        share = self._shares({n.parent for *_, path in found for n in path}, ends)
+        share = self._shares(ends)
         return [
             Found(
                 tuple([n.token for n in path]), score, log_prob, lm,
@@ -169,45 +140,58 @@ class PrefixBeam:
 
         With each comes the CTC head's log P that a text begins so.
         """
-        texts: dict[_Prefix, tuple[int, ...]] = {}
+        texts: dict[Prefix, tuple[int, ...]] = {}
         for node in self._prefixes:
             texts[node] = (*texts[node.parent], node.token) if node.token >= 0 else ()
-        return [(text, node.mass - node.added) for node, text in texts.items()]
+        return [(text, node.log_prob(node.mass)) for node, text in texts.items()]
 
-    def _shares(self, parents: set[_Prefix], ends: dict[_Prefix, float]) -> dict[_Prefix, float]:
-        """Return the share of each child of the parents among its siblings and the parent's end.
+    def _shares(self, ends: dict[Prefix, tuple[float, float]]) -> dict[Prefix, float]:
+        """Return the confidences of the tokens of whole texts, `ends`, by prefixes.
 
-        `ends` are log P of whole texts, by CTC head and language model.
+        `ends` have log P by the CTC head, and by it and the language model with their weights. By
+        both, a token has a share of those that entered the beam after the same prefix and the end;
+        by the CTC head, all these have a share of all that left the prefix.
         """
-        children: dict[_Prefix, list[tuple[_Prefix, float]]] = {node: [] for node in parents}
+        parts: dict[Prefix, list[tuple[Prefix, float, float]]] = {}
+        for end in ends:
+            parts |= {node.parent: [] for node in end.path()}
         for node in self._prefixes[1:]:
-            if node.parent in children:
-                log_p = self.alpha * (node.mass - node.added) + self.lm_weight * node.lm
-                children[node.parent].append((node, log_p))
-        shares: dict[_Prefix, float] = {}
-        for parent, nodes in children.items():
-            logs = [log_p for _, log_p in nodes] + [ends.get(parent, _NEVER)]
-            top = max(logs)
-            whole = sum([math.exp(log_p - top) for log_p in logs])
-            shares |= {node: math.exp(log_p - top) / whole for node, log_p in nodes}
+            if node.parent in parts:
+                ctc = node.log_prob(node.mass)
+                parts[node.parent].append((node, ctc, self._weighted(ctc, node.lm)))
+        shares: dict[Prefix, float] = {}
+        for parent, children in parts.items():
+            end_ctc, end_both = ends.get(parent, (-math.inf, -math.inf))
+            top = max(end_both, *[both for *_, both in children])
+            whole = math.exp(end_both - top) + sum([math.exp(p - top) for *_, p in children])
+            one = parent.log_prob(1.0)
+            known = sum([math.exp(p - one) for p in (end_ctc, *[p for _, p, _ in children])])
+            all_left = max(known, parent.left + math.exp(end_ctc - one))
+            part = known / all_left if all_left else 1.0
+            shares |= {node: part * math.exp(both - top) / whole for node, _, both in children}
         return shares
+
+    def _weighted(self, ctc: float, lm: float) -> float:
+        return self.alpha * ctc + self.lm_weight * lm
 
     def _take(self, blank: float, tokens: list[int], probs: list[float]) -> None:
         """Take a frame: P of the blank, and of the likeliest tokens, falling."""
-        p_of = dict(zip(tokens, probs, strict=True))
+        p_of, p_any = dict(zip(tokens, probs, strict=True)), sum(probs)
         entries: list[_Entry] = []
         for node in self._beam:
-            of_blank, of_token = node.total * blank, 0.0
+            of_blank, of_token, left = node.total * blank, 0.0, node.total * p_any
             p = p_of.get(node.token)
             if p is not None:
                 of_token = node.of_token * p
+                left -= of_token
                 parent = node.parent
                 if parent.is_live:
                     # A token that repeats the last one needs a blank between.
                     ways = parent.of_blank if parent.token == node.token else parent.total
-                    if inflow := ways * p * node.factor:
-                        of_token += inflow
-                        self._record(node, inflow)
+                    inflow = ways * p * node.factor
+                    of_token += inflow
+                    self._record(node, inflow)
+            node.left += left * exp(self._log_scale - node.scale)
             entries.append((of_blank + of_token, of_blank, of_token, node, _ITSELF))
         entries += self._extensions(min(entries, key=itemgetter(0))[0], tokens, probs)
         entries.sort(key=itemgetter(0), reverse=True)
@@ -243,9 +227,9 @@ class PrefixBeam:
                         found.append((value, 0.0, value, child, _ITSELF))
         return found
 
-    def _child(self, parent: _Prefix, token: int) -> _Prefix:
+    def _child(self, parent: Prefix, token: int) -> Prefix:
         """Return a new prefix: its parent and a token."""
-        node = _Prefix(parent, token)
+        node = Prefix(parent, token)
         if self.lm:
             lm, node.lm_state = self.lm.score(parent.lm_state, token)
             node.lm = parent.lm + lm
@@ -257,7 +241,7 @@ class PrefixBeam:
             node.n_words = parent.n_words + self.num_words[token]
             length = self.gamma * math.sqrt(node.n_words)
         node.added = (self.lm_weight * node.lm + node.bonus + length) / self.alpha
-        node.factor = math.exp(node.added - parent.added)
+        node.factor = exp(node.added - parent.added)
         node.growth = self._growth(node.n_words)
         self._children[parent.key + token] = node
         node.key = len(self._children) * MOST_TOKENS
@@ -266,34 +250,34 @@ class PrefixBeam:
     def _growth(self, n_words: float) -> float:
         """Return the factor of the words of the longest token after so many."""
         more = math.sqrt(n_words + self._most_words) - math.sqrt(n_words)
-        return math.exp(self.gamma / self.alpha * more)
+        return exp(self.gamma / self.alpha * more)
 
     def _enter(self, entries: list[_Entry]) -> None:
-        """Make these the beam: the best first, its total made 1 where it is small."""
+        """Make these the beam, best first; its total becomes 1 where it is small or large."""
         beam = []
         for total, of_blank, of_token, origin, token in entries:
             if not total:
                 break
             node = origin if token == _ITSELF else self._child(origin, token)
             if not node.is_live:
-                if node.mass == _NEVER:
+                if not node.mass:
                     self._prefixes.append(node)
+                    node.scale = self._log_scale
                 self._record(node, of_token)
             beam.append((total, of_blank, of_token, node))
         for node in self._beam:
             node.is_live = False
         best = beam[0][0]
-        scale = 1.0 if best > _SMALL else 1 / best
+        scale = 1.0 if _SMALL < best < 1 / _SMALL else 1 / best
         self._log_scale -= math.log(scale)
         for total, of_blank, of_token, node in beam:
             node.total, node.of_blank = total * scale, of_blank * scale
             node.of_token, node.is_live = of_token * scale, True
         self._beam = [node for *_, node in beam]
 
-    def _record(self, node: _Prefix, inflow: float) -> None:
-        """Add to P that a text begins so what comes in from the parent at this step."""
-        log_p = math.log(inflow) + self._log_scale
-        if log_p > node.peak:
-            node.peak, node.step = log_p, self.n_steps
-        high, low = (log_p, node.mass) if log_p > node.mass else (node.mass, log_p)
-        node.mass = high + math.log1p(math.exp(low - high))
+    def _record(self, node: Prefix, inflow: float) -> None:
+        """Add to P that a text begins so what comes from the parent at this step."""
+        inflow *= exp(self._log_scale - node.scale)
+        node.mass += inflow
+        if inflow > node.peak:
+            node.peak, node.step = inflow, self.n_steps
