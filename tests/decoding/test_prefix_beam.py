@@ -129,12 +129,13 @@ def test_peaky_posteriors_have_the_texts_of_the_search_by_tokens(seed: int) -> N
     text = (*text[:5], text[4], *text[5:])  # a token twice in a row
     logp_SV, starts = peaky_posteriors(seed, 60, size, text)
     options = DecodingOptions(method="ctc_beam", n_best=1)
-    steps, words_V = torch.tensor([60]), torch.ones(size)
+    steps, words_V = torch.tensor([60]), torch.tensor([0.0] * 4 + [1.0] * (size - 4))
     ((best,),) = beam_texts(logp_SV[None], steps, options, words_V)
     scorer = JointScorer(None, None, CtcPrefixScorer(logp_SV[None], steps, 8))
     ((other,),) = BeamSearch(options, words_V)(scorer, steps)
     assert best.tokens == other.tokens == text
-    assert other.score - 0.2 < best.score < other.score + 1e-4  # the beam drops some paths
+    assert best.score == pytest.approx(other.score, abs=1e-4)
+    assert best.ctc_log_prob == pytest.approx(loss(logp_SV, text), abs=1e-4)
     assert best.length_score == pytest.approx(other.length_score)
     assert best.confidences == pytest.approx(other.confidences, abs=0.05)
     (found, *_) = beam_of(logp_SV, 8).n_best()
