@@ -7,19 +7,21 @@ V vocabulary.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from asr.decoding.beam_search import BeamSearch
+from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
 from asr.decoding.hypothesis import NO_SPEECH, UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
+from asr.decoding.prefix_beam import TokenScorer
 from asr.decoding.request import Request
 from asr.decoding.rescoring import rescore
-from asr.decoding.scorers import JointScorer, LmScorer
+from asr.decoding.scorers import JointScorer, LmScorer, State
 from asr.errors import ConfigError
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
@@ -30,6 +32,9 @@ class LanguageModel(Protocol):
 
     def start(self, n_utterances: int, n_hypotheses: int, device: torch.device) -> LmScorer:
         """Return a scorer of W empty hypotheses of each of B utterances."""
+
+    def token_scorer(self) -> TokenScorer | None:
+        """Return a scorer of one token at a time; None where that is slow, as by a network."""
 
 
 @dataclass
@@ -110,23 +115,46 @@ class SpeechDecoder:
             assert encoded.logp_BSV is not None
             texts = greedy_texts(encoded.logp_BSV, steps_B, options, num_words_V)
             return reject_uncertain([[h] for h in texts], [[h] for h in texts], options)
+        decoder = self.model.decoder
+        if options.method == "joint":
+            state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
+            found = self._beam_search(encoded, options, lm, decoder.step, state)
+            return reject_uncertain(found, found, options)
+        found = self._first_pass(encoded, options.first_pass, lm)
+        if options.method == "ctc_beam":
+            return reject_uncertain(found, [nbest[: options.n_best] for nbest in found], options)
+        return reject_uncertain(found, self.rescored(encoded, found, options), options)
+
+    def _first_pass(
+        self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
+    ) -> list[list[Hypothesis]]:
+        """Search by the CTC head and a language model; a network scores all texts at once."""
+        assert encoded.logp_BSV is not None
+        lm = lm if options.lm_weight else None
+        scorer = lm.token_scorer() if lm else None
+        if lm and not scorer:
+            return self._beam_search(encoded, options, lm)
+        steps_B, words_V = encoded.mask_BS.sum(1), self._word_counts
+        return beam_texts(encoded.logp_BSV, steps_B, options, words_V, scorer, encoded.requests)
+
+    def _beam_search(
+        self,
+        encoded: Encoded,
+        options: DecodingOptions,
+        lm: LanguageModel | None,
+        step: Callable[[Tensor, Any], Tensor] | None = None,
+        state: State | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Search token by token, all utterances at once, by the decoder's `step` if given."""
+        steps_B = encoded.mask_BS.sum(1)
         ctc = scorer = None
         if options.needs_ctc:
             assert encoded.logp_BSV is not None
             ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, options.beam_size)
         if lm and options.lm_weight:
             scorer = lm.start(len(steps_B), options.beam_size, steps_B.device)
-        decoder = self.model.decoder
-        if options.method == "joint":
-            state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
-            joint = JointScorer(decoder.step, state, ctc, scorer)
-            found = BeamSearch(options, num_words_V)(joint, steps_B, encoded.requests)
-            return reject_uncertain(found, found, options)
-        first_pass = BeamSearch(options.first_pass, num_words_V)
-        found = first_pass(JointScorer(None, None, ctc, scorer), steps_B, encoded.requests)
-        if options.method == "ctc_beam":
-            return reject_uncertain(found, [nbest[: options.n_best] for nbest in found], options)
-        return reject_uncertain(found, self.rescored(encoded, found, options), options)
+        search = BeamSearch(options, self._word_counts.to(steps_B.device))
+        return search(JointScorer(step, state, ctc, scorer), steps_B, encoded.requests)
 
     @torch.inference_mode()
     def rescored(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asr.errors import BundleError
+from asr.lm.ngram_tokens import NGramTokenScorer
 from asr.runtime.files import open_regular
 from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 
@@ -113,6 +114,10 @@ class NGram(nn.Module):
         """Return a scorer of W empty hypotheses of each of B utterances."""
         states = torch.full((n_utterances, n_hypotheses), self.first, device=device)
         return NGramScorer(self, states)
+
+    def token_scorer(self) -> NGramTokenScorer:
+        """Return a scorer of one token at a time."""
+        return NGramTokenScorer(self)
 
     def look_up(self, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Return log P of each token after each state, with backoff, and the state after it."""

@@ -83,6 +83,9 @@ class LanguageTransformer(TokenDecoder):
         logp_BWV = self.step(tokens_BW.flatten(), caches, 0).unflatten(0, tokens_BW.shape)
         return LmState(self, caches, logp_BWV)
 
+    def token_scorer(self) -> None:
+        """Return no scorer of one token at a time: a step costs as much for one as for many."""
+
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write the two files, each atomically; weights last."""
         text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)

@@ -9,14 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.decoding.beam_search import BeamSearch
+from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_greedy import greedy_texts
-from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
+from asr.decoding.ctc_prefix import BLANK
 from asr.decoding.decode import is_constant
 from asr.decoding.hypothesis import UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.rescoring import rescore
-from asr.decoding.scorers import JointScorer
 from asr.errors import ConfigError
 from asr.lm.ngram import NGram, tables_of
 from asr.model.inference.decoder import for_inference
@@ -43,9 +42,7 @@ def head(seed: int, steps: int = 4) -> torch.Tensor:
 
 
 def ctc_beam(logp_SV: torch.Tensor, config: DecodingOptions) -> list[Hypothesis]:
-    steps = torch.tensor([len(logp_SV)])
-    scorer = JointScorer(None, None, CtcPrefixScorer(logp_SV[None], steps, config.beam_size))
-    return BeamSearch(config, WORD_COUNTS)(scorer, steps)[0]
+    return beam_texts(logp_SV[None], torch.tensor([len(logp_SV)]), config, WORD_COUNTS)[0]
 
 
 @pytest.mark.parametrize("seed", range(4))

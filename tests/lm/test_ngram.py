@@ -1,6 +1,7 @@
 """ARPA against sums by hand, alone and fused with attention and CTC over all texts."""
 
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,20 @@ def test_a_file_without_unk_hardly_believes_in_others(tokenizer: Tokenizer, tmp_
     lm = NGram.load(path, tokenizer)
     expected = -0.5 - 100.0 - 1.0
     assert lm_logp(lm, tuple(tokenizer.encode("三"))) == pytest.approx(expected * math.log(10))
+
+
+def test_one_token_at_a_time_scores_as_all_at_once(lm: NGram) -> None:
+    one, many = lm.token_scorer(), lm.start(1, 1, torch.device("cpu"))
+    rng, state, parent = random.Random(0), one.start(), torch.zeros(1, 1, dtype=torch.long)
+    for _ in range(60):
+        expected = many.score(torch.arange(V)[None, None])[0, 0].tolist()
+        found = [one.score(state, token) for token in range(V)]
+        assert [score for score, _ in found] == pytest.approx(expected, abs=1e-5)
+        assert one.end(state) == pytest.approx(expected[EOS], abs=1e-5)
+        token = rng.randrange(3, V)
+        state = found[token][1]
+        many.advance(parent, torch.tensor([[token]]))
+    assert all(score <= one.most for score, _ in found)
 
 
 def test_hypotheses_and_utterances_do_not_mix(lm: NGram) -> None:

@@ -1,0 +1,82 @@
+"""Decode by the CTC head alone: a prefix beam search of each utterance.
+
+Legend: B utterances, S encoder steps, V vocabulary, N texts.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import ctc_loss
+
+from asr.decoding.ctc_prefix import BLANK
+from asr.decoding.hypothesis import NO_SPEECH, Ended, Hypothesis
+from asr.decoding.options import DecodingOptions
+from asr.decoding.prefix_beam import Found, PrefixBeam, TokenScorer
+from asr.decoding.request import Request
+
+_BLOCK = 64  # steps until it is looked up whether a request is cancelled
+
+
+def beam_texts(
+    logp_BSV: Tensor,
+    steps_B: Tensor,
+    options: DecodingOptions,
+    num_words_V: Tensor,
+    lm: TokenScorer | None = None,
+    requests: Sequence[Request] | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the n best texts of each utterance, best first; log P of each is over all its paths.
+
+    An utterance whose request is cancelled ends within 64 steps and has `NO_SPEECH` alone.
+    """
+    words, results = num_words_V.tolist(), []
+    for b, n in enumerate(steps_B.tolist()):
+        beam = PrefixBeam(
+            options.beam_size, options.alpha, options.gamma, words, lm, options.lm_weight
+        )
+        request = requests[b] if requests else Request()
+        logp_SV = logp_BSV[b, :n].cpu()
+        for block_SV in logp_SV.split(_BLOCK):
+            if request.is_cancelled:
+                break
+            beam.extend(block_SV)
+            request.n_steps += 1
+        found = [] if request.is_cancelled else beam.n_best()[: options.n_best]
+        log_probs = _log_probs(logp_SV, [text.tokens for text in found]) if found else []
+        nbest = [
+            _hypothesis(text, log_prob, n, options, words, bool(lm))
+            for text, log_prob in zip(found, log_probs, strict=True)
+        ]
+        results.append(sorted(nbest, key=lambda h: -h.score) or [NO_SPEECH])
+    return results
+
+
+def _log_probs(logp_SV: Tensor, texts: Sequence[tuple[int, ...]]) -> list[float]:
+    """Return log P of each text over all paths, also those that left the beam."""
+    S, N = len(logp_SV), len(texts)
+    used = sorted({token for text in texts for token in text})
+    column = {token: i for i, token in enumerate(used, 1)}
+    labels = torch.tensor([column[token] for text in texts for token in text], dtype=torch.long)
+    lengths = torch.full((N,), S), torch.tensor([len(text) for text in texts])
+    few_SNX = logp_SV[:, [BLANK, *used]].double()[:, None].expand(-1, N, -1)
+    found: list[float] = (-ctc_loss(few_SNX, labels, *lengths, 0, "none")).tolist()
+    return found
+
+
+def _hypothesis(
+    text: Found,
+    log_prob: float,
+    n_steps: int,
+    options: DecodingOptions,
+    words: list[float],
+    has_lm: bool,
+) -> Hypothesis:
+    """Return a text of the beam with this log P in place of the beam's."""
+    length_score = options.gamma * math.sqrt(sum(words[token] for token in text.tokens))
+    ended: Ended = "length" if len(text.tokens) == n_steps else "eos"
+    return Hypothesis(
+        text.tokens, text.score + options.alpha * (log_prob - text.log_prob), None, log_prob, ended,
+        text.lm_log_prob if has_lm else None, length_score, text.confidences,
+    )  # fmt: skip

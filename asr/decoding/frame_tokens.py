@@ -1,0 +1,49 @@
+"""Choose the tokens of a frame that a search by the CTC head looks at.
+
+Legend: S encoder steps, V vocabulary, R steps with many tokens.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asr.decoding.ctc_prefix import BLANK
+from asr.decoding.topk import top_k
+from asr.tokenizer import SPECIAL
+
+Frame = tuple[float, list[int], list[float]]  # log P of the blank; tokens and their P, falling
+
+_MANY = 256  # tokens of a frame are cut to the likeliest before they are sorted
+
+
+def frames(logp_SV: Tensor, threshold: float, most: int) -> list[Frame]:
+    """Return log P of each step's blank, and at most so many tokens whose P reaches a threshold.
+
+    Special tokens are left out.
+    """
+    x_SV = logp_SV.detach().float().cpu().numpy()
+    S, V = x_SV.shape
+    is_token_SV = x_SV >= (math.log(threshold) if threshold else -math.inf)
+    is_token_SV[:, : len(SPECIAL)] = False
+    flat = np.flatnonzero(is_token_SV)
+    many = np.flatnonzero(np.bincount(flat // V, minlength=S) > max(_MANY, most))
+    if len(many):
+        x_RV = np.where(is_token_SV[many], x_SV[many], -np.inf)
+        kth_R1 = top_k(torch.from_numpy(x_RV), most).numpy()[:, -1:]
+        is_token_SV[many] &= x_RV >= np.take_along_axis(x_RV, kth_R1, 1)
+        flat = np.flatnonzero(is_token_SV)
+    steps, p = flat // V, np.exp(x_SV.reshape(-1)[flat].astype(np.float64))
+    order = np.argsort(4 * steps - p, kind="stable")  # by step, then by falling P
+    counts_S = np.bincount(steps, minlength=S)
+    before_S = counts_S.cumsum() - counts_S
+    order = order[np.arange(len(flat)) - before_S[steps] < most]
+    tokens, probs = (flat[order] % V).tolist(), p[order].tolist()
+    found: list[Frame] = []
+    end = 0
+    counts = np.minimum(counts_S, most).tolist()
+    for log_blank, count in zip(x_SV[:, BLANK].tolist(), counts, strict=True):
+        found.append((log_blank, tokens[end : end + count], probs[end : end + count]))
+        end += count
+    return found

@@ -1,0 +1,44 @@
+"""Hold what a prefix beam search knows about a prefix."""
+
+import math
+from typing import Any
+
+
+class Prefix:
+    """A node of the trie of prefixes; the empty one is its own parent.
+
+    `total`, `of_blank` and `of_token` are scaled probabilities, valid where it `is_live`, that is
+    in the beam. `added` is what scorers and length add to log P, `factor` its exponential relative
+    to the parent's, `growth` the largest one of a child by its length alone. Of the steps in which
+    it was in the beam, with all that is added and relative to the logarithm `scale`: `mass` is P
+    that a text begins so, `left` P that it goes on with a token that counts in its frame, and
+    `peak` the most of `mass` that came from the parent at one step, `step`.
+    """
+
+    __slots__ = (
+        "added", "bonus", "bonus_state", "factor", "growth", "is_live", "key", "left", "lm",
+        "lm_state", "mass", "n_words", "of_blank", "of_token", "parent", "peak", "scale", "step",
+        "token", "total",
+    )  # fmt: skip
+
+    def __init__(self, parent: "Prefix | None", token: int) -> None:
+        self.parent: Prefix = parent or self
+        self.token, self.key, self.is_live, self.step = token, 0, False, -1
+        self.total = self.of_blank = self.of_token = 0.0
+        self.scale = self.mass = self.left = self.peak = 0.0
+        self.added = self.lm = self.bonus = self.n_words = 0.0
+        self.factor = self.growth = 1.0
+        self.lm_state: Any = None
+        self.bonus_state: Any = None
+
+    def log_prob(self, value: float) -> float:
+        """Return log P by the CTC head alone of `mass` or `left`."""
+        return math.log(value) + self.scale - self.added if value else -math.inf
+
+    def path(self) -> list["Prefix"]:
+        """Return the prefixes from the one of one token to this one."""
+        found, node = [], self
+        while node.token >= 0:
+            found.append(node)
+            node = node.parent
+        return found[::-1]
