@@ -20,7 +20,10 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
 from asr.decoding.rescoring import rescore
 from asr.decoding.scorers import JointScorer, LmScorer
+from asr.decoding.speculation import search_one
 from asr.errors import ConfigError
+from asr.model.inference.decoder import FastDecoder
+from asr.model.inference.tree import PrefixTree
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
 
@@ -66,6 +69,7 @@ class SpeechDecoder:
     def __init__(self, model: SpeechTransformer, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
         self._word_counts = torch.tensor(tokenizer.word_counts(), dtype=torch.float32)
+        self.speculates = True  # a benchmark compares both
 
     @torch.inference_mode()
     def encode(
@@ -110,12 +114,10 @@ class SpeechDecoder:
             assert encoded.logp_BSV is not None
             texts = greedy_texts(encoded.logp_BSV, steps_B, options, num_words_V)
             return reject_uncertain([[h] for h in texts], [[h] for h in texts], options)
-        ctc = scorer = None
-        if options.needs_ctc:
-            assert encoded.logp_BSV is not None
-            ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, options.beam_size)
-        if lm and options.lm_weight:
-            scorer = lm.start(len(steps_B), options.beam_size, steps_B.device)
+        if options.method == "joint" and self._may_speculate(encoded, options):
+            found = self._speculate(encoded, options, lm)
+            return reject_uncertain(found, found, options)
+        ctc, scorer = _scorers(encoded, options, lm, options.beam_size)
         decoder = self.model.decoder
         if options.method == "joint":
             state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
@@ -129,6 +131,36 @@ class SpeechDecoder:
         score = partial(decoder.log_probs, memory_BSD=encoded.memory_BSD, mask_BS=encoded.mask_BS)
         rescored = rescore(score, found, options, steps_B.device)
         return reject_uncertain(found, rescored, options)
+
+    def _may_speculate(self, encoded: Encoded, options: DecodingOptions) -> bool:
+        """Tell whether speculation finds the same sooner (see `asr.decoding.speculation`)."""
+        is_one = len(encoded.mask_BS) == options.n_best == 1 and options.needs_ctc
+        return self.speculates and is_one and isinstance(self.model.decoder, FastDecoder)
+
+    def _speculate(
+        self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
+    ) -> list[list[Hypothesis]]:
+        decoder, logp_BSV, steps_B = self.model.decoder, encoded.logp_BSV, encoded.mask_BS.sum(1)
+        assert isinstance(decoder, FastDecoder) and logp_BSV is not None
+        num_words_V = self._word_counts.to(steps_B.device)
+        (draft,) = greedy_texts(logp_BSV, steps_B, options, num_words_V)
+        return search_one(
+            BeamSearch(options, num_words_V), PrefixTree(decoder, encoded.memory_BSD, encoded.mask_BS),
+            draft, partial(_scorers, encoded, options, lm, 1), steps_B, encoded.requests,
+        )  # fmt: skip
+
+
+def _scorers(
+    encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None, n_hypotheses: int
+) -> tuple[CtcPrefixScorer | None, LmScorer | None]:
+    """Return the CTC scorer and the language model's of empty hypotheses, those in use."""
+    steps_B, ctc, scorer = encoded.mask_BS.sum(1), None, None
+    if options.needs_ctc:
+        assert encoded.logp_BSV is not None
+        ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, n_hypotheses)
+    if lm and options.lm_weight:
+        scorer = lm.start(len(steps_B), n_hypotheses, steps_B.device)
+    return ctc, scorer
 
 
 def is_constant(wave_N: Tensor) -> bool:
