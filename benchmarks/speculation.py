@@ -13,6 +13,7 @@ ratios of neighboring turns, over several texts. Both must find the same text an
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -105,10 +106,10 @@ def measure(unsure: float, rounds: int) -> list[Value]:
         text = torch.randperm(VOCAB - len(SPECIAL))[:TOKENS] + len(SPECIAL)
         decoder.likely_UV, given = informed(text, unsure), encoded(text)
         for turn in range(rounds + 1):
-            fast, found = timed(lambda: recognizer.decode(given, _OPTIONS))
-            recognizer.speculates = False
-            plain, expected = timed(lambda: recognizer.decode(given, _OPTIONS))
             recognizer.speculates = True
+            fast, found = timed(partial(recognizer.decode, given, _OPTIONS))
+            recognizer.speculates = False
+            plain, expected = timed(partial(recognizer.decode, given, _OPTIONS))
             assert found.tokens == expected.tokens, (found, expected)
             assert abs(found.score - expected.score) < 1e-4, (found.score, expected.score)
             if turn:  # the first warms up

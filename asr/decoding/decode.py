@@ -20,7 +20,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
 from asr.decoding.rescoring import rescore
 from asr.decoding.scorers import JointScorer, LmScorer
-from asr.decoding.speculation import search_one
+from asr.decoding.speculation import is_sure, search_one
 from asr.errors import ConfigError
 from asr.model.inference.decoder import FastDecoder
 from asr.model.inference.tree import PrefixTree
@@ -116,8 +116,13 @@ class SpeechDecoder:
             return reject_uncertain([[h] for h in texts], [[h] for h in texts], options)
         if options.method == "joint" and self._may_speculate(encoded, options):
             found = self._speculate(encoded, options, lm)
-            return reject_uncertain(found, found, options)
-        ctc, scorer = _scorers(encoded, options, lm, options.beam_size)
+            if found:
+                return reject_uncertain(found, found, options)
+        ctc = None
+        if options.needs_ctc:
+            assert encoded.logp_BSV is not None
+            ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, options.beam_size)
+        scorer = _start_lm(lm, options, steps_B, options.beam_size)
         decoder = self.model.decoder
         if options.method == "joint":
             state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
@@ -139,28 +144,28 @@ class SpeechDecoder:
 
     def _speculate(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
-    ) -> list[list[Hypothesis]]:
+    ) -> list[list[Hypothesis]] | None:
+        """Return the best hypothesis of one utterance, or None where a whole beam is as fast."""
         decoder, logp_BSV, steps_B = self.model.decoder, encoded.logp_BSV, encoded.mask_BS.sum(1)
         assert isinstance(decoder, FastDecoder) and logp_BSV is not None
         num_words_V = self._word_counts.to(steps_B.device)
         (draft,) = greedy_texts(logp_BSV, steps_B, options, num_words_V)
-        return search_one(
-            BeamSearch(options, num_words_V), PrefixTree(decoder, encoded.memory_BSD, encoded.mask_BS),
-            draft, partial(_scorers, encoded, options, lm, 1), steps_B, encoded.requests,
-        )  # fmt: skip
+        if not is_sure(draft):
+            return None
+        ctc = partial(CtcPrefixScorer, logp_BSV, steps_B, 1)
+        tree = PrefixTree(decoder, encoded.memory_BSD, encoded.mask_BS)
+        search = BeamSearch(options, num_words_V)
+        new_lm = partial(_start_lm, lm, options, steps_B, 1)
+        return search_one(search, tree, draft, ctc, new_lm, steps_B, encoded.requests)
 
 
-def _scorers(
-    encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None, n_hypotheses: int
-) -> tuple[CtcPrefixScorer | None, LmScorer | None]:
-    """Return the CTC scorer and the language model's of empty hypotheses, those in use."""
-    steps_B, ctc, scorer = encoded.mask_BS.sum(1), None, None
-    if options.needs_ctc:
-        assert encoded.logp_BSV is not None
-        ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, n_hypotheses)
+def _start_lm(
+    lm: LanguageModel | None, options: DecodingOptions, steps_B: Tensor, n_hypotheses: int
+) -> LmScorer | None:
+    """Return the language model's scorer of empty hypotheses, if one is in use."""
     if lm and options.lm_weight:
-        scorer = lm.start(len(steps_B), n_hypotheses, steps_B.device)
-    return ctc, scorer
+        return lm.start(len(steps_B), n_hypotheses, steps_B.device)
+    return None
 
 
 def is_constant(wave_N: Tensor) -> bool:

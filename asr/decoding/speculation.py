@@ -4,7 +4,8 @@ A draft, which costs no pass, is a text whose joint score the decoder computes i
 for texts that score at least as much as the draft drops each hypothesis that cannot become one:
 where the models are sure, it keeps one or two in place of a whole beam, and most of these are
 prefixes of the draft, whose log-probabilities are known. If what it finds does score as much, it is
-what the whole beam would have found (see `BeamSearch`); if not, the search is repeated without.
+what the whole beam would have found (see `BeamSearch`); if not, the search is repeated with the
+score that it found, or without one.
 Legend: W hypotheses, V vocabulary.
 """
 
@@ -24,8 +25,18 @@ from asr.tokenizer import EOS, SOS
 
 # Sums in another order differ by less.
 _TOLERANCE = 0.01
+# A pass of so many rows costs little more than one of a few.
+_ROWS = 16
+# Where the draft scores less, so many hypotheses can reach it that a whole beam is no slower:
+# measured on dev utterances of the demo and of Common Voice.
+_LEAST_SCORE = -4.0
 # Below all scores of texts, but above -inf.
 _NO_FLOOR = -1e30
+
+
+def is_sure(draft: Hypothesis) -> bool:
+    """Tell whether the CTC head is so sure of a draft that it is worth a pass of the decoder."""
+    return (draft.ctc_log_prob or 0.0) >= _LEAST_SCORE
 
 
 class TreeState:
@@ -34,15 +45,34 @@ class TreeState:
     A step maps the last tokens (1, W) to log-probabilities (1, W, V); W may change between steps.
     """
 
-    def __init__(self, tree: PrefixTree) -> None:
-        self._tree, self._parents = tree, [-1]
+    def __init__(self, tree: PrefixTree, draft: tuple[int, ...]) -> None:
+        self._tree, self._draft, self._parents = tree, draft, [-1]
         self._nodes: list[int] = []
+        self._depth = 0
 
     def step(self, tokens_1W: Tensor, _: Any) -> Tensor:
         """Return the log-probabilities of the next token."""
-        last = zip(self._parents, tokens_1W[0].tolist(), strict=True)
+        n_known, tokens = len(self._tree), tokens_1W[0].tolist()
+        last = zip(self._parents, tokens, strict=True)
         self._nodes = [self._tree.node(parent, token) for parent, token in last]
+        new = [n for n in zip(self._nodes, tokens, strict=True) if n[0] >= n_known]
+        for node, token in new:
+            self._tree.path(node, self._expected(token, _ROWS // len(new) - 1))
+        self._depth += 1
         return self._tree.logp(self._nodes)[None]
+
+    def _expected(self, token: int, n: int) -> list[int]:
+        """Return the n next tokens of the draft after a hypothesis that differs from it.
+
+        Its last token is the draft's next one (then it left one out), or the one before (then it
+        put one in), or stands for the draft's at its place.
+        """
+        end = self._depth  # of the part of the draft that the hypothesis stands for
+        if token in self._draft[end : end + 1]:
+            end += 1
+        elif end > 1 and token in self._draft[end - 2 : end - 1]:
+            end -= 1
+        return list(self._draft[end : end + max(n, 0)])
 
     def reorder(self, parents_1W: Tensor) -> None:
         """Let hypothesis w continue hypothesis `parents_1W[0, w]`."""
@@ -56,22 +86,25 @@ def search_one(
     search: BeamSearch,
     tree: PrefixTree,
     draft: Hypothesis,
-    start: Callable[[], tuple[CtcPrefixScorer | None, LmScorer | None]],
+    new_ctc: Callable[[], CtcPrefixScorer],
+    new_lm: Callable[[], LmScorer | None],
     limits_1: Tensor,
     requests: Sequence[Request] | None,
-) -> list[list[Hypothesis]]:
-    """Return what `search` finds for one utterance: its best hypothesis.
+) -> list[list[Hypothesis]] | None:
+    """Return what `search` finds for one utterance, its best hypothesis; None if it is not sooner.
 
-    `draft` is a text with its log-probability by CTC. `start` returns scorers of one empty
-    hypothesis.
+    `draft` is a text with its log-probability by CTC. `new_ctc` and `new_lm` return scorers of one
+    empty hypothesis.
     """
-    floor = _joint_score(search, tree, draft, start()[1]) - _TOLERANCE
+    floor = _joint_score(search, tree, draft, new_lm()) - _TOLERANCE
+    if floor < _LEAST_SCORE:
+        return None
     while True:
-        state = TreeState(tree)
-        scorer = JointScorer(state.step, state, *start())
+        state = TreeState(tree, draft.tokens)
+        scorer = JointScorer(state.step, state, new_ctc(), new_lm())
         found = search(scorer, limits_1, requests, floor)
         best = found[0][0]
-        if best.ended != "no_speech" and best.score >= floor or floor == _NO_FLOOR:
+        if (best.ended != "no_speech" and best.score >= floor) or floor == _NO_FLOOR:
             return found
         floor = best.score - _TOLERANCE if best.ended != "no_speech" else _NO_FLOOR
 
@@ -86,7 +119,8 @@ def _joint_score(
     parts = [float(logp_UV.gather(1, wanted[:, None]).sum()), draft.ctc_log_prob or 0.0]
     parts.append(_lm_score(lm, wanted) if lm else 0.0)
     length_score = options.gamma * float(search.num_words_V[wanted[:-1]].sum()) ** 0.5
-    return sum(w * part for w, part in zip(options.weights, parts, strict=True)) + length_score
+    joint = [weight * part for weight, part in zip(options.weights, parts, strict=True)]
+    return float(sum(joint)) + length_score
 
 
 def _lm_score(lm: LmScorer, wanted_U: Tensor) -> float:
