@@ -65,20 +65,20 @@ class Words:
 def informed(text: Tensor, unsure: float) -> Tensor:
     """Return what is added to the logits (U, V): the text, blurred at a share of its positions."""
     likely_UV = torch.zeros(STEPS + 2, VOCAB)
-    likely_UV[:TOKENS].scatter_(1, text[:, None], 12.0)
-    likely_UV[TOKENS:, EOS] = 12.0
+    likely_UV[:TOKENS].scatter_(1, text[:, None], 16.0)
+    likely_UV[TOKENS:, EOS] = 16.0
     for position in torch.randperm(TOKENS)[: round(unsure * TOKENS)].tolist():
         rivals = torch.randint(len(SPECIAL), VOCAB, (7,))
-        likely_UV[position, rivals] = 12.0 - torch.rand(7)
+        likely_UV[position, rivals] = 16.0 - torch.rand(7)
     return likely_UV
 
 
 def encoded(text: Tensor) -> Encoded:
     """Return a random encoder output, whose CTC head spells the text with blanks between."""
     logits_SV = torch.randn(STEPS, VOCAB)
-    logits_SV[:, 0] = 11.0
+    logits_SV[:, 0] = 15.0
     at = torch.arange(TOKENS) * (STEPS // TOKENS)
-    logits_SV[at] = torch.randn(TOKENS, VOCAB).scatter(1, text[:, None], 12.0)
+    logits_SV[at] = torch.randn(TOKENS, VOCAB).scatter(1, text[:, None], 16.0)
     mask = torch.ones(1, STEPS, dtype=torch.bool)
     return Encoded(torch.randn(1, STEPS, D), mask, logits_SV.log_softmax(-1)[None])
 

@@ -26,7 +26,7 @@ from asr.model.projection import DenseConfig, LowRankConfig
 from asr.model.transformer import DecoderConfig, ModelConfig
 from asr.tokenizer import EOS, SOS
 
-V, D, S = 12, 16, 9
+V, D, S = 40, 16, 9
 PROJECTIONS = {"dense": DenseConfig(), "low_rank": LowRankConfig(rank=4)}
 
 
