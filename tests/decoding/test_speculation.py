@@ -219,7 +219,16 @@ def test_any_draft_leads_to_the_same_text(
     ctc = CtcPrefixScorer(encoded.logp_BSV, steps, 2)
     (expected,) = search(JointScorer(decoder.step, state, ctc), steps)
     monkeypatch.setattr(speculation, "_LEAST_SCORE", -torch.inf)
-    for claimed in (-30.0, 0.0, 30.0):  # of its CTC score; 30 is more than any text has
+    for claimed in (
+        -30.0,
+        -9.0,
+        -3.0,
+        0.0,
+        3.0,
+        6.0,
+        12.0,
+        30.0,
+    ):  # of its CTC score; 30 is more than any text has
         found = search_one(
             search, PrefixTree(decoder, encoded.memory_BSD, encoded.mask_BS),
             Hypothesis(draft, 0.0, None, claimed, "eos"),
