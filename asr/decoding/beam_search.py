@@ -34,26 +34,40 @@ class BeamSearch:
 
     @torch.inference_mode()
     def __call__(
-        self, scorer: JointScorer, limits_B: Tensor, requests: Sequence[Request] | None = None
+        self,
+        scorer: JointScorer,
+        limits_B: Tensor,
+        requests: Sequence[Request] | None = None,
+        floor: float | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each utterance, best first, or `NO_SPEECH` alone.
 
-        An utterance ends when no live hypothesis can join its n best, when W hypotheses have ended,
-        or after `limits_B` tokens. One whose request is cancelled ends within a step, with the
-        hypotheses that have ended by then.
+        An utterance ends when no live hypothesis can join its n best, or after `limits_B` tokens.
+        One whose request is cancelled ends within a step, with the hypotheses that have ended by
+        then. With a `floor`, for one utterance, hypotheses that matter to no text that scores so
+        much are dropped (see `_n_relevant`): where the n best all score `floor` or more, they are
+        those of a search without it. Its scorer must allow the number of hypotheses to change.
         """
         weights_C = torch.tensor(scorer.weights(*self.options.weights), device=limits_B.device)
         W, least_limit = self.options.beam_size, int(limits_B.min())
         live = LiveHypotheses.start(limits_B, W, len(weights_C))
         ended, any_ended = EndedHypotheses.none_of(live), False
+        if floor is not None:
+            live.narrow(1)
         results: list[list[Hypothesis]] = [[] for _ in limits_B]
         for t in range(int(limits_B.max()) + 1):
             candidates = self._candidates(scorer, live, weights_C, t, t >= least_limit)
-            extended_BW, flat_BW = candidates.score_BWK[..., :-1].flatten(1).topk(W)
+            extended_BX = candidates.score_BWK[..., :-1].flatten(1)
+            extended_BW, flat_BW = extended_BX.topk(min(W, extended_BX.shape[1]))
             if (candidates.score_BWK[..., -1] > extended_BW[:, -1:]).any():
                 ended, any_ended = ended.merged(live, candidates, extended_BW, t), True
             parents_BW = live.extend(candidates, flat_BW, self.num_words_V, t)
-            if any_ended or requests or t >= least_limit:
+            n = W
+            if floor is not None:
+                n = self._n_relevant(live, weights_C, floor)
+                live.narrow(n)
+                parents_BW = parents_BW[:, :n]
+            if any_ended or requests or not n or t >= least_limit:
                 done_B = self._done(live, ended, weights_C) | (live.limits_B <= t)
                 if requests:
                     done_B |= _cancelled(live, requests)
@@ -69,7 +83,7 @@ class BeamSearch:
                     live, ended = select(live, rest), select(ended, rest)
                     parents_BW = parents_BW[rest]
                     scorer.select(rest)
-            scorer.advance(parents_BW, live.tokens_BWL[..., t])
+            scorer.advance(parents_BW, live.tokens_BWL[:, :n, t])
         return [nbest or [NO_SPEECH] for nbest in results]
 
     def _candidates(
@@ -78,11 +92,11 @@ class BeamSearch:
         """Score the preselected continuations of each hypothesis, and EOS."""
         B, W = live.num_words_BW.shape
         start_BW = torch.full((B, W), SOS, device=weights_C.device)
-        last_BW = live.tokens_BWL[..., t - 1] if t else start_BW
+        last_BW = live.tokens_BWL[:, :W, t - 1] if t else start_BW
         logp_BWV = scorer.step(last_BW, scorer.state) if scorer.step else None
         scores_BWV = scorer.preselection_scores(logp_BWV, *self.options.weights[:2])
         # W allowed ones are enough; the others are special tokens, or repeat a phrase.
-        n = min(scores_BWV.shape[2], 2 * W + len(SPECIAL) + PERIODS)
+        n = min(scores_BWV.shape[2], 2 * self.options.beam_size + len(SPECIAL) + PERIODS)
         tokens_BWK = top_k(scores_BWV.flatten(0, 1), n).view(B, W, n)
         blocked_BWK = (tokens_BWK < len(SPECIAL)) | live.repetition.blocked(tokens_BWK)
         if is_limited:
@@ -96,16 +110,32 @@ class BeamSearch:
         return Candidates(tokens_BWK, score_BWK, components, joint_BWK.log_softmax(2))
 
     def _done(self, live: LiveHypotheses, ended: EndedHypotheses, weights_C: Tensor) -> Tensor:
-        """Tell which utterances (B,) have W ended hypotheses, or none live that can be n best.
+        """Tell which utterances (B,) have no live hypothesis that can be among the n best.
 
         log P only falls; √wc can grow up to the utterance's limit.
         """
+        if not live.num_words_BW.shape[1]:
+            return torch.ones_like(live.done_B)
         most_words_B = self.num_words_V.max() * live.limits_B
         joint_BW = live.component_scores_BWC @ weights_C
         bound_B = joint_BW.amax(1) + self.options.gamma * most_words_B.sqrt()
         last = min(self.options.n_best, self.options.beam_size) - 1
         least_B = torch.maximum(ended.score_BW[:, last], ended.score_BW[:, 0] - _MARGIN * last)
-        return (least_B >= bound_B) | (ended.score_BW[:, -1] > -torch.inf)
+        return least_B >= bound_B
+
+    def _n_relevant(self, live: LiveHypotheses, weights_C: Tensor, floor: float) -> int:
+        """Return how many hypotheses to keep; the others matter to no text that scores `floor`.
+
+        Such a hypothesis cannot become that text, since log P only falls. Nor can it take the
+        place of one that can, however unequal their lengths in words: all of them that become it
+        score more than any continuation of this one.
+        """
+        limit = int(live.limits_B)
+        most, least = self.num_words_V[len(SPECIAL) :].max(), self.num_words_V[len(SPECIAL) :].min()
+        slack = self.options.gamma * limit**0.5 * float(2 * most.sqrt() - least.sqrt())
+        joint_W = (live.component_scores_BWC @ weights_C)[0]
+        kept = (joint_W + slack >= floor).nonzero()
+        return int(kept[-1]) + 1 if len(kept) else 0
 
 
 def _cancelled(live: LiveHypotheses, requests: Sequence[Request]) -> Tensor:

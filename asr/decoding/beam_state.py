@@ -73,14 +73,22 @@ class LiveHypotheses:
         parents_BW = flat_BW // (candidates.tokens_BWK.shape[2] - 1)
         flat_BW = flat_BW + parents_BW  # among W · K, with EOS
         tokens_BW = candidates.tokens_BWK.flatten(1).gather(1, flat_BW)
-        index_BWC = flat_BW[..., None].expand_as(self.component_scores_BWC)
         components = candidates.component_scores_BWKC.flatten(1, 2)
+        index_BWC = flat_BW[..., None].expand(-1, -1, components.shape[2])
         self.component_scores_BWC = components.gather(1, index_BWC)
         self.num_words_BW = self.num_words_BW.gather(1, parents_BW) + num_words_V.take(tokens_BW)
         self.repetition = self.repetition.extended(parents_BW, tokens_BW)
-        self.tokens_BWL[..., t], self.parents_BWL[..., t] = tokens_BW, parents_BW
-        self.confidence_BWL[..., t] = candidates.confidence_BWK.flatten(1).gather(1, flat_BW)
+        n = flat_BW.shape[1]
+        self.tokens_BWL[:, :n, t], self.parents_BWL[:, :n, t] = tokens_BW, parents_BW
+        confidence_BX = candidates.confidence_BWK.flatten(1)
+        self.confidence_BWL[:, :n, t] = confidence_BX.gather(1, flat_BW)
         return parents_BW
+
+    def narrow(self, n: int) -> None:
+        """Keep the first n hypotheses of each utterance; the history stays as wide as it is."""
+        self.component_scores_BWC = self.component_scores_BWC[:, :n]
+        self.num_words_BW = self.num_words_BW[:, :n]
+        self.repetition = self.repetition.narrowed(n)
 
 
 @dataclass
@@ -111,14 +119,14 @@ class EndedHypotheses:
         An ending counts if it is among the W best of all candidates; `extended_BW` are the W best
         scores of those that continue.
         """
-        eos_BW, W = candidates.score_BWK[..., -1], extended_BW.shape[1]
+        eos_BW, W = candidates.score_BWK[..., -1], self.score_BW.shape[1]
         better_BWX = torch.cat((extended_BW, eos_BW), 1)[:, None] > eos_BW[..., None]
         now = EndedHypotheses(
             eos_BW.masked_fill(better_BWX.sum(2) >= W, -math.inf),
             candidates.component_scores_BWKC[:, :, -1],
             live.num_words_BW,
-            torch.full_like(self.length_BW, t),
-            torch.arange(W, device=eos_BW.device).expand_as(eos_BW),
+            torch.full_like(eos_BW, t, dtype=torch.long),
+            torch.arange(eos_BW.shape[1], device=eos_BW.device).expand_as(eos_BW),
         )
         both = {name: torch.cat((vars(self)[name], new), 1) for name, new in vars(now).items()}
         rows = torch.arange(len(eos_BW), device=eos_BW.device)[:, None]

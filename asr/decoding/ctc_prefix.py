@@ -62,7 +62,7 @@ class CtcPrefixScorer:
 
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
-        index = parents_BW[..., None].expand_as(self.token_BWS)
+        index = parents_BW[..., None].expand(-1, -1, self.token_BWS.shape[2])
         token_BWS, blank_BWS = self.token_BWS.gather(1, index), self.blank_BWS.gather(1, index)
         self.last_BW = self.last_BW.gather(1, parents_BW)
         before_BWS = self._before(token_BWS, blank_BWS, tokens_BW[..., None]).squeeze(2)

@@ -22,7 +22,10 @@ from asr.decoding.prefix_beam import TokenScorer
 from asr.decoding.request import Request
 from asr.decoding.rescoring import rescore
 from asr.decoding.scorers import JointScorer, LmScorer, State
+from asr.decoding.speculation import is_sure, search_one
 from asr.errors import ConfigError
+from asr.model.inference.decoder import FastDecoder
+from asr.model.inference.tree import PrefixTree
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
 
@@ -71,6 +74,7 @@ class SpeechDecoder:
     def __init__(self, model: SpeechTransformer, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
         self._word_counts = torch.tensor(tokenizer.word_counts(), dtype=torch.float32)
+        self.speculates = True  # a benchmark compares both
 
     @torch.inference_mode()
     def encode(
@@ -109,21 +113,31 @@ class SpeechDecoder:
     def _search(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
     ) -> list[list[Hypothesis]]:
-        steps_B = encoded.mask_BS.sum(1)
-        num_words_V = self._word_counts.to(steps_B.device)
         if options.method == "ctc_greedy":
             assert encoded.logp_BSV is not None
+            steps_B = encoded.mask_BS.sum(1)
+            num_words_V = self._word_counts.to(steps_B.device)
             texts = greedy_texts(encoded.logp_BSV, steps_B, options, num_words_V)
-            return reject_uncertain([[h] for h in texts], [[h] for h in texts], options)
+            found = [[text] for text in texts]
+        elif options.method == "joint":
+            found = self._joint(encoded, options, lm)
+        else:
+            found = self._first_pass(encoded, options.first_pass, lm)
+        if options.method == "rescore":
+            found = self.rescored(encoded, found, options)
+        return reject_uncertain(found, options)
+
+    def _joint(
+        self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
+    ) -> list[list[Hypothesis]]:
+        """Search by the decoder and the CTC head together."""
+        if self._may_speculate(encoded, options) and (
+            found := self._speculate(encoded, options, lm)
+        ):
+            return found
         decoder = self.model.decoder
-        if options.method == "joint":
-            state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
-            found = self._beam_search(encoded, options, lm, decoder.step, state)
-            return reject_uncertain(found, found, options)
-        found = self._first_pass(encoded, options.first_pass, lm)
-        if options.method == "ctc_beam":
-            return reject_uncertain(found, [nbest[: options.n_best] for nbest in found], options)
-        return reject_uncertain(found, self.rescored(encoded, found, options), options)
+        state = decoder.start(encoded.memory_BSD, encoded.mask_BS)
+        return self._beam_search(encoded, options, lm, decoder.step, state)
 
     def _first_pass(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
@@ -147,12 +161,10 @@ class SpeechDecoder:
     ) -> list[list[Hypothesis]]:
         """Search token by token, all utterances at once, by the decoder's `step` if given."""
         steps_B = encoded.mask_BS.sum(1)
-        ctc = scorer = None
+        ctc, scorer = None, _start_lm(lm, options, steps_B, options.beam_size)
         if options.needs_ctc:
             assert encoded.logp_BSV is not None
             ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, options.beam_size)
-        if lm and options.lm_weight:
-            scorer = lm.start(len(steps_B), options.beam_size, steps_B.device)
         search = BeamSearch(options, self._word_counts.to(steps_B.device))
         return search(JointScorer(step, state, ctc, scorer), steps_B, encoded.requests)
 
@@ -164,6 +176,36 @@ class SpeechDecoder:
         log_probs = self.model.decoder.log_probs
         score = partial(log_probs, memory_BSD=encoded.memory_BSD, mask_BS=encoded.mask_BS)
         return rescore(score, found, options, encoded.mask_BS.device)
+
+    def _may_speculate(self, encoded: Encoded, options: DecodingOptions) -> bool:
+        """Tell whether speculation finds the same sooner (see `asr.decoding.speculation`)."""
+        is_one = len(encoded.mask_BS) == options.n_best == 1 and options.needs_ctc
+        return self.speculates and is_one and isinstance(self.model.decoder, FastDecoder)
+
+    def _speculate(
+        self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
+    ) -> list[list[Hypothesis]] | None:
+        """Return the best hypothesis of one utterance, or None where a whole beam is as fast."""
+        decoder, logp_BSV, steps_B = self.model.decoder, encoded.logp_BSV, encoded.mask_BS.sum(1)
+        assert isinstance(decoder, FastDecoder) and logp_BSV is not None
+        num_words_V = self._word_counts.to(steps_B.device)
+        (draft,) = greedy_texts(logp_BSV, steps_B, options, num_words_V)
+        if not is_sure(draft):
+            return None
+        ctc = partial(CtcPrefixScorer, logp_BSV, steps_B, 1)
+        tree = PrefixTree(decoder, encoded.memory_BSD, encoded.mask_BS)
+        search = BeamSearch(options, num_words_V)
+        new_lm = partial(_start_lm, lm, options, steps_B, 1)
+        return search_one(search, tree, draft, ctc, new_lm, steps_B, encoded.requests)
+
+
+def _start_lm(
+    lm: LanguageModel | None, options: DecodingOptions, steps_B: Tensor, n_hypotheses: int
+) -> LmScorer | None:
+    """Return the language model's scorer of empty hypotheses, if one is in use."""
+    if lm and options.lm_weight:
+        return lm.start(len(steps_B), n_hypotheses, steps_B.device)
+    return None
 
 
 def is_constant(wave_N: Tensor) -> bool:
@@ -183,11 +225,9 @@ def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
 
 
 def reject_uncertain(
-    found: list[list[Hypothesis]], results: list[list[Hypothesis]], options: DecodingOptions
+    found: list[list[Hypothesis]], options: DecodingOptions
 ) -> list[list[Hypothesis]]:
-    """Put `UNCERTAIN` before the results where the best of `found` has too little confidence."""
+    """Return the n best of each utterance, after `UNCERTAIN` where the best is too uncertain."""
     least = options.confidence_threshold or 0.0
-    return [
-        nbest if before[0].confidence >= least else [UNCERTAIN, *nbest]
-        for before, nbest in zip(found, results, strict=True)
-    ]
+    best = [nbest[: options.n_best] for nbest in found]
+    return [n if n[0].confidence >= least else [UNCERTAIN, *n] for n in best]

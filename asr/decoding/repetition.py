@@ -39,6 +39,10 @@ class Repetition:
     def __getitem__(self, utterances: Tensor) -> "Repetition":
         return Repetition(self.recent_BWP[utterances], self.runs_BWP[utterances], self.longest_P)
 
+    def narrowed(self, n: int) -> "Repetition":
+        """Return those of the first n hypotheses of each utterance."""
+        return Repetition(self.recent_BWP[:, :n], self.runs_BWP[:, :n], self.longest_P)
+
     def blocked(self, tokens_BWK: Tensor) -> Tensor | Literal[False]:
         """Tell which candidates would exceed the limit on repetitions; False if none would."""
         too_often_BWP = self.runs_BWP >= self.longest_P
@@ -49,7 +53,7 @@ class Repetition:
 
     def extended(self, parents_BW: Tensor, tokens_BW: Tensor) -> "Repetition":
         """Return the state where hypothesis w is `parents_BW[b, w]` and `tokens_BW[b, w]`."""
-        index = parents_BW[..., None].expand_as(self.recent_BWP)
+        index = parents_BW[..., None].expand(-1, -1, PERIODS)
         recent_BWP, runs_BWP = self.recent_BWP.gather(1, index), self.runs_BWP.gather(1, index)
         tokens_BW1 = tokens_BW[..., None]
         return Repetition(

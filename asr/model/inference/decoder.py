@@ -88,10 +88,10 @@ class FastDecoder(Decoder):
         weight = self.embed.weight
         return sinusoids(0, length, self.d_model, weight.device).to(weight.dtype)
 
-    def _position(self, position: int) -> Tensor:
-        if position >= len(self._positions_TD):
-            self._positions_TD = self._sinusoids(2 * position)
-        return self._positions_TD[position]
+    def _positions(self, length: int) -> Tensor:
+        if length > len(self._positions_TD):
+            self._positions_TD = self._sinusoids(2 * length)
+        return self._positions_TD
 
     def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> FastState:  # type: ignore[override]
         """Return the state before the first token."""
@@ -117,20 +117,33 @@ class FastDecoder(Decoder):
         state.reserve(W)
         first, end = state.position * W, (state.position + 1) * W
         state.mask_BWP.diagonal(first, 1, 2)[:, :W].zero_()
-        mask_BWP, scratch = state.mask_BWP[..., :end], state.scratch
-        x_RD = torch.add(
-            self._position(state.position),
-            embedding(tokens_BW.flatten(), self.embed.weight.detach()),
-            alpha=self.d_model**0.5,
-        )
+        position_D = self._positions(state.position + 1)[state.position]
+        logits_RV = self._compute(tokens_BW, position_D, state, state.mask_BWP[..., :end])
+        state.position += 1
+        logp_RV = state.scratch("logp", *logits_RV.shape)
+        return torch.log_softmax(logits_RV, -1, out=logp_RV).view(B, W, -1)
+
+    def expand(self, tokens: list[int], depths: list[int], state: FastState) -> Tensor:
+        """Return logits (N, V) after the last N positions of a tree, all in one pass.
+
+        `state.mask_BWP` (1, N, P) tells which positions, new ones included, each attends to.
+        """
+        tokens_BW = torch.tensor([tokens], device=self.embed.weight.device)
+        positions_WD = self._positions(max(depths) + 1)[depths]
+        return self._compute(tokens_BW, positions_WD, state, state.mask_BWP)
+
+    def _compute(
+        self, tokens_BW: Tensor, positions: Tensor, state: FastState, mask_BWP: Tensor
+    ) -> Tensor:
+        """Return the logits (R, V) after these tokens, which are the last W of P positions."""
+        (_, W), scratch, end = tokens_BW.shape, state.scratch, mask_BWP.shape[2]
+        embedded_RD = embedding(tokens_BW.flatten(), self.embed.weight.detach())
+        x_RD = torch.add(positions, embedded_RD, alpha=self.d_model**0.5)
         for layer, past_BPX, memory in zip(self._steps, state.past, state.memory, strict=True):
             x_RD = layer.attend_self(x_RD, W, past_BPX[:, :end], mask_BWP, scratch)
             x_RD = layer.attend_memory(x_RD, W, memory, state.mask_B1S, scratch)
             x_RD = layer.feed_forward(x_RD, scratch)
-        state.position += 1
-        logits_RV = self._logits(self.norm(x_RD), scratch, "logits")
-        logp_RV = scratch("logp", *logits_RV.shape)
-        return torch.log_softmax(logits_RV, -1, out=logp_RV).view(B, W, -1)
+        return self._logits(self.norm(x_RD), scratch, "logits")
 
 
 def for_inference(decoder: Decoder, int8: bool = False) -> Decoder:
