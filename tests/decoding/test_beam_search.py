@@ -216,7 +216,7 @@ def test_a_cancelled_request_keeps_the_hypotheses_that_have_ended() -> None:
 
     request, table = Request(), Ending([0])
     scorer = JointScorer(step_of(table), TableState(table, 4), None)
-    options = DecodingOptions(beam_size=4, gamma=8.0)
+    options = DecodingOptions(beam_size=4, gamma=8.0, n_best=4)
     (found,) = BeamSearch(options, WORD_COUNTS)(scorer, torch.tensor([50]), [request])
     assert request.n_steps == 3
     assert sorted(h.tokens for h in found) == [(), (4,), (4, 4)]
