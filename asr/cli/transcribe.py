@@ -21,6 +21,7 @@ from asr.cli.options import (
     progress,
     show,
 )
+from asr.decoding.hotwords import as_text, read_hotwords
 from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +55,14 @@ Server = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Send the recordings to a service (OpenAI's API)."),
 ]
+Words = Annotated[
+    Path | None,
+    typer.Option(
+        "--hotwords",
+        metavar="FILE",
+        help="Phrases to expect, one a line; `phrase<TAB>weight` with a weight of its own.",
+    ),
+]
 _ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 Model = Annotated[str | None, typer.Option(help="The server's model, if it has several.")]
 
@@ -69,6 +78,7 @@ def transcribe(
     lm: Lm = None,
     lm_weight: LmWeight = None,
     confidence: Confidence = None,
+    hotwords: Words = None,
     device: Device = "auto",
     int8: Int8 = False,
     jobs: Jobs = 1,
@@ -83,6 +93,7 @@ def transcribe(
 
     changes = decoding_changes(beam, method, lm, lm_weight, confidence)
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
+    words = read_hotwords(hotwords) if hotwords else ()
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
@@ -94,11 +105,12 @@ def transcribe(
         if server:
             from asr.transcription.remote import ask_all
 
-            results: Results = ask_all(todo, server, model, format, jobs, on_progress)
+            lines = as_text(words)
+            results: Results = ask_all(todo, server, model, format, jobs, on_progress, lines)
         else:
             from asr.transcription.batch import transcribe_all
 
-            bundle = Path(arguments[0])
+            bundle, changes = Path(arguments[0]), {**changes, "hotwords": words or None}
             results = transcribe_all(todo, bundle, device, int8, changes, jobs, on_progress)
         failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:
@@ -110,7 +122,7 @@ def _report(results: "Results", shown: str | None, alone: bool) -> int:
     """Print transcripts in the format `shown`, and errors; return the number of errors."""
     from asr.transcription.writers import FORMATS
 
-    failed = 0
+    failed, told = 0, set[str]()
     for task, result in results:
         if isinstance(result, AudioError):
             failed += 1
@@ -118,7 +130,9 @@ def _report(results: "Results", shown: str | None, alone: bool) -> int:
             continue
         if not isinstance(result, str):
             for warning in result.warnings:
-                note(warning)
+                if not (warning.startswith("hotwords ") and warning in told):
+                    note(warning)  # that of hotwords is the same for all recordings
+                told.add(warning)
         if shown:
             text = result if isinstance(result, str) else FORMATS[shown](result)
             _show_transcript(str(task.recording), text, shown, alone)

@@ -28,6 +28,7 @@ from asr.tokenizer import MOST_TOKENS
 _THRESHOLD = 1e-3
 # Without scorers the W + 1 likeliest tokens of a frame are all that a beam of W can take. Of twice
 # as many the i-th best prefix is extended by the 1 / i likeliest: i of them have better prefixes.
+# With a bonus, which can be for any of them, it is extended by all.
 _SLACK = 2
 _SMALL, _LEAST_BLANK, _MOST_EXPONENT = 1e-100, 1e-30, 600.0
 
@@ -203,11 +204,11 @@ class PrefixBeam:
         `least` is the worst total of those that are.
         """
         children, words, found = self._children, self.num_words, []
-        is_scored, most_words = self.lm is not None or self.bonus is not None, self._most_words
+        has_lm, most_words, bonus = self.lm is not None, self._most_words, self.bonus
         floor = least if len(self._beam) == self.beam_size else 0.0
         for i, node in enumerate(self._beam, 1):
             total, last, key, growth = node.total, node.token, node.key, node.growth
-            bound, n = floor / (growth * self._most), _SLACK * self.beam_size // i
+            bound, n = floor / (growth * self._most), _SLACK * self.beam_size // (1 if bonus else i)
             for token, p in zip(tokens[:n], probs[:n], strict=True):
                 value = total * p
                 if value <= bound:
@@ -215,10 +216,12 @@ class PrefixBeam:
                 if token == last:
                     value = node.of_blank * p
                 child = children.get(key + token)
-                if child is None and (is_scored or (words and words[token] != most_words)):
+                if child is None and (has_lm or (words and words[token] != most_words)):
                     child = self._child(node, token)  # its factor is its own
                 if child is None:
                     value *= growth
+                    if bonus:
+                        value *= exp(bonus.score(node.bonus_state, token)[0] / self.alpha)
                     if value > floor:
                         found.append((value, 0.0, value, node, token))
                 elif not child.is_live:

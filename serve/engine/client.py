@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from asr.decoding.hotwords import Hotword
 from asr.errors import AsrError
 from asr.runtime.threads import choose_threads, thread_variables
 from serve.engine import messages
@@ -84,6 +85,7 @@ class EngineClient:
         pcm_rate: int | None = None,
         partials: bool = False,
         quick: bool = False,
+        hotwords: tuple[Hotword, ...] = (),
     ) -> Job:
         """Send a recording to the engine; the options are those of `messages.Transcribe`.
 
@@ -93,7 +95,7 @@ class EngineClient:
             raise unavailable("the model is being loaded: try again soon", retry_after=5)
         job = Job(self, next(self._ids), model)
         self._jobs[job._id] = job
-        message = messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick)
+        message = messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick, hotwords)
         self._outbox.put(self._pipe, message)
         return job
 

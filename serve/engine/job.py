@@ -4,8 +4,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
 from asr.transcription.chunks import Chunk, ChunkedRecording
+from asr.transcription.recognizer import Recognizer
 from serve.engine import messages
 
 # What the first slice of a recording is taken to cost, in samples: four seconds of speech.
@@ -28,3 +30,13 @@ class Job:
     is_paused: bool = False  # there are more, and no thread reads them now
     sent: str = ""  # the text of partial results so far
     progress: float = 0.0  # the fraction that is recognized, which never decreases
+
+
+def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOptions:
+    """Return a model's options, with the hotwords of a request, or with greedy CTC if `quick`."""
+    options, changes = recognizer.config.decoding, dict[str, object]()
+    if asked.quick and recognizer.model.ctc_head is not None:
+        changes = {"method": "ctc_greedy", "lm_weight": 0.0, "hotwords": None}
+    elif asked.hotwords:
+        changes = {"hotwords": (*(options.hotwords or ()), *asked.hotwords)}
+    return options.model_copy(update=changes)

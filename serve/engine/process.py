@@ -26,7 +26,7 @@ from asr.errors import AsrError, AudioError, is_out_of_memory
 from asr.transcription.chunks import Chunk
 from asr.transcription.recognizer import Recognizer, result_of
 from serve.engine import messages
-from serve.engine.job import Job
+from serve.engine.job import Job, options_of
 from serve.engine.queue import FairQueue
 from serve.logs import configure_logging
 from serve.settings import Settings
@@ -105,6 +105,7 @@ class Engine:
         request = Request()
         recording = self._recognizers[asked.model].open(
             source,
+            options_of(self._recognizers[asked.model], asked),
             max_seconds=self._settings.max_seconds,
             max_samples=self._settings.max_samples,
             request=request,
@@ -153,7 +154,7 @@ class Engine:
             job.cost = max(1, job.recording.recording.n_samples - before)
             if chunk:
                 job.n_open += 1
-                kind = (job.asked.model, job.asked.quick)
+                kind = (job.asked.model, job.asked.quick, job.asked.hotwords)
                 self._queue.put(job, kind, chunk.seconds, (job, chunk))
                 self._changed.notify()
             if not job.recording.is_read:
@@ -182,13 +183,10 @@ class Engine:
             job.started = job.started or started
         asked = batch[0][0].asked
         recognizer = self._recognizers[asked.model]
-        options = recognizer.config.decoding
         self._batch = [job.request for job, _ in batch]
         try:
-            if asked.quick and recognizer.model.ctc_head is not None:
-                greedy = {"method": "ctc_greedy", "lm_weight": 0.0}
-                options = options.model_copy(update=greedy)
-            segments = recognizer.recognize([chunk for _, chunk in batch], options)
+            chunks = [chunk for _, chunk in batch]
+            segments = recognizer.recognize(chunks, options_of(recognizer, asked))
         except Exception as error:
             self._isolate(batch, error)
             return

@@ -8,14 +8,18 @@ current segment so far), `final` (a segment that will not change any more), and 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
+from asr.decoding.hotwords import Hotword, of_request
+from asr.errors import ConfigError
 from asr.transcription.transcript import Transcript
-from serve.engine.client import EngineClient
+from serve.engine.client import EngineClient, Job
 from serve.engine.messages import Done
 from serve.errors import ApiError, quoted, unknown_model
 from serve.middleware.limits import Load
@@ -39,10 +43,21 @@ class Refusal(ApiError):
 
 
 class Start(BaseModel):
-    """A session's first message: the sample rate of its audio in Hz, and the model's name."""
+    """A session's first message: the sample rate of its audio in Hz, and the model's name.
+
+    `hotwords` and `prompt` are as in the form of a recording; hotwords may be a list too.
+    """
 
     sample_rate: Annotated[int, Field(ge=8000, le=96000)]
     model: str
+    hotwords: str | list[str] = ""
+    prompt: str = ""
+
+    @property
+    def phrases(self) -> tuple[Hotword, ...]:
+        """Return the hotwords of both. Raises ConfigError beyond the limits."""
+        given = self.hotwords if isinstance(self.hotwords, str) else "\n".join(self.hotwords)
+        return of_request(given, self.prompt)
 
 
 @router.websocket("/v1/live")
@@ -87,11 +102,12 @@ async def _refuse(websocket: WebSocket, refusal: Refusal) -> None:
 
 async def _converse(websocket: WebSocket, settings: Settings) -> None:
     """Receive and answer concurrently, until all is answered or either fails."""
-    start = await _start(websocket, settings)
+    start, phrases = await _start(websocket, settings)
     engine: EngineClient = websocket.app.state.engine
 
     async def transcribe(pcm: bytes, quick: bool) -> Transcript:
-        return await _transcribe(engine, settings, start, pcm, quick)
+        asked = partial(engine.submit, start.model, pcm, start.sample_rate, quick=quick)
+        return await _transcribe(partial(asked, hotwords=() if quick else phrases), settings)
 
     session = Session(start.sample_rate, transcribe)
     tasks = (
@@ -109,15 +125,13 @@ async def _converse(websocket: WebSocket, settings: Settings) -> None:
         websocket.scope["asr.record"].audio_seconds = session.seconds
 
 
-async def _transcribe(
-    engine: EngineClient, settings: Settings, start: Start, pcm: bytes, quick: bool
-) -> Transcript:
+async def _transcribe(submit: Callable[[], Job], settings: Settings) -> Transcript:
     """Transcribe a part of a session, again if the engine was restarted meanwhile."""
     try:
         async with asyncio.timeout(settings.deadline_seconds):
             while True:
                 try:
-                    with engine.submit(start.model, pcm, start.sample_rate, quick=quick) as job:
+                    with submit() as job:
                         event = await job.next()
                     assert isinstance(event, Done), "without partials the first event is the last"
                     return event.transcript
@@ -130,17 +144,20 @@ async def _transcribe(
         raise Refusal(1011, message, "deadline") from error
 
 
-async def _start(websocket: WebSocket, settings: Settings) -> Start:
-    """Return the first message, with the name that its model has here."""
+async def _start(websocket: WebSocket, settings: Settings) -> tuple[Start, tuple[Hotword, ...]]:
+    """Return the first message, with the name that its model has here, and its hotwords."""
     try:
         start = Start.model_validate(_parsed(await _message(websocket, settings.live_idle_seconds)))
+        phrases = start.phrases
     except ValidationError as error:
         first = error.errors()[0]
         param = str(first["loc"][-1]) if first["loc"] else None
         reason = f"{param or 'the first message'}: {first['msg'].lower()}: begin with {_EXAMPLE}"
         raise Refusal(1007, reason, "invalid_message", param) from error
+    except ConfigError as error:
+        raise Refusal(1007, str(error), "invalid_message", "hotwords") from error
     if model := settings.find_model(start.model):
-        return start.model_copy(update={"model": model})
+        return start.model_copy(update={"model": model}), phrases
     message = unknown_model(start.model, settings.models).message
     raise Refusal(1008, message, "model_not_found", "model")
 
