@@ -105,12 +105,11 @@ class BeamSearch:
             blocked_BWK |= (live.limits_B <= t)[:, None, None]
         tokens_BWK, blocked_BWK = pad(tokens_BWK, (0, 1), value=EOS), pad(blocked_BWK, (0, 1))
         components = scorer.score(logp_BWV, tokens_BWK, live.component_scores_BWC)
-        bonus_BWK = components[..., -1] if scorer.hotwords else 0.0
         components = components.masked_fill(blocked_BWK[..., None], -torch.inf)
         joint_BWK = components @ weights_C
         num_words_BWK = live.num_words_BW[..., None] + self.num_words_V.take(tokens_BWK)
         score_BWK = joint_BWK.add(num_words_BWK.sqrt_(), alpha=self.options.gamma)
-        return Candidates(tokens_BWK, score_BWK, components, (joint_BWK - bonus_BWK).log_softmax(2))
+        return Candidates(tokens_BWK, score_BWK, components, joint_BWK.log_softmax(2))
 
     def _done(
         self, live: LiveHypotheses, ended: EndedHypotheses, weights_C: Tensor, scorer: JointScorer

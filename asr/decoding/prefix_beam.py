@@ -57,7 +57,8 @@ class Found(NamedTuple):
     """A text, and log P of the CTC head and of the language model, without weights.
 
     A token begins at the one of `steps` where most of its probability comes in. Its confidence is
-    its share among all tokens that may follow there and the end, by CTC head and language model.
+    its share among all tokens that may follow there and the end, by CTC head, language model and
+    bonus.
     """
 
     tokens: tuple[int, ...]
@@ -123,8 +124,8 @@ class PrefixBeam:
             log_prob = math.log(node.total) + self._log_scale - node.added
             lm = node.lm + (self.lm.end(node.lm_state) if self.lm else 0.0)
             bonus = node.bonus + (self.bonus.end(node.bonus_state) if self.bonus else 0.0)
-            ends[node] = log_prob, self._weighted(log_prob, lm)
-            score = ends[node][1] + self.gamma * math.sqrt(node.n_words) + bonus
+            ends[node] = log_prob, self._weighted(log_prob, lm) + bonus
+            score = ends[node][1] + self.gamma * math.sqrt(node.n_words)
             found.append((score, log_prob, lm, node.path()))
         found.sort(key=itemgetter(0), reverse=True)
         share = self._shares(ends)
@@ -149,9 +150,9 @@ class PrefixBeam:
     def _shares(self, ends: dict[Prefix, tuple[float, float]]) -> dict[Prefix, float]:
         """Return the confidences of the tokens of whole texts, `ends`, by prefixes.
 
-        `ends` have log P by the CTC head, and by it and the language model with their weights. By
-        both, a token has a share of those that entered the beam after the same prefix and the end;
-        by the CTC head, all these have a share of all that left the prefix.
+        `ends` have log P by the CTC head, and by all scorers with their weights. By all of them, a
+        token has a share of those that entered the beam after the same prefix and the end; by the
+        CTC head, all these have a share of all that left the prefix.
         """
         parts: dict[Prefix, list[tuple[Prefix, float, float]]] = {}
         for end in ends:
@@ -159,7 +160,8 @@ class PrefixBeam:
         for node in self._prefixes[1:]:
             if node.parent in parts:
                 ctc = node.log_prob(node.mass)
-                parts[node.parent].append((node, ctc, self._weighted(ctc, node.lm)))
+                both = self._weighted(ctc, node.lm) + node.bonus
+                parts[node.parent].append((node, ctc, both))
         shares: dict[Prefix, float] = {}
         for parent, children in parts.items():
             end_ctc, end_both = ends.get(parent, (-math.inf, -math.inf))

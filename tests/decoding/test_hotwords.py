@@ -6,7 +6,9 @@ import random
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile as sf
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +37,7 @@ from tests.helpers import (
     all_texts,
     attention_logp,
     ctc_logp,
+    mistuned,
     run_cli,
     say,
     step_of,
@@ -275,20 +278,17 @@ def model(trained_bundle: Path) -> Recognizer:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_strong_hotword_is_recognized_by_every_method(model: Recognizer, method: str) -> None:
-    wave, tones = say(4, 5)
-    said = "".join(text for text, _, _ in tones)
+def test_every_method_has_hotwords(model: Recognizer, method: str) -> None:
+    wave, phrase = mistuned()
     audio, options = asr.Samples(wave, RATE), model.config.decoding.changed({"method": method})
     plain = model.transcribe(audio, options)
-    assert plain.text == said
-    other = next(c for c in "一二三四五" if c != said[1])
-    phrase = said[0] + other + said[2]
-    assert model.transcribe(audio, options, hotwords=[(phrase, 19.0)]).text.startswith(phrase)
-    # A weight that is no match for what was said, and a phrase that goes on otherwise.
-    assert model.transcribe(audio, options, hotwords=[(phrase, 0.01)]).text == said
-    right = model.transcribe(audio, options, hotwords=[said])
-    assert right.text == said and right.nbest[0].hotword_score == pytest.approx(6.0)
-    assert right.score > plain.score
+    assert phrase not in plain.text
+    found = model.transcribe(audio, options, hotwords=[phrase])
+    assert found.text.startswith(phrase) and found.nbest[0].hotword_score == 4.5
+    assert found.score > plain.score
+    # A weight that is too small, and a phrase that goes on otherwise.
+    for hotword in ((phrase, 0.01), (phrase + "三三", 0.1)):
+        assert phrase not in model.transcribe(audio, options, hotwords=[hotword]).text
 
 
 def test_unknown_characters_are_told_and_skipped(model: Recognizer) -> None:
@@ -305,25 +305,34 @@ def test_finals_of_a_stream_have_hotwords(streaming_bundle: Path) -> None:
     wave, tones = say(4, 21)
     said = "".join(text for text, _, _ in tones)
     phrase = said[0] + next(c for c in "一二三四五" if c != said[1]) + said[2]
-    *partials, final = model.stream([wave.astype("float32")], hotwords=[(phrase, 19.0)])
+    options = model.config.decoding.changed({"confidence_threshold": 0.0})
+    blocks, hotwords = [wave.astype("float32")], [(phrase, 6.0)]
+    *partials, final = model.stream(blocks, options, hotwords=hotwords)
     assert final.is_final and final.text.replace(" ", "").startswith(phrase)
     assert all(phrase not in partial.text for partial in partials)
 
 
 def test_the_command_line_reads_them(trained_bundle: Path, tmp_path: Path) -> None:
-    import soundfile as sf
-
-    wave, tones = say(4, 5)
-    said = "".join(text for text, _, _ in tones)
-    sf.write(tmp_path / "a.wav", wave, RATE)
-    sf.write(tmp_path / "b.wav", wave, RATE)
-    phrase = said[0] + next(c for c in "一二三四五" if c != said[1]) + said[2]
+    wave, phrase = mistuned()
+    files = [tmp_path / "a.wav", tmp_path / "b.wav"]
+    for file in files:
+        sf.write(file, wave, RATE)
     words = tmp_path / "words.txt"
-    words.write_text(f"# names\n{phrase}\t19\n龍\n", "utf-8")
-    files = (tmp_path / "a.wav", tmp_path / "b.wav")
-    done = run_cli("transcribe", trained_bundle, *files, "--hotwords", words)
+    words.write_text(f"# names\n{phrase}\n龍\t2\n", "utf-8")
+    done = run_cli("transcribe", trained_bundle, *files, "--hotwords", words, "--jobs", "2")
     assert done.returncode == 0 and done.stderr.count("skipped") == 1
     assert all(line.split("\t")[1].startswith(phrase) for line in done.stdout.splitlines())
     words.write_text("三\tmuch\n", "utf-8")
     done = run_cli("transcribe", trained_bundle, *files, "--hotwords", words)
     assert done.returncode == 2 and "line 1" in done.stderr
+
+
+def test_a_match_of_each_method_leaves_batches_alone(model: Recognizer) -> None:
+    waves = [torch.from_numpy(say(n, 30 + n)[0].astype(np.float32)) for n in (2, 4, 3, 5)]
+    for method in METHODS:
+        options = model.config.decoding.changed({"method": method, "hotwords": ["三五", "四一"]})
+        together = model.hypotheses(waves, options)
+        for wave, nbest in zip(waves, together, strict=True):
+            (alone,) = model.hypotheses([wave], options)
+            assert alone[0].tokens == nbest[0].tokens
+            assert alone[0].score == pytest.approx(nbest[0].score, abs=1e-3)
