@@ -17,6 +17,7 @@ from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
 from asr.decoding.hotword_scorer import Hotwords, HotwordScorer
+from asr.decoding.hotwords import Hotword
 from asr.decoding.hypothesis import NO_SPEECH, UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.prefix_beam import TokenScorer
@@ -78,7 +79,7 @@ class SpeechDecoder:
         self.model, self.tokenizer = model, tokenizer
         self._word_counts = torch.tensor(tokenizer.word_counts(), dtype=torch.float32)
         self.speculates = True  # a benchmark compares both
-        self._hotwords: dict[object, Hotwords] = {}
+        self._hotwords: list[tuple[tuple[Hotword, ...], float, Hotwords]] = []
 
     @torch.inference_mode()
     def encode(
@@ -115,14 +116,16 @@ class SpeechDecoder:
         return results
 
     def hotwords(self, options: DecodingOptions) -> Hotwords:
-        """Return the hotwords of options as tokens; those that were used lately are kept."""
+        """Return the hotwords of options as tokens; the last lists are kept."""
         if not options.hotwords:
             return Hotwords()
-        key = options.hotwords, options.hotword_weight
-        found = self._hotwords.get(key) or Hotwords.of(*key, self.tokenizer)
-        lately = [(k, v) for k, v in self._hotwords.items() if k != key][1 - _MOST_LISTS :]
-        self._hotwords = dict([*lately, (key, found)])
-        return found
+        words, weight = options.hotwords, options.hotword_weight
+        for known, its_weight, hotwords in self._hotwords:
+            if its_weight == weight and (known is words or known == words):
+                return hotwords
+        hotwords = Hotwords.of(words, weight, self.tokenizer)
+        self._hotwords = [(words, weight, hotwords), *self._hotwords[: _MOST_LISTS - 1]]
+        return hotwords
 
     def _search(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None

@@ -48,6 +48,7 @@ class PhraseTrie:
         for tokens, weight in phrases:
             self.most = max(self.most, weight)
             self._add(tokens, weight)
+        self._first = {token: self._step(_NONE, token) for token in self._root.next}
 
     def _add(self, tokens: Sequence[int], weight: float) -> None:
         node, worth = self._root, weight * len(tokens)
@@ -63,11 +64,16 @@ class PhraseTrie:
 
     def score(self, state: State, token: int) -> tuple[float, State]:
         """Return what a token adds or takes back, and the state of the text with it."""
-        root = self._root
-        if not state.matches and token not in root.next:
-            return 0.0, state
+        for node, _ in state.matches:
+            if token in node.next:
+                return self._step(state, token)
+        added, new = self._first.get(token, (0.0, _NONE))
+        return added - state.added, new
+
+    def _step(self, state: State, token: int) -> tuple[float, State]:
+        """Return the same where the token continues or begins a match."""
         worth, running = 0.0, []
-        for node, before in (*state.matches, (root, 0.0)):
+        for node, before in (*state.matches, (self._root, 0.0)):
             if (child := node.next.get(token)) is not None:
                 worth = max(worth, before + child.worth)
                 running.append((child, before))
@@ -90,7 +96,7 @@ class PhraseTrie:
 
     def first(self) -> list[tuple[int, float]]:
         """Return the tokens that begin phrases, with what they add to the empty text."""
-        return [(token, self.score(_NONE, token)[0]) for token in self._root.next]
+        return [(token, added) for token, (added, _) in self._first.items()]
 
     def following(self, state: State) -> list[tuple[int, float]]:
         """Return the tokens that continue matches, with what each adds."""
