@@ -31,7 +31,7 @@ from asr.model.inference.tree import PrefixTree
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
 
-_MOST_LISTS = 8  # of hotwords, kept as tokens
+_MOST_LISTS = 4  # of hotwords, kept as tokens
 
 
 class LanguageModel(Protocol):
