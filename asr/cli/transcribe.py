@@ -99,6 +99,8 @@ def transcribe(
             from asr.transcription.batch import transcribe_all
 
             bundle = Path(arguments[0])
+            if format != "json":  # the only one with a list of texts: one is found sooner
+                changes["n_best"] = 1
             results = transcribe_all(todo, bundle, device, int8, changes, jobs, on_progress)
         failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:
