@@ -325,7 +325,7 @@ def test_a_flood_is_held_back() -> None:
             raise AssertionError
 
         session = Session(RATE, never)
-        reader = asyncio.create_task(anext(session.messages()))
+        reader = asyncio.create_task(anext(session.results()))
         n_taken = 0
         try:
             async with asyncio.timeout(1):
