@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from asr.decoding.endpoint import Endpoint
 from asr.errors import AsrError
@@ -49,7 +49,7 @@ class Job:
         self._engine, self._id, self.model = engine, id, model
         self.events: asyncio.Queue[Event | messages.Streamed | ApiError] = asyncio.Queue()
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

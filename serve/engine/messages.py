@@ -111,7 +111,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Failed:
-    """A recording or a stream cannot be transcribed: `code` is for programs, `message` is a sentence."""
+    """A recording or stream cannot be transcribed: `code` is for programs, `message` a sentence."""
 
     id: int
     code: str

@@ -55,7 +55,7 @@ class Engine:
         self._reading: dict[int, float] = {}  # since when each thread reads its slice
         self._changed = threading.Condition()
         self._sending = threading.Lock()
-        self._streams = Streams(self._changed, self._send, lambda: _end())
+        self._streams = Streams(self._changed, self._send, _end)
         self._readers = ThreadPoolExecutor(2, "asr-read")
         self._batch: list[Request] = []  # of the chunks that are being recognized
         self._n_turns = 0
