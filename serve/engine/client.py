@@ -14,7 +14,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Self, TypeVar
 
-from asr.decoding.endpoint import Endpoint
 from asr.errors import AsrError
 from asr.runtime.threads import choose_threads, thread_variables
 from serve.engine import messages
@@ -123,10 +122,10 @@ class EngineClient:
         self._outbox.put(self._pipe, message)
         return job
 
-    def open(self, model: str, pcm_rate: int, endpoint: Endpoint | None) -> Stream:
+    def open(self, model: str, pcm_rate: int, silence_seconds: float | None) -> Stream:
         """Begin a stream, as `messages.Open` says. Raises as `submit` does."""
         stream = self._add(Stream(self, next(self._ids), model))
-        self.send_part(messages.Open(stream._id, model, pcm_rate, endpoint))
+        self.send_part(messages.Open(stream._id, model, pcm_rate, silence_seconds))
         return stream
 
     def send_part(self, part: messages.Open | messages.Audio) -> None:

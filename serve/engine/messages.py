@@ -6,7 +6,6 @@ the AsrError for which it cannot load a model.
 
 from dataclasses import dataclass
 
-from asr.decoding.endpoint import Endpoint
 from asr.errors import AsrError
 from asr.transcription.transcript import StreamResult, Transcript
 
@@ -36,15 +35,12 @@ class Transcribe:
 
 @dataclass(frozen=True)
 class Open:
-    """A stream of 16-bit mono PCM of `pcm_rate` Hz begins; `endpoint` is the rule of its segments.
-
-    None is the usual rule of the model.
-    """
+    """A stream of 16-bit mono PCM of `pcm_rate` Hz begins; see `Endpoint.silence_seconds`."""
 
     id: int
     model: str
     pcm_rate: int
-    endpoint: Endpoint | None = None
+    silence_seconds: float | None = None
 
 
 @dataclass(frozen=True)

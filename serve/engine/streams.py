@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import soxr
 
+from asr.decoding.endpoint import Endpoint
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.stream import Chunk, EncodedChunk, Session, encode_chunks
 from asr.transcription.timestamps import step_seconds
@@ -36,7 +37,9 @@ class Stream:
         """Feed what has come, at the model's rate; return the session."""
         rate, wanted = self.asked.pcm_rate, self.recognizer.sample_rate
         if self.session is None:
-            self.session = Session(self.recognizer, endpoint=self.asked.endpoint)
+            longest = self.recognizer.config.decoding.chunk_seconds
+            endpoint = Endpoint.within(longest, self.asked.silence_seconds)
+            self.session = Session(self.recognizer, endpoint=endpoint)
             if rate != wanted:
                 self.resampler = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
         while self.parts and not self.is_ended:

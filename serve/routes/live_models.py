@@ -4,7 +4,6 @@ import asyncio
 
 from starlette.datastructures import State
 
-from asr.decoding.endpoint import Endpoint
 from asr.transcription.transcript import Transcript
 from serve.engine.client import EngineClient
 from serve.engine.messages import Done
@@ -15,20 +14,20 @@ from serve.routes.streamed_session import StreamedSession
 
 
 def begin(
-    state: State, model: str, sample_rate: int, endpoint: Endpoint | None = None
+    state: State, model: str, sample_rate: int, silence_seconds: float | None = None
 ) -> LiveSession:
-    """Return a new session of a model; `endpoint` says where its segments end, if not as usual."""
+    """Return a new session of a model, whose segments end after so much silence, or as usual."""
     engine: EngineClient = state.engine
     deadline = state.settings.deadline_seconds
     if model in engine.streaming:
         return StreamedSession(
-            sample_rate, lambda: engine.open(model, sample_rate, endpoint), deadline
+            sample_rate, lambda: engine.open(model, sample_rate, silence_seconds), deadline
         )
 
     async def transcribe(pcm: bytes, quick: bool) -> Transcript:
         return await _transcribe(engine, model, sample_rate, pcm, quick, deadline)
 
-    return Session(sample_rate, transcribe)
+    return Session(sample_rate, transcribe, silence_seconds)
 
 
 async def _transcribe(

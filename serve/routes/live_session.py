@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from asr.audio.segmentation import split_at_silence
+from asr.decoding.endpoint import Endpoint
 from asr.transcription.transcript import Segment, StreamResult, Transcript
 
 # The longest segment in seconds; it ends at the quietest moment of its last half.
@@ -80,15 +81,26 @@ class LiveSession(ABC):
 
 
 class Session(LiveSession):
-    """A session whose running segment is recognized again and again, until it is long enough."""
+    """A session whose running segment is recognized again and again, until it is long enough.
 
-    def __init__(self, sample_rate: int, transcribe: Transcribe) -> None:
+    With `silence_seconds` it also ends after so much silence behind its text, by its tokens' times.
+    """
+
+    def __init__(
+        self, sample_rate: int, transcribe: Transcribe, silence_seconds: float | None = None
+    ) -> None:
         super().__init__(sample_rate, _LONGEST)
         self._transcribe = transcribe
+        self._endpoint: Endpoint | None = None
+        if silence_seconds:
+            self._endpoint = Endpoint.within(_LONGEST, silence_seconds)
         self._n_partial, self._partial = 0, ""  # the last partial text, and its samples
 
     async def results(self) -> AsyncGenerator[StreamResult, None]:
-        """Yield results; a segment ends at the quietest moment between its 5th and 10th second."""
+        """Yield results; a segment ends at the quietest moment between its 5th and 10th second.
+
+        That is where no pause has ended it before.
+        """
         longest = int(_LONGEST * self._rate)
         while True:
             async with self._changed:
@@ -101,6 +113,9 @@ class Session(LiveSession):
                 if segment.text != self._partial:
                     self._partial = segment.text
                     yield StreamResult(segment, False)
+                if n_samples := self._until_pause(segment):
+                    for final in await self._finish(n_samples):
+                        yield StreamResult(final, True)
             else:
                 break
         if self._reason:
@@ -113,6 +128,17 @@ class Session(LiveSession):
         """Return how many of the held samples the next segment has."""
         held_N = np.frombuffer(bytes(self._held), "<i2")
         return len(next(split_at_silence([held_N], self._rate, _LONGEST)))
+
+    def _until_pause(self, segment: Segment) -> int:
+        """Return the samples of the running segment if it ends now, up to the middle of a pause."""
+        if self._endpoint is None or (segment.text and segment.tokens is None):
+            return 0
+        seconds = segment.end - segment.start
+        silence = segment.end - segment.tokens[-1].end if segment.tokens else seconds
+        if not self._endpoint.is_reached(seconds, silence, bool(segment.text)):
+            return 0
+        cut = seconds - min(silence, self._endpoint.silence_seconds) / 2
+        return int(cut * self._rate)
 
     async def _partial_segment(self) -> Segment:
         """Return what is known of the running segment, by the quick method."""

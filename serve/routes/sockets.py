@@ -85,7 +85,7 @@ async def both(one: Awaitable[None], other: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def message_of(websocket: WebSocket, seconds: float) -> str | bytes:
+async def message_of(websocket: WebSocket, seconds: float, most: int = MAX_MESSAGE) -> str | bytes:
     """Return the next message. Raises Refusal where it is too large or none comes in time."""
     try:
         async with asyncio.timeout(seconds):
@@ -97,8 +97,8 @@ async def message_of(websocket: WebSocket, seconds: float) -> str | bytes:
     if received["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(received["code"])
     message: str | bytes = received.get("bytes") or received.get("text") or b""
-    if len(message) > MAX_MESSAGE:
-        reason = f"a message holds at most {MAX_MESSAGE} bytes: send a second or less at a time"
+    if len(message) > most:
+        reason = f"a message holds at most {most} bytes: send a second or less at a time"
         raise Refusal(1009, reason, "message_too_large")
     return message
 
@@ -118,8 +118,9 @@ def parsed(message: str | bytes, example: str) -> JsonValue:
 class Patience:
     """The time that the service waits for a client, until a thirtieth of it has come as audio."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, max_message: int = MAX_MESSAGE) -> None:
         self._most = self._left = seconds
+        self._max_message = max_message
         self._audio_before = 0.0
 
     async def message(self, websocket: WebSocket, audio_seconds: float) -> str | bytes:
@@ -130,6 +131,6 @@ class Patience:
         if audio_seconds - self._audio_before >= self._most / 30:
             self._audio_before, self._left = audio_seconds, self._most
         asked = time.monotonic()
-        message = await message_of(websocket, self._left)
+        message = await message_of(websocket, self._left, self._max_message)
         self._left -= time.monotonic() - asked
         return message

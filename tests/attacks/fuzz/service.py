@@ -41,7 +41,7 @@ class Job:
 class Engine:
     """Stands for the engine process."""
 
-    ready = True
+    ready, streaming = True, frozenset[str]()
 
     def __init__(self, *_: object) -> None:
         pass
