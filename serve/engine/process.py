@@ -181,12 +181,12 @@ class Engine:
         """Return the chunks to recognize now; none if there are none for a while."""
         limit, wait = self._settings.batch_seconds, self._settings.batch_wait
         with self._changed:
-            if len(self._streams):
-                limit = min(limit, _BATCH_BESIDE_STREAMS)
             if not len(self._queue) and not self._streams.is_due:
                 self._changed.wait(_REPORT_SECONDS)
                 if len(self._queue) and wait:
                     self._changed.wait_for(lambda: self._queue.seconds >= limit, wait)
+            if len(self._streams):
+                limit = min(limit, _BATCH_BESIDE_STREAMS)
             batch = self._queue.take(limit)
             for job in dict.fromkeys(job for job, _ in batch if job.is_paused):
                 job.is_paused = False

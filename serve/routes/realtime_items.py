@@ -125,6 +125,8 @@ class Turn:
                 if self.is_cleared:
                     return
                 await take(result)
+        if self.is_cleared:
+            return
         if not self.options.vad or (self.is_committed and not self._has_items):
             await self.item.commit()
             await self.item.complete(self.session.seconds)

@@ -20,7 +20,7 @@ from asr.tokenizer import normalize_text
 from asr.transcription import stream
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import StreamResult
-from serve.engine.messages import Audio, BatchDone, Cancel, Failed, Open, Streamed
+from serve.engine.messages import Audio, BatchDone, Cancel, Done, Failed, Open, Streamed
 from serve.routes.streamed_session import StreamedSession
 from tests.helpers import (
     LIVE_START,
@@ -35,6 +35,7 @@ from tests.helpers import (
     say,
     send_audio,
     stopped,
+    transcribe,
     wait_for,
 )
 
@@ -362,3 +363,24 @@ def test_a_cancelled_stream_is_forgotten(library: Recognizer) -> None:
         texts, _, _ = streamed(pipe, 1)
         assert not pipe.poll(0.3)
     assert texts[1] == finals(results(library, audio))
+
+
+def test_recordings_are_in_short_batches_while_streams_wait(
+    library: Recognizer,
+) -> None:
+    def longest(pipe: Any) -> float:
+        for i in range(12):
+            pipe.send(transcribe(100 + i, speech(460 + i, 2), pcm_rate=RATE))
+        seconds, n_done = 0.0, 0
+        while n_done < 12:
+            assert pipe.poll(60)
+            message = pipe.recv()
+            n_done += isinstance(message, Done)
+            if isinstance(message, BatchDone):
+                seconds = max(seconds, message.audio_seconds)
+        return seconds
+
+    with engine(library, wait=0.5) as pipe:
+        assert longest(pipe) > 30
+        pipe.send(Open(0, "m", RATE))
+        assert 10 < longest(pipe) <= 20

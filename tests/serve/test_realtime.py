@@ -194,6 +194,15 @@ def test_a_cleared_buffer_has_no_text(both: Service) -> None:
         events = until(connection, COMPLETED)
     assert len(of(events, "input_audio_buffer.cleared")) == len(of(events, COMPLETED)) == 1
     assert of(events, COMPLETED)[0].transcript == texts[0]
+    with connected(both, model="new") as connection:
+        configure(connection, turn_detection=None)
+        connection.input_audio_buffer.append(audio=as_sent(bytes(4800)))  # no chunk of it is ready
+        connection.input_audio_buffer.clear()
+        append(connection, audio)
+        connection.input_audio_buffer.commit()
+        events = until(connection, COMPLETED)
+    assert len(of(events, COMMITTED)) == 1
+    assert of(events, COMPLETED)[0].transcript == texts[0]
 
 
 @pytest.mark.parametrize(("kind", "subtype"), [("audio/pcmu", "ULAW"), ("audio/pcma", "ALAW")])
