@@ -366,6 +366,7 @@ def test_a_key_is_required_where_keys_are_set(trained_bundle):
             offered("密"),
             offered("höchst"),
             {"subprotocols": ["lrt-asr", "bearer.Yg"[:-1]]},
+            {"subprotocols": ["lrt-asr", "openai-insecure-api-key.c"]},
             {"additional_headers": {"authorization": "Bearer a"}},
         ):
             with pytest.raises(InvalidStatus) as caught, live_session(service, None, **options):
@@ -375,6 +376,7 @@ def test_a_key_is_required_where_keys_are_set(trained_bundle):
         assert service.client.get("/v1/models", headers=header).status_code == 200
         for options in (
             {"subprotocols": ["lrt-asr", "bearer.Yg"]},
+            {"subprotocols": ["lrt-asr", "openai-insecure-api-key.b"]},
             offered("höchst geheim"),
             offered("密钥à"),
             {"additional_headers": {"authorization": "Bearer b"}},
