@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from asr.cli.live import transcribe_live
 from asr.cli.options import (
     Beam,
     Confidence,
@@ -54,6 +55,14 @@ Server = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Send the recordings to a service (OpenAI's API)."),
 ]
+Live = Annotated[
+    bool,
+    typer.Option(help="Text while it arrives: standard input is raw 16-bit mono PCM, or WAV."),
+]
+Rate = Annotated[
+    int | None,
+    typer.Option(min=8000, max=384000, help="With --live: Hz of raw PCM, else the model's rate."),
+]
 _ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 Model = Annotated[str | None, typer.Option(help="The server's model, if it has several.")]
 
@@ -74,6 +83,8 @@ def transcribe(
     jobs: Jobs = 1,
     server: Server = None,
     model: Model = None,
+    live: Live = False,
+    rate: Rate = None,
 ) -> None:
     """Transcribe recordings; one that fails is reported and the others continue (exit code 1).
 
@@ -83,6 +94,14 @@ def transcribe(
 
     changes = decoding_changes(beam, method, lm, lm_weight, confidence)
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
+    if live or rate:
+        if server or out_dir or format != "txt" or not live:
+            raise ConfigError(
+                "--live prints text, of standard input: --rate is for it alone, and "
+                "--server, --out and --format are not for it"
+            )
+        transcribe_live(arguments, device, int8, changes, rate)
+        return
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
