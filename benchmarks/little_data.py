@@ -105,7 +105,7 @@ def run(case: Case, args: argparse.Namespace, measured: Path) -> list[Value]:
     return [
         case.name, hours, len({speaker_of(cut) for cut in part}), characters, epochs,
         100 * found.cer, None if found.wer is None else 100 * found.wer,
-        cost.seconds / 3600 if cost else None,
+        cost.core_seconds / 60 if cost and cost.core_seconds is not None else None,
     ]  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def main() -> None:
         record.progress(f"{rows[-1]}")
     columns = {
         "training": "", "hours": ".2f", "speakers": "d", "characters": ",d", "epochs": "d",
-        "CER (%)": ".2f", "WER (%)": ".2f", "hours of training": ".2f",
+        "CER (%)": ".2f", "WER (%)": ".2f", "core minutes": ".1f",
     }  # fmt: skip
     title = f"{args.data.name}: {args.audio:g} hours of audio in each training"
     note = f"{len(measured)} utterances of speakers that no training has."

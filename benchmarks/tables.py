@@ -54,6 +54,7 @@ THEMES = {
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",
+    "speculation": "Speculative joint search",
     "contention": "Where others need the cores",
     "gpu": "On a GPU",
     "installation": "What an installation takes",

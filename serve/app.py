@@ -16,7 +16,7 @@ from serve.metrics import Metrics
 from serve.middleware.access import AccessLogMiddleware, ApiKeyMiddleware
 from serve.middleware.limits import BodyLimitMiddleware, ConcurrencyLimitMiddleware, Load
 from serve.middleware.origin import OriginMiddleware
-from serve.routes import document, live, operations, page, transcriptions
+from serve.routes import document, live, operations, page, realtime, transcriptions
 from serve.settings import Settings
 
 
@@ -46,7 +46,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.created = {k: int(v.stat().st_mtime) for k, v in settings.models.items()}
     _add_middleware(app)
     install_handlers(app)
-    for routes in (transcriptions, operations, live, page, document):
+    for routes in (transcriptions, operations, live, realtime, page, document):
         app.include_router(routes.router)
     return app
 

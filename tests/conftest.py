@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import soundfile as sf
 import torch
+from hypothesis import settings
 
 import asr
 from asr.bundle import Bundle
@@ -31,6 +32,10 @@ from tests.helpers import (
 )
 
 Once = Callable[[str, Callable[[Path], object]], Path]
+
+# A busy machine is no failure.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -32,6 +32,8 @@ import torch
 import uvicorn
 import yaml
 from torch import Tensor, nn
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from asr.audio.recording import Recording, Source
 from asr.decoding.beam_search import BeamSearch
@@ -95,6 +97,7 @@ TEXTS = {
     "BAC009S0724W0001": "dev", "BAC009S0764W0001": "test",
 }  # fmt: skip
 URL = "/v1/audio/transcriptions"
+LIVE_START = {"sample_rate": RATE, "model": "tiny"}
 MAX_BYTES, MAX_SECONDS = 3 * 2**20, 60.0
 
 
@@ -693,4 +696,35 @@ def last_messages(pipe: Any, n: int) -> dict[int, Done | Failed]:
         message = pipe.recv()
         if isinstance(message, Done | Failed):
             found[message.id] = message
+    return found
+
+
+@contextmanager
+def live_session(
+    service: Service, start: Any = LIVE_START, **options: Any
+) -> Iterator[ClientConnection]:
+    url = f"ws://{service.host}:{service.port}/v1/live"
+    with connect(url, proxy=None, compression=None, **options) as socket:
+        with suppress(ConnectionClosed):  # it may be refused before
+            if start:
+                socket.send(json.dumps(start))
+        yield socket
+
+
+def pcm(wave: np.ndarray) -> bytes:
+    return (wave * 2**15).clip(-(2**15), 2**15 - 1).astype("<i2").tobytes()
+
+
+def send_audio(socket: ClientConnection, audio: bytes, rate: int = RATE) -> None:
+    for at in range(0, len(audio), rate // 5):
+        socket.send(audio[at : at + rate // 5])
+    socket.send('{"type": "end"}')
+
+
+def answers(socket: ClientConnection) -> list[dict[str, Any]]:
+    """All that comes until the service closes."""
+    found = []
+    with suppress(ConnectionClosed):
+        while True:
+            found.append(json.loads(socket.recv(timeout=60)))
     return found

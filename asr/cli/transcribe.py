@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from asr.cli.live import transcribe_live
 from asr.cli.options import (
     Beam,
     Confidence,
@@ -63,6 +64,14 @@ Words = Annotated[
         help="Phrases to expect, one a line; `phrase<TAB>weight` with a weight of its own.",
     ),
 ]
+Live = Annotated[
+    bool,
+    typer.Option(help="Text while it arrives: standard input is raw 16-bit mono PCM, or WAV."),
+]
+Rate = Annotated[
+    int | None,
+    typer.Option(min=8000, max=384000, help="With --live: Hz of raw PCM, else the model's rate."),
+]
 _ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 Model = Annotated[str | None, typer.Option(help="The server's model, if it has several.")]
 
@@ -84,6 +93,8 @@ def transcribe(
     jobs: Jobs = 1,
     server: Server = None,
     model: Model = None,
+    live: Live = False,
+    rate: Rate = None,
 ) -> None:
     """Transcribe recordings; one that fails is reported and the others continue (exit code 1).
 
@@ -94,6 +105,15 @@ def transcribe(
     changes = decoding_changes(beam, method, lm, lm_weight, confidence)
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
     words = read_hotwords(hotwords) if hotwords else ()
+    changes["hotwords"] = words or None
+    if live or rate:
+        if server or out_dir or format != "txt" or not live:
+            raise ConfigError(
+                "--live prints text, of standard input: --rate is for it alone, and "
+                "--server, --out and --format are not for it"
+            )
+        transcribe_live(arguments, device, int8, changes, rate)
+        return
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
@@ -110,7 +130,9 @@ def transcribe(
         else:
             from asr.transcription.batch import transcribe_all
 
-            bundle, changes = Path(arguments[0]), {**changes, "hotwords": words or None}
+            bundle = Path(arguments[0])
+            if format != "json":  # the only one with a list of texts: one is found sooner
+                changes["n_best"] = 1
             results = transcribe_all(todo, bundle, device, int8, changes, jobs, on_progress)
         failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:

@@ -21,12 +21,16 @@ class Endpoint(FrozenModel):
     longest_seconds: Seconds = 20.0
 
     @classmethod
-    def within(cls, seconds: float | None) -> "Endpoint":
-        """Return the usual rule for a model whose segments have so many seconds at most."""
+    def within(cls, seconds: float | None, silence_seconds: float | None = None) -> "Endpoint":
+        """Return the usual rule for a model whose segments have so many seconds at most.
+
+        `silence_seconds` is what a client asks for.
+        """
         usual = cls()
-        if seconds is None or seconds >= usual.longest_seconds:
-            return usual
-        return cls(idle_seconds=min(usual.idle_seconds, seconds), longest_seconds=seconds)
+        longest = min(usual.longest_seconds, seconds or usual.longest_seconds)
+        silence = min(silence_seconds or usual.silence_seconds, longest)
+        idle = min(max(usual.idle_seconds, silence), longest)
+        return cls(silence_seconds=silence, idle_seconds=idle, longest_seconds=longest)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

@@ -41,7 +41,7 @@ class DecodingOptions(FrozenModel):
     ctc_weight: Share = 0.0
     lm: LocalPath | None = None
     lm_weight: Annotated[float, Field(ge=0)] = 0.0
-    n_best: Width = 1
+    n_best: Width = 5
     speech_threshold: Share = 0.1
     confidence_threshold: Share | None = None
     chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None

@@ -15,13 +15,15 @@ UNKNOWN = "unknown"
 class Cost(FrozenModel):
     """The cost of all sessions of a run; None is not measured.
 
-    `seconds` is wall time from the first batch to the last epoch's validation; `operations`
-    counts those of forward and backward passes in training (see `operations_of_step`);
-    `energy_kwh` is the energy of processor, memory and GPUs: `metered_kwh` of it came from a meter,
-    and codecarbon estimated the rest; `co2_kg` is the CO2 of the electricity of `grid`.
+    `seconds` is wall time from the first batch to the last epoch's validation; `core_seconds` is
+    the processor's time meanwhile, of a run in one process and its readers; `operations` counts
+    those of forward and backward passes in training (see `operations_of_step`); `energy_kwh` is
+    the energy of processor, memory and GPUs: `metered_kwh` of it came from a meter, and codecarbon
+    estimated the rest; `co2_kg` is the CO2 of the electricity of `grid`.
     """
 
     seconds: NonNegativeFloat = 0.0
+    core_seconds: NonNegativeFloat | None = None
     operations: NonNegativeFloat = 0.0
     energy_kwh: NonNegativeFloat | None = 0.0
     metered_kwh: NonNegativeFloat | None = 0.0
@@ -31,7 +33,14 @@ class Cost(FrozenModel):
     def __add__(self, later: "Cost") -> "Cost":
         """Return the sum; a value that is unknown in one is unknown in the sum."""
         values: dict[str, Any] = {"grid": later.grid or self.grid}
-        for name in ("seconds", "operations", "energy_kwh", "metered_kwh", "co2_kg"):
+        for name in (
+            "seconds",
+            "core_seconds",
+            "operations",
+            "energy_kwh",
+            "metered_kwh",
+            "co2_kg",
+        ):
             a, b = getattr(self, name), getattr(later, name)
             values[name] = None if a is None or b is None else a + b
         return Cost(**values)
@@ -41,10 +50,15 @@ class Cost(FrozenModel):
         co2 = f"{self.co2_kg or 0:.3g} kg (electricity of {self.grid})"
         return {
             "training time": f"{self.seconds / 60:.1f} min",
+            "processor time of training": self.core_text(),
             "floating-point operations of training": f"{self.operations:.3g}",
             "energy of training": self.energy_text(),
             "CO2 of training": UNKNOWN if self.co2_kg is None else co2,
         }
+
+    def core_text(self) -> str:
+        """Return the processor time in core minutes."""
+        return UNKNOWN if self.core_seconds is None else f"{self.core_seconds / 60:.1f} core min"
 
     def energy_text(self) -> str:
         """Return the energy, and the share of it that was metered."""

@@ -1,6 +1,7 @@
 """Measure what a run costs, over all its sessions."""
 
 import logging
+import os
 import time
 from typing import Any
 
@@ -24,8 +25,9 @@ class CostMeter(Callback):
 
     def __init__(self, bundle: Bundle) -> None:
         self.operations_of = operations_of_step(bundle.model, bundle.config.features.n_freqs)
-        self.before = Cost()
+        self.before = Cost(core_seconds=0.0)
         self.start: float | None = None
+        self.core_start: float | None = None
         self.operations = 0.0
         self.energy: Energy | None = None
 
@@ -35,14 +37,17 @@ class CostMeter(Callback):
         if self.start is None:
             return self.before
         seconds = time.monotonic() - self.start
+        cores = None if self.core_start is None else _core_seconds() - self.core_start
         energy = self.energy.read() if self.energy else _UNKNOWN
-        return self.before + Cost(seconds=seconds, operations=self.operations, **energy)
+        now = Cost(seconds=seconds, core_seconds=cores, operations=self.operations, **energy)
+        return self.before + now
 
     def setup(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         """Begin a session. The first process of a run measures for all, if on one machine."""
         if trainer.is_global_zero and trainer.num_nodes == 1:
             self.energy = Energy.of("process" if trainer.world_size == 1 else "machine")
         self.start = time.monotonic()
+        self.core_start = _core_seconds() if trainer.world_size == 1 else None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -68,6 +73,11 @@ class CostMeter(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the cost of earlier sessions."""
         self.before = Cost.model_validate(state_dict)
+
+
+def _core_seconds() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 class Energy:

@@ -62,26 +62,46 @@ class Chunk:
     steps: int
 
 
-@torch.inference_mode()
+@dataclass
+class EncodedChunk:
+    """What the encoder and its CTC head made of a chunk, and the state of the encoder after it."""
+
+    memory_CD: Tensor
+    logp_CV: Tensor
+    state: EncoderState
+
+
 def advance(recognizer: "Recognizer", sessions: Sequence["Session"]) -> list[list[StreamResult]]:
     """Compute the next chunk of each of these sessions, which are ready, as one batch.
 
     Their chunks are of the same length, but for the last of a stream.
     """
-    model, device = recognizer.model, recognizer.device
     chunks = [session.next_chunk() for session in sessions]
+    encoded = encode_chunks(recognizer, [s.state for s in sessions], chunks)
+    return [session.take(each) for session, each in zip(sessions, encoded, strict=True)]
+
+
+@torch.inference_mode()
+def encode_chunks(
+    recognizer: "Recognizer", states: Sequence[EncoderState], chunks: Sequence[Chunk]
+) -> list[EncodedChunk]:
+    """Encode chunks of several sessions as one batch; the states are not changed."""
+    model, device = recognizer.model, recognizer.device
     longest = max(len(chunk.feats_TF) for chunk in chunks)
     feats = [pad(c.feats_TF, (0, 0, 0, longest - len(c.feats_TF))) for c in chunks]
     steps_B = torch.tensor([chunk.steps for chunk in chunks], device=device)
-    state = EncoderState.join([session.state for session in sessions])
+    state = EncoderState.join(states)
     memory_BCD = model.encode_chunk(torch.stack(feats).to(device), steps_B, state)
     assert model.ctc_head is not None, "a model with a streaming encoder has a CTC head"
     logp_BCV = model.ctc_head(memory_BCD).log_softmax(-1)
-    results = []
-    for b, (session, chunk) in enumerate(zip(sessions, chunks, strict=True)):
-        session.state = state.select(torch.tensor([b], device=device))
-        results.append(session.take(memory_BCD[b, : chunk.steps], logp_BCV[b, : chunk.steps]))
-    return results
+    return [
+        EncodedChunk(
+            memory_BCD[b, : chunk.steps].clone(),  # a view would keep those of the others
+            logp_BCV[b, : chunk.steps].clone(),
+            state.select(torch.tensor([b], device=device)),
+        )
+        for b, chunk in enumerate(chunks)
+    ]
 
 
 class Session:
@@ -150,6 +170,11 @@ class Session:
         """Return the number of samples that it holds, those of the running segment."""
         return self._n_samples
 
+    @property
+    def start(self) -> float:
+        """Return where the running segment begins, in seconds from the stream's start."""
+        return self._seconds(0)
+
     def end(self) -> None:
         """Say that no more samples come."""
         self._is_ended = True
@@ -185,11 +210,13 @@ class Session:
         self._n_frames, self._tail_TF = until, feats_TF[FRAMES_PER_STEP * steps :]
         return Chunk(pad(feats_TF, (0, 0, 0, wanted - until)), steps)
 
-    def take(self, memory_CD: Tensor, logp_CV: Tensor) -> list[StreamResult]:
-        """Take what the encoder and its CTC head made of a chunk; return what is new."""
-        self._memories.append(memory_CD)
-        self._logps.append(logp_CV)
-        self._path.extend(logp_CV)
+    @torch.inference_mode()
+    def take(self, chunk: EncodedChunk) -> list[StreamResult]:
+        """Take the next chunk, as it is encoded; return what is new."""
+        self.state = chunk.state
+        self._memories.append(chunk.memory_CD)
+        self._logps.append(chunk.logp_CV)
+        self._path.extend(chunk.logp_CV)
         path, seconds = self._path, step_seconds(self._recognizer.config)
         length, silence = path.n_steps * seconds, path.trailing_blanks * seconds
         if not self._endpoint.is_reached(length, silence, bool(path.tokens)):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Self, TypeVar
 
 from asr.decoding.hotwords import Hotword
 from asr.errors import AsrError
@@ -46,9 +47,9 @@ class Job:
 
     def __init__(self, engine: "EngineClient", id: int, model: str) -> None:
         self._engine, self._id, self.model = engine, id, model
-        self.events: asyncio.Queue[Event | ApiError] = asyncio.Queue()
+        self.events: asyncio.Queue[Event | messages.Streamed | ApiError] = asyncio.Queue()
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,16 +57,43 @@ class Job:
 
     async def next(self) -> Event:
         """Return the next event. Raises ApiError where the recording cannot be recognized."""
+        event = await self._next()
+        assert not isinstance(event, messages.Streamed), "a recording is no stream"
+        return event
+
+    async def _next(self) -> Event | messages.Streamed:
         event = await self.events.get()
         if isinstance(event, ApiError):
             raise event
         return event
 
 
+class Stream(Job):
+    """Audio that arrives, in the engine."""
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._engine._outbox.drop_parts(self._id)
+
+    async def news(self) -> messages.Streamed:
+        """Return what is new of it, chunk by chunk. Raises ApiError where it cannot go on."""
+        event = await self._next()
+        assert isinstance(event, messages.Streamed), "a stream is no recording"
+        return event
+
+    def send(self, pcm: bytes, is_last: bool = False) -> None:
+        """Send more audio."""
+        self._engine.send_part(messages.Audio(self._id, pcm, is_last))
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
+
+
 class EngineClient:
     """The engine process, restarted when it dies or hangs.
 
-    `hold` counts bytes of recordings whose requests have ended, while the pipe takes them. Raises
+    `hold` counts bytes of recordings whose requests have ended, while the pipe takes them;
+    `streaming` names the models with a streaming encoder. Raises
     BundleError or ConfigError where the process cannot load the models of the settings.
     """
 
@@ -91,12 +119,32 @@ class EngineClient:
 
         Raises ApiError 503 while no engine process is ready.
         """
-        if not self.ready:
-            raise unavailable("the model is being loaded: try again soon", retry_after=5)
-        job = Job(self, next(self._ids), model)
-        self._jobs[job._id] = job
+        job = self._add(Job(self, next(self._ids), model))
         message = messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick, hotwords)
         self._outbox.put(self._pipe, message)
+        return job
+
+    def open(
+        self,
+        model: str,
+        pcm_rate: int,
+        silence_seconds: float | None,
+        hotwords: tuple[Hotword, ...] = (),
+    ) -> Stream:
+        """Begin a stream, as `messages.Open` says. Raises as `submit` does."""
+        stream = self._add(Stream(self, next(self._ids), model))
+        self.send_part(messages.Open(stream._id, model, pcm_rate, silence_seconds, hotwords))
+        return stream
+
+    def send_part(self, part: messages.Open | messages.Audio) -> None:
+        """Send a part of a stream; nothing if that has ended."""
+        if part.id in self._jobs:
+            self._outbox.put_part(self._pipe, part)
+
+    def _add(self, job: AnyJob) -> AnyJob:
+        if not self.ready:
+            raise unavailable("the model is being loaded: try again soon", retry_after=5)
+        self._jobs[job._id] = job
         return job
 
     def cancel(self, id: int) -> None:
@@ -139,6 +187,7 @@ class EngineClient:
         if isinstance(answer, AsrError):
             self._process.wait()
             raise answer
+        self.streaming = answer.streaming
         self._loaded, self._last_message = True, time.monotonic()
         self._started = self._last_message
 
@@ -200,6 +249,11 @@ class EngineClient:
             case messages.Partial():
                 if job := self._jobs.get(message.id):
                     job.events.put_nowait(message)
+            case messages.Streamed():
+                if job := self._jobs.get(message.id):
+                    job.events.put_nowait(message)
+                    if message.is_last:
+                        del self._jobs[message.id]
             case messages.Done():
                 if job := self._jobs.pop(message.id, None):
                     self._metrics.wait.observe(message.wait_seconds)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from asr.decoding.hotwords import Hotword
 from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
 from asr.transcription.chunks import Chunk, ChunkedRecording
@@ -34,9 +35,16 @@ class Job:
 
 def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOptions:
     """Return a model's options, with the hotwords of a request, or with greedy CTC if `quick`."""
-    options, changes = recognizer.config.decoding, dict[str, object]()
+    options = recognizer.config.decoding
     if asked.quick and recognizer.model.ctc_head is not None:
-        changes = {"method": "ctc_greedy", "lm_weight": 0.0, "hotwords": None}
-    elif asked.hotwords:
-        changes = {"hotwords": (*(options.hotwords or ()), *asked.hotwords)}
-    return options.model_copy(update=changes)
+        return options.model_copy(
+            update={"method": "ctc_greedy", "lm_weight": 0.0, "hotwords": None}
+        )
+    return with_hotwords(options, asked.hotwords)
+
+
+def with_hotwords(options: DecodingOptions, hotwords: tuple[Hotword, ...]) -> DecodingOptions:
+    """Return options with these hotwords behind those that they have."""
+    if not hotwords:
+        return options
+    return options.model_copy(update={"hotwords": (*(options.hotwords or ()), *hotwords)})

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from asr.decoding.hotwords import Hotword
 from asr.errors import AsrError
-from asr.transcription.transcript import Transcript
+from asr.transcription.transcript import StreamResult, Transcript
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The models are loaded."""
+    """The models are loaded; `streaming` names those with a streaming encoder."""
+
+    streaming: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,28 @@ class Transcribe:
 
 
 @dataclass(frozen=True)
+class Open:
+    """A stream of 16-bit mono PCM of `pcm_rate` Hz begins; see `Endpoint.silence_seconds`."""
+
+    id: int
+    model: str
+    pcm_rate: int
+    silence_seconds: float | None = None
+    hotwords: tuple[Hotword, ...] = ()
+
+
+@dataclass(frozen=True)
+class Audio:
+    """More of a stream; the last part says so."""
+
+    id: int
+    pcm: bytes
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
 class Cancel:
-    """A recording that the client no longer waits for."""
+    """A recording or a stream that the client no longer waits for."""
 
     id: int
 
@@ -77,13 +99,23 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Streamed:
+    """What is new of a stream, whose running segment begins at `start` seconds."""
+
+    id: int
+    results: tuple[StreamResult, ...]
+    start: float
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
 class Failed:
-    """A recording cannot be transcribed: `code` is for programs, `message` is a sentence."""
+    """A recording or stream cannot be transcribed: `code` is for programs, `message` a sentence."""
 
     id: int
     code: str
     message: str
 
 
-ToEngine = Transcribe | Cancel
-FromEngine = Ready | AsrError | Alive | BatchDone | Partial | Done | Failed
+ToEngine = Transcribe | Open | Audio | Cancel
+FromEngine = Ready | AsrError | Alive | BatchDone | Partial | Done | Streamed | Failed

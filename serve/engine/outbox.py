@@ -1,6 +1,7 @@
 """Recordings on their way into the pipe to the engine, which takes none while it stands still."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,13 +14,14 @@ class Outbox:
     """Sends messages in their order by a thread of its own; all methods belong to the event loop.
 
     A recording that nothing waits for any more is dropped, unless the pipe is taking it: then
-    `hold` counts its bytes until it is taken.
+    `hold` counts its bytes until it is taken. So are the parts of a stream.
     """
 
     def __init__(self, hold: Callable[[int], None]) -> None:
         self._hold = hold
         self._thread = ThreadPoolExecutor(1, "asr-send")
         self._waiting: dict[int, messages.Transcribe] = {}
+        self._parts: dict[int, deque[messages.Open | messages.Audio]] = {}
         self._sent: dict[int, tuple[asyncio.Future[None], int]] = {}
 
     def put(self, pipe: Connection, message: messages.Transcribe) -> None:
@@ -30,8 +32,17 @@ class Outbox:
         self._sent[id] = sent, len(message.audio)
         sent.add_done_callback(lambda _: self._sent.pop(id))
 
+    def put_part(self, pipe: Connection, message: messages.Open | messages.Audio) -> None:
+        """Send a part of a stream."""
+        self._parts.setdefault(message.id, deque()).append(message)
+        self._run(self._send_part, pipe, message.id)
+
+    def drop_parts(self, id: int) -> None:
+        """Drop the parts of a stream that the pipe has not begun to take."""
+        self._parts.pop(id, None)
+
     def cancel(self, pipe: Connection, id: int) -> None:
-        """Drop a recording, or have the engine drop it."""
+        """Drop a recording, or have the engine drop it or a stream."""
         if self._waiting.pop(id, None):
             return
         if id in self._sent:
@@ -43,6 +54,7 @@ class Outbox:
     def clear(self) -> None:
         """Drop what the pipe has not begun to take."""
         self._waiting.clear()
+        self._parts.clear()
 
     def close(self) -> None:
         """End the thread, as soon as the pipe lets it."""
@@ -55,6 +67,10 @@ class Outbox:
     def _send_waiting(self, pipe: Connection, id: int) -> None:
         if message := self._waiting.pop(id, None):
             _send(pipe, message)
+
+    def _send_part(self, pipe: Connection, id: int) -> None:
+        if parts := self._parts.get(id):
+            _send(pipe, parts.popleft())
 
 
 def _send(pipe: Connection, message: messages.ToEngine) -> None:

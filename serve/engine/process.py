@@ -3,7 +3,8 @@
 `serve.engine.client` starts and restarts it.
 It is a process and not a thread, so that the event loop shares no interpreter lock with torch, a
 crash or a hang breaks no connection, and its memory is its own. One thread reads the pipe, two
-read recordings into chunks, one reports progress, and the main thread recognizes batches of chunks.
+read recordings into chunks, one reports progress, and the main thread recognizes batches of chunks,
+in turns with those of streams.
 """
 
 import io
@@ -19,15 +20,17 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-import asr
 from asr.audio.recording import Samples
 from asr.decoding.request import Request
-from asr.errors import AsrError, AudioError, is_out_of_memory
+from asr.errors import AsrError, AudioError
 from asr.transcription.chunks import Chunk
 from asr.transcription.recognizer import Recognizer, result_of
 from serve.engine import messages
+from serve.engine.faults import breaks_the_gpu, failure
 from serve.engine.job import Job, options_of
+from serve.engine.models import load, streaming_names
 from serve.engine.queue import FairQueue
+from serve.engine.streams import Streams
 from serve.logs import configure_logging
 from serve.settings import Settings
 
@@ -35,6 +38,7 @@ logger = logging.getLogger("serve.engine.process")
 
 # Seconds of audio that is read ahead, in addition to one chunk of each recording.
 _AHEAD_SECONDS = 320.0
+_BATCH_BESIDE_STREAMS = 20.0  # the longest batch in seconds while streams are open, which wait
 _REPORT_SECONDS = 0.5
 
 
@@ -51,6 +55,7 @@ class Engine:
         self._reading: dict[int, float] = {}  # since when each thread reads its slice
         self._changed = threading.Condition()
         self._sending = threading.Lock()
+        self._streams = Streams(self._changed, self._send, _end)
         self._readers = ThreadPoolExecutor(2, "asr-read")
         self._batch: list[Request] = []  # of the chunks that are being recognized
         self._n_turns = 0
@@ -63,8 +68,9 @@ class Engine:
             self.recognize_next()
 
     def recognize_next(self) -> None:
-        """Recognize a batch, or wait a little for one."""
+        """Advance the streams and recognize a batch, or wait a little for either."""
         self._n_turns += 1
+        self._streams.advance()
         if batch := self._next_batch():
             self._recognize(batch)
 
@@ -87,16 +93,25 @@ class Engine:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._pipe.recv()
-                if not isinstance(message, messages.Cancel):
-                    self._accept(message)
-                elif job := self._jobs.get(message.id):
-                    self._remove(job)
+                self._receive(self._pipe.recv())
         except (EOFError, OSError):
             pass  # the service has ended
         except Exception:
             logger.exception("the pipe cannot be read any more")
         _end()
+
+    def _receive(self, message: messages.ToEngine) -> None:
+        match message:
+            case messages.Transcribe():
+                self._accept(message)
+            case messages.Open():
+                self._streams.open(message, self._recognizers[message.model])
+            case messages.Audio():
+                self._streams.put(message)
+            case messages.Cancel():
+                self._streams.drop(message.id)
+                if job := self._jobs.get(message.id):
+                    self._remove(job)
 
     def _accept(self, asked: messages.Transcribe) -> None:
         source: Samples | io.BytesIO = io.BytesIO(asked.audio)
@@ -167,10 +182,12 @@ class Engine:
         """Return the chunks to recognize now; none if there are none for a while."""
         limit, wait = self._settings.batch_seconds, self._settings.batch_wait
         with self._changed:
-            if not len(self._queue):
+            if not len(self._queue) and not self._streams.is_due:
                 self._changed.wait(_REPORT_SECONDS)
                 if len(self._queue) and wait:
                     self._changed.wait_for(lambda: self._queue.seconds >= limit, wait)
+            if len(self._streams):
+                limit = min(limit, _BATCH_BESIDE_STREAMS)
             batch = self._queue.take(limit)
             for job in dict.fromkeys(job for job, _ in batch if job.is_paused):
                 job.is_paused = False
@@ -205,7 +222,7 @@ class Engine:
 
     def _isolate(self, batch: list[tuple[Job, Chunk]], error: Exception) -> None:
         """Recognize each chunk of a failed batch alone, so that only the culprit's job fails."""
-        is_broken = _breaks_the_gpu(error)
+        is_broken = breaks_the_gpu(error)
         if is_broken or len(batch) == 1:
             for job, _ in batch:
                 self._fail(job, error)
@@ -243,9 +260,7 @@ class Engine:
 
     def _fail(self, job: Job, error: Exception) -> None:
         if self._remove(job):
-            logger.error("a recording failed", exc_info=error)
-            code = "out_of_memory" if is_out_of_memory(error) else "failed"
-            self._send(messages.Failed(job.asked.id, code, ""))
+            self._send(failure(job.asked.id, error))
 
     def _send(self, message: messages.FromEngine) -> None:
         with self._sending:
@@ -260,12 +275,6 @@ def _end() -> None:
     os._exit(0)
 
 
-def _breaks_the_gpu(error: Exception) -> bool:
-    """Tell whether all later work on the GPU fails too (a failed assertion)."""
-    is_gpu = type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
-    return is_gpu and not is_out_of_memory(error)
-
-
 def main() -> None:
     """Load the models that the first message names, and serve until the pipe is closed."""
     configure_logging()
@@ -274,18 +283,13 @@ def main() -> None:
     pipe: Connection = Connection(int(sys.argv[1]))
     try:
         settings: Settings = pipe.recv()
-        recognizers = {
-            name: asr.load(folder, settings.device, settings.int8)
-            for name, folder in settings.models.items()
-        }
-        for recognizer in recognizers.values():  # now: reading it reports no progress
-            recognizer.language_model(recognizer.config.decoding)
+        recognizers = load(settings)
     except EOFError:
         return
     except AsrError as error:
         pipe.send(error)
         return
-    pipe.send(messages.Ready())
+    pipe.send(messages.Ready(streaming_names(recognizers)))
     Engine(pipe, recognizers, settings).run()
 
 

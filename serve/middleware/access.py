@@ -108,13 +108,15 @@ class ApiKeyMiddleware:
 def _authorization(headers: Headers) -> str:
     """Return the Authorization header, or what the WebSocket of a page offers in its place.
 
-    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding. Both carry the
-    key as UTF-8 decoded as Latin-1.
+    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding, or as OpenAI's
+    client has it, the key itself. All carry the key as UTF-8 decoded as Latin-1.
     """
     if "authorization" in headers:
         return headers["authorization"]
     for offered in headers.get("sec-websocket-protocol", "").split(","):
         kind, _, key = offered.strip().partition(".")
+        if kind == "openai-insecure-api-key":
+            return f"Bearer {key}"
         if kind == "bearer":
             with suppress(ValueError):
                 decoded = base64.urlsafe_b64decode(key + "=" * (-len(key) % 4))

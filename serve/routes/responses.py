@@ -1,6 +1,7 @@
 """Transcripts as the bodies of responses."""
 
 import zlib
+from collections.abc import Sequence
 from math import log
 
 from asr.tokenizer import normalize_text
@@ -18,7 +19,7 @@ def brief(transcript: Transcript, form: TranscriptionForm) -> schemas.TextDone:
     return schemas.TextDone(
         text=transcript.text,
         usage=schemas.Usage(seconds=transcript.duration),
-        logprobs=_logprobs(transcript, form),
+        logprobs=logprobs(transcript.segments) if "logprobs" in form.include else None,
         warnings=list(transcript.warnings) or None,
     )
 
@@ -86,12 +87,11 @@ def _segment(index: int, segment: Segment) -> schemas.VerboseSegment:
     )
 
 
-def _logprobs(transcript: Transcript, form: TranscriptionForm) -> list[schemas.Logprob] | None:
-    if "logprobs" not in form.include:
-        return None
+def logprobs(segments: Sequence[Segment]) -> list[schemas.Logprob]:
+    """Return the tokens of segments, as far as their times are known, with their confidences."""
     return [
         schemas.Logprob(token=token.text, bytes=list(token.text.encode()), logprob=_log(confidence))
-        for segment in transcript.segments
+        for segment in segments
         if segment.tokens is not None
         for token, confidence in zip(segment.tokens, segment.confidences, strict=True)
     ]

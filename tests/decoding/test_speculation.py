@@ -219,16 +219,8 @@ def test_any_draft_leads_to_the_same_text(
     ctc = CtcPrefixScorer(encoded.logp_BSV, steps, 2)
     (expected,) = search(JointScorer(decoder.step, state, ctc), steps)
     monkeypatch.setattr(speculation, "_LEAST_SCORE", -torch.inf)
-    for claimed in (
-        -30.0,
-        -9.0,
-        -3.0,
-        0.0,
-        3.0,
-        6.0,
-        12.0,
-        30.0,
-    ):  # of its CTC score; 30 is more than any text has
+    # Its CTC score; 30 is more than any text has.
+    for claimed in (-30.0, -9.0, -3.0, 0.0, 3.0, 6.0, 12.0, 30.0):
         found = search_one(
             search, PrefixTree(decoder, encoded.memory_BSD, encoded.mask_BS),
             Hypothesis(draft, 0.0, None, claimed, "eos"),
@@ -237,6 +229,38 @@ def test_any_draft_leads_to_the_same_text(
         assert found
         assert found[0][0].tokens == expected[0].tokens
         assert found[0][0].score == pytest.approx(expected[0].score, abs=1e-4)
+
+
+class Misleading(FastDecoder):
+    """A decoder that begins with token 4 rather than 5, and then finds few texts likely."""
+
+    def _logp(self, last: list[int]) -> Tensor:
+        shares = {SOS: {4: 60, 5: 40}, 4: {6: 0.1, EOS: 0.01}, 5: {EOS: 60}, 6: {EOS: 60}}
+        p_NV = torch.full((len(last), V), 0.02)
+        for row, token in zip(p_NV, last, strict=True):
+            for following, p in shares.get(token, {}).items():
+                row[following] = p
+        return p_NV.log().log_softmax(-1)
+
+    def step(self, tokens_BW: Tensor, state):  # type: ignore[no-untyped-def, override]
+        super().step(tokens_BW, state)
+        return self._logp(tokens_BW.flatten().tolist()).view(*tokens_BW.shape, V)
+
+    def expand(self, tokens, depths, state):  # type: ignore[no-untyped-def]
+        super().expand(tokens, depths, state)
+        return self._logp(tokens)
+
+
+def test_where_the_draft_is_better_than_what_a_beam_finds_the_beam_counts() -> None:
+    """A beam of one takes token 4; of what follows, the draft's score leaves the worse part."""
+    recognizer, encoded = build(0, "dense")
+    recognizer.model.decoder = Misleading(recognizer.model.decoder)
+    p_SV = torch.full((S, V), 1e-4)
+    p_SV[0, 4], p_SV[0, 5], p_SV[1:, 0], p_SV[1:, 6] = 0.45, 0.55, 0.9, 0.05
+    mask = torch.ones(1, S, dtype=torch.bool)
+    encoded = replace(encoded, mask_BS=mask, logp_BSV=p_SV.log().log_softmax(-1)[None])
+    found, expected = both(recognizer, encoded, DecodingOptions(beam_size=1, ctc_weight=0.3), None)
+    assert [h.tokens for h in found] == [h.tokens for h in expected] == [(4, 6)]
 
 
 def test_a_cancelled_request_ends_at_once() -> None:

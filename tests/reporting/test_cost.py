@@ -1,6 +1,7 @@
 """The cost of a run: against PyTorch's counter, summed over sessions, unknown where unmeasured."""
 
 import logging
+import os
 import re
 import socket
 import sys
@@ -61,6 +62,10 @@ def test_what_is_unknown_of_one_session_is_unknown_of_the_run() -> None:
     )
     assert (known + known).energy_kwh == 1.0 and (known + known).seconds == 120
     assert Cost() + known == known
+    assert known.facts()["processor time of training"] == "unknown"
+    half = known.model_copy(update={"core_seconds": 30.0})
+    assert (half + half).facts()["processor time of training"] == "1.0 core min"
+    assert (half + known).core_seconds is None
     blind = Cost(seconds=30, operations=1e9, energy_kwh=None, metered_kwh=None, co2_kg=None)
     for both in (known + blind, blind + known):
         assert both.energy_kwh is None and both.co2_kg is None and both.seconds == 90
@@ -101,6 +106,8 @@ def test_a_resumed_run_adds_its_sessions_up(
     assert first and both and at_once
     assert both.operations == pytest.approx(at_once.operations, rel=0.05)
     assert 0 < first.operations < both.operations and 0 < first.seconds < both.seconds
+    assert first.core_seconds and both.core_seconds and both.core_seconds > first.core_seconds > 0
+    assert first.core_seconds <= 1.1 * (os.cpu_count() or 1) * first.seconds
     assert first.energy_kwh and both.energy_kwh and both.energy_kwh > first.energy_kwh > 0
     assert both.co2_kg and both.co2_kg > 0 and both.grid == "the world's mean"
     assert both.metered_kwh is not None and 0 <= both.metered_kwh <= both.energy_kwh

@@ -88,7 +88,7 @@ def test_a_quota_limits_the_threads_and_the_jobs(
     assert chosen.number == usable_cpus(root) == number
     needed = thread_variables(chosen)
     if number == CORES:  # the libraries find it themselves
-        assert needed == {"OMP_WAIT_POLICY": "PASSIVE"}
+        assert needed == {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
     else:
         assert "quota" in str(chosen)
         numbers = {name: value for name, value in needed.items() if name.endswith("NUM_THREADS")}
@@ -142,12 +142,13 @@ def test_what_is_asked_for_bounds_every_pool_and_a_way_of_waiting_stays(
         set_threads(choose_threads(3, root))
         assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
         assert os.environ.get("OMP_WAIT_POLICY") == ("ACTIVE" if "WAIT" in name else None)
+        assert os.environ.get("GOMP_SPINCOUNT") == ("100" if "SPIN" in name else None)
         monkeypatch.delenv(name)
 
 
 def test_the_engine_of_the_service_gets_the_variables_however_it_was_started() -> None:
     found = _environment()
-    assert found["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert (found["OMP_WAIT_POLICY"], found["GOMP_SPINCOUNT"]) == ("PASSIVE", "10000")
     assert found.get("OMP_NUM_THREADS", str(CORES)) == str(choose_threads().number)
 
 

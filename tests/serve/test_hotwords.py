@@ -1,14 +1,19 @@
 """Hotwords of requests and of live sessions: each its own, and not too many."""
 
+import base64
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 import soundfile as sf
 from websockets.sync.client import connect
 
-from tests.helpers import RATE, Service, mistuned, run_cli
+import asr
+from tests.helpers import RATE, Service, mistuned, run_cli, running, say
 
 
 def recording() -> tuple[bytes, bytes, str]:
@@ -68,6 +73,61 @@ def test_a_live_session_has_its_own_hotwords(trained_service: Service, as_list: 
         socket.send(json.dumps(start | {"hotwords": ["三"] * 1001}))
         error = json.loads(socket.recv())["error"]
         assert error["param"] == "hotwords" and "1001" in error["message"]
+
+
+def test_a_streamed_session_has_its_own_hotwords(streaming_bundle: Path) -> None:
+    wave, tones = say(4, 21)
+    said = "".join(text for text, _, _ in tones)
+    phrase = said[0] + next(c for c in "一二三四五" if c != said[1]) + said[2]
+    model = asr.load(streaming_bundle, "cpu")
+    wanted = [
+        "".join(
+            r.text for r in model.stream([wave.astype("float32")], hotwords=words) if r.is_final
+        )
+        for words in ((), [(phrase, 6.0)])
+    ]
+    assert wanted[0] != wanted[1]
+    with running(streaming_bundle) as service:
+        url = f"ws://{service.host}:{service.port}/v1/live"
+        for text, hotwords in zip(wanted, ("", f"{phrase}\t6"), strict=True):
+            with connect(url, proxy=None) as socket:
+                start = {"sample_rate": RATE, "model": "whisper-1", "hotwords": hotwords}
+                socket.send(json.dumps(start))
+                socket.send((wave * 2**15).astype("<i2").tobytes())
+                socket.send(json.dumps({"type": "end"}))
+                *_, end = map(json.loads, socket)
+            assert end["text"] == text
+
+
+def test_names_in_a_realtime_prompt_are_hotwords(trained_service: Service) -> None:
+    _, pcm, phrase = recording()
+    texts = []
+    url = f"http://{trained_service.host}:{trained_service.port}/v1"
+    client = openai.OpenAI(api_key="none", base_url=url)
+    options: Any = {"proxy": None}
+    with client.realtime.connect(
+        extra_query={"intent": "transcription"}, websocket_connection_options=options
+    ) as connection:
+        for prompt in ("你好！", f"请听：{phrase}。"):
+            audio = {
+                "format": {"type": "audio/pcm", "rate": RATE},
+                "transcription": {"prompt": prompt}, "turn_detection": None,
+            }  # fmt: skip
+            session: Any = {"type": "transcription", "audio": {"input": audio}}
+            connection.session.update(session=session)
+            connection.input_audio_buffer.append(audio=base64.b64encode(pcm).decode())
+            connection.input_audio_buffer.commit()
+            texts += [e.transcript for e in _until_completed(connection)]
+    assert [phrase in text for text in texts] == [False, True]
+
+
+def _until_completed(connection: Any) -> Iterator[Any]:
+    while True:
+        event = connection.recv()
+        assert event.type != "error", event
+        if event.type.endswith("transcription.completed"):
+            yield event
+            return
 
 
 def test_the_client_sends_its_list(trained_service: Service, tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile as sf
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import ClientConnection
 
 import asr
 from asr.evaluation.tune import write_weights
@@ -28,28 +26,26 @@ from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from serve.routes.live_session import Session
-from tests.helpers import RATE, TONES, Service, changed, refused, running, say, stopped, wait_for
-
-START = {"sample_rate": RATE, "model": "tiny"}
+from tests.helpers import (
+    LIVE_START,
+    RATE,
+    TONES,
+    answers,
+    changed,
+    live_session,
+    pcm,
+    refused,
+    running,
+    say,
+    send_audio,
+    stopped,
+    wait_for,
+)
 
 
 @pytest.fixture(scope="module")
 def library(trained_bundle: Path) -> Recognizer:
     return asr.load(trained_bundle, "cpu")
-
-
-@contextmanager
-def session(service: Service, start: Any = START, **options: Any) -> Iterator[ClientConnection]:
-    url = f"ws://{service.host}:{service.port}/v1/live"
-    with connect(url, proxy=None, compression=None, **options) as socket:
-        with suppress(ConnectionClosed):  # it may be refused before
-            if start:
-                socket.send(json.dumps(start))
-        yield socket
-
-
-def pcm(wave: np.ndarray) -> bytes:
-    return (wave * 2**15).clip(-(2**15), 2**15 - 1).astype("<i2").tobytes()
 
 
 def recording(n_seconds: float, seed: int = 0) -> bytes:
@@ -62,21 +58,6 @@ def recognized(library: Recognizer, audio: bytes, **changes: Any) -> str:
     file = io.BytesIO()
     sf.write(file, np.frombuffer(audio, "<i2"), RATE, format="WAV", subtype="PCM_16")
     return library.transcribe(file, library.config.decoding.changed(changes)).text
-
-
-def speak(socket: ClientConnection, audio: bytes, rate: int = RATE) -> None:
-    for at in range(0, len(audio), rate // 5):
-        socket.send(audio[at : at + rate // 5])
-    socket.send('{"type": "end"}')
-
-
-def answers(socket: ClientConnection) -> list[dict[str, Any]]:
-    """All that comes until the service closes."""
-    found = []
-    with suppress(ConnectionClosed):
-        while True:
-            found.append(json.loads(socket.recv(timeout=60)))
-    return found
 
 
 def refusal(socket: ClientConnection) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
@@ -95,8 +76,8 @@ def refusal(socket: ClientConnection) -> tuple[int, dict[str, Any], list[dict[st
 
 def test_segments_have_the_text_of_the_library(trained_service, library):
     audio = recording(26)
-    with session(trained_service) as socket:
-        speak(socket, audio)
+    with live_session(trained_service) as socket:
+        send_audio(socket, audio)
         *received, end = answers(socket)
         assert socket.close_code == 1000
     texts = [m["segment"]["text"] for m in received if m["type"] == "final"]
@@ -122,7 +103,7 @@ def test_segments_have_the_text_of_the_library(trained_service, library):
 
 def test_partial_texts_grow_while_one_speaks(trained_service, library):
     audio = recording(3, seed=50)
-    with session(trained_service) as socket:
+    with live_session(trained_service) as socket:
         partials = []
         for at in range(0, len(audio), 2 * RATE):  # a second, then its text
             socket.send(audio[at : at + 2 * RATE])
@@ -145,7 +126,7 @@ def test_partial_texts_come_without_the_bundle_s_language_model(trained_bundle, 
     arpa.write_text("\n".join([*head, *words, "", "\\end\\", ""]), "utf-8")
     write_weights(tuned, library.config.decoding.changed({"lm": arpa, "lm_weight": 0.1}))
     audio = recording(2, seed=50)
-    with running(tuned) as service, session(service) as socket:
+    with running(tuned) as service, live_session(service) as socket:
         socket.send(audio)
         partial = json.loads(socket.recv(timeout=60))
         socket.send('{"type": "end"}')
@@ -159,19 +140,19 @@ def test_partial_texts_come_without_the_bundle_s_language_model(trained_bundle, 
 def test_any_rate_will_do(trained_service, library, rate):
     wave, spoken = say(5, 7)
     fine = np.interp(np.arange(0, len(wave), RATE / rate), np.arange(len(wave)), wave)
-    with session(trained_service, {**START, "sample_rate": rate}) as socket:
-        speak(socket, pcm(fine), rate)
+    with live_session(trained_service, {**LIVE_START, "sample_rate": rate}) as socket:
+        send_audio(socket, pcm(fine), rate)
         found = [m["segment"]["text"] for m in answers(socket) if m["type"] == "final"]
     assert found == ["".join(text for text, _, _ in spoken)] == [recognized(library, pcm(wave))]
 
 
 def test_silence_and_nothing_have_no_text(trained_service):
-    with session(trained_service) as socket:
-        speak(socket, bytes(2 * RATE))
+    with live_session(trained_service) as socket:
+        send_audio(socket, bytes(2 * RATE))
         (final, _end) = (m for m in answers(socket) if m["type"] != "partial")
     assert (final["segment"]["text"], final["segment"]["ended"]) == ("", "no_speech")
-    with session(trained_service) as socket:
-        speak(socket, b"")
+    with live_session(trained_service) as socket:
+        send_audio(socket, b"")
         end = {"type": "end", "duration": 0.0, "text": "", "srt": "", "vtt": "WEBVTT\n\n"}
         assert answers(socket) == [end]
 
@@ -190,15 +171,15 @@ def test_silence_and_nothing_have_no_text(trained_service):
         (['{"model": "tiny", "sample_rate": 1e400}'], 1007, "invalid_message", "sample_rate"),
         (['{"model": "../x", "sample_rate": 8000}'], 1008, "model_not_found", "model"),
         ([b"\0\0"], 1003, "invalid_message", None),
-        ([json.dumps(START), b"\0\0\0"], 1007, "invalid_message", None),
-        ([json.dumps(START), b"\0" * (2**17 + 2)], 1009, "message_too_large", None),
-        ([json.dumps(START), "x" * (2**17 + 2)], 1009, "message_too_large", None),
-        ([json.dumps(START), '{"type": "stop"}'], 1003, "invalid_message", None),
-        ([json.dumps(START), "end"], 1007, "invalid_message", None),
+        ([json.dumps(LIVE_START), b"\0\0\0"], 1007, "invalid_message", None),
+        ([json.dumps(LIVE_START), b"\0" * (2**17 + 2)], 1009, "message_too_large", None),
+        ([json.dumps(LIVE_START), "x" * (2**17 + 2)], 1009, "message_too_large", None),
+        ([json.dumps(LIVE_START), '{"type": "stop"}'], 1003, "invalid_message", None),
+        ([json.dumps(LIVE_START), "end"], 1007, "invalid_message", None),
     ],
 )
 def test_what_cannot_be_understood_is_refused(trained_service, messages, close_code, code, param):
-    with session(trained_service, None) as socket:
+    with live_session(trained_service, None) as socket:
         for message in messages:
             socket.send(message)
         found, error, before = refusal(socket)
@@ -207,7 +188,7 @@ def test_what_cannot_be_understood_is_refused(trained_service, messages, close_c
 
 
 def test_text_that_is_no_utf_8_is_refused(trained_service):
-    with session(trained_service, None) as socket:
+    with live_session(trained_service, None) as socket:
         socket.send(b"\xff\xfe", text=True)
         code, error, before = refusal(socket)
     assert (code, error["code"], before) == (1007, "invalid_message", [])
@@ -216,18 +197,18 @@ def test_text_that_is_no_utf_8_is_refused(trained_service):
 def test_an_idle_client_gets_the_text_so_far(trained_service, library):
     audio = recording(2)
     with changed(trained_service, live_idle_seconds=0.3):
-        with session(trained_service) as socket:
+        with live_session(trained_service) as socket:
             socket.send(audio)
             code, error, before = refusal(socket)
         assert (code, error["code"]) == (1008, "idle") and "0.3 seconds" in error["message"]
         assert before[-1]["segment"]["text"] == recognized(library, audio)
-        with session(trained_service, None) as socket:
+        with live_session(trained_service, None) as socket:
             assert refusal(socket)[0] == 1008
 
 
 def test_a_client_that_speaks_too_long_gets_the_text_so_far(trained_service, library):
     audio = recording(4)
-    with changed(trained_service, max_live_seconds=3), session(trained_service) as socket:
+    with changed(trained_service, max_live_seconds=3), live_session(trained_service) as socket:
         for at in range(0, len(audio), RATE):
             socket.send(audio[at : at + RATE])
         code, error, before = refusal(socket)
@@ -239,10 +220,10 @@ def test_a_client_that_speaks_too_long_gets_the_text_so_far(trained_service, lib
 def test_the_slot_of_a_client_that_disconnects_is_free(trained_service):
     state = trained_service.state
     with changed(trained_service, max_live_sessions=1), stopped(trained_service.engine.pid):
-        with session(trained_service) as first:
+        with live_session(trained_service) as first:
             first.send(recording(2))
             wait_for(lambda: trained_service.engine._jobs)
-            with session(trained_service) as second:
+            with live_session(trained_service) as second:
                 code, error, _ = refusal(second)
             assert (code, error["code"], error["type"]) == (1013, "busy", "server_error")
             first.socket.close()  # as a browser that crashed
@@ -252,14 +233,14 @@ def test_the_slot_of_a_client_that_disconnects_is_free(trained_service):
 
 def test_a_service_that_stops_ends_sessions(trained_service, library):
     audio = recording(2)
-    with session(trained_service) as socket:
+    with live_session(trained_service) as socket:
         socket.send(audio[:RATE])
         wait_for(lambda: trained_service.state.load.n_accepted)
         trained_service.state.load.draining = True
         try:
             socket.send(audio[RATE:])
             code, error, before = refusal(socket)
-            with session(trained_service) as late:
+            with live_session(trained_service) as late:
                 assert refusal(late)[0] == 1013
         finally:
             trained_service.state.load.draining = False
@@ -270,9 +251,9 @@ def test_a_service_that_stops_ends_sessions(trained_service, library):
 
 def test_a_segment_survives_the_engine_process(trained_service, library):
     audio = recording(2)
-    with session(trained_service) as socket:
+    with live_session(trained_service) as socket:
         with stopped(trained_service.engine.pid):
-            speak(socket, audio)
+            send_audio(socket, audio)
             wait_for(lambda: trained_service.engine._jobs)
             trained_service.engine._process.kill()
         *_, final, end = answers(socket)
@@ -310,8 +291,10 @@ def test_a_recording_that_the_memory_does_not_hold_is_refused_and_not_tried_agai
         reply = service.post(recording(2))
         assert "shorter parts" in refused(reply, 413, "file", "out_of_memory")
         assert "retry-after" not in reply.headers
-        with session(service) as socket:
-            speak(socket, recording(2)[:RATE])  # too short for a partial text: all of it is sent
+        with live_session(service) as socket:
+            send_audio(
+                socket, recording(2)[:RATE]
+            )  # too short for a partial text: all of it is sent
             code, error, _ = refusal(socket)
     assert (code, error["code"]) == (1011, "out_of_memory")
 
@@ -325,7 +308,7 @@ def test_a_flood_is_held_back() -> None:
             raise AssertionError
 
         session = Session(RATE, never)
-        reader = asyncio.create_task(anext(session.messages()))
+        reader = asyncio.create_task(anext(session.results()))
         n_taken = 0
         try:
             async with asyncio.timeout(1):
@@ -360,7 +343,7 @@ def test_a_small_message_copies_nothing_of_what_is_held() -> None:
 
 
 def test_other_requests_are_answered_meanwhile(trained_service):
-    with session(trained_service) as socket:
+    with live_session(trained_service) as socket:
         socket.send(recording(8))
         waits = []
         for _ in range(20):
@@ -383,19 +366,21 @@ def test_a_key_is_required_where_keys_are_set(trained_bundle):
             offered("密"),
             offered("höchst"),
             {"subprotocols": ["lrt-asr", "bearer.Yg"[:-1]]},
+            {"subprotocols": ["lrt-asr", "openai-insecure-api-key.c"]},
             {"additional_headers": {"authorization": "Bearer a"}},
         ):
-            with pytest.raises(InvalidStatus) as caught, session(service, None, **options):
+            with pytest.raises(InvalidStatus) as caught, live_session(service, None, **options):
                 pass
             assert caught.value.response.status_code == 401
         header = {"authorization": "Bearer 密钥à".encode()}
         assert service.client.get("/v1/models", headers=header).status_code == 200
         for options in (
             {"subprotocols": ["lrt-asr", "bearer.Yg"]},
+            {"subprotocols": ["lrt-asr", "openai-insecure-api-key.b"]},
             offered("höchst geheim"),
             offered("密钥à"),
             {"additional_headers": {"authorization": "Bearer b"}},
         ):
-            with session(service, **options) as socket:
-                speak(socket, b"")
+            with live_session(service, **options) as socket:
+                send_audio(socket, b"")
                 assert answers(socket)[-1]["type"] == "end"

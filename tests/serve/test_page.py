@@ -15,6 +15,7 @@ import soundfile as sf
 from playwright.sync_api import Browser, BrowserContext, Download, Page, expect, sync_playwright
 
 import asr
+from asr.audio.recording import Recording
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
@@ -183,6 +184,29 @@ def test_the_microphone_is_transcribed(browser, trained_service, library, tmp_pa
         assert page.locator("#audio").evaluate("a => a.duration") == pytest.approx(
             len(wave) / rate, abs=0.2
         )
+
+
+def test_text_is_shown_while_one_speaks_where_the_model_streams(browser, streaming_bundle):
+    streaming = asr.load(streaming_bundle, "cpu")
+    clock = "() => performance.now()"
+    with (
+        running(streaming_bundle) as service,
+        opened(browser, service, permissions=["microphone"]) as (page, seen),
+    ):
+        loaded(page)
+        page.get_by_role("button", name="Record").click()
+        expect(page.locator("#partial")).to_have_text(re.compile("[一二三四五]{2}"))
+        shown = page.evaluate(clock)
+        page.wait_for_timeout(1000)
+        page.get_by_role("button", name="Stop").click()
+        stopped_at = page.evaluate(clock)
+        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        rate = json.loads(seen.starts[0])["sample_rate"]
+        found = text_of(page)
+    assert shown + 1000 <= stopped_at, "there is text before the speaker ends"
+    wave = Recording(asr.Samples(np.frombuffer(b"".join(seen.audio), "<i2"), rate), RATE)
+    assert found == "".join(r.text for r in streaming.stream(wave) if r.is_final)
+    assert len(found) >= 3
 
 
 def test_the_recording_is_kept_where_live_text_fails(browser, trained_service):

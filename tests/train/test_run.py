@@ -78,7 +78,9 @@ def undisturbed(once, tones: Path) -> Path:
     return once("undisturbed", lambda folder: train(config, folder / "run")) / "run"
 
 
-KILLS = {  # a function, the step at which it kills, and the epochs of the bundle that is left
+# A function, the step at which it kills, and the last epoch that the bundle that is left may be of:
+# one that is no better than the first is not written.
+KILLS = {
     "in the first epoch": ("t.SpeechModule.training_step", 3, 0),
     "in the second epoch": ("t.SpeechModule.training_step", 20, 1),
     "after an epoch's end": ("t.SpeechModule.on_train_batch_start", 15, 1),
@@ -110,7 +112,7 @@ def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(
     assert (cut / "training" / "last.ckpt").is_file()
     assert (cut / "model.safetensors").exists() == bool(epochs)
     if epochs:
-        assert f"| unfinished: epoch {epochs} of 2 |" in read_card(cut)
+        assert re.search(rf"\| unfinished: epoch [1-{epochs}] of 2 \|", read_card(cut))
         assert asr.load(cut, "cpu").transcribe(tones / "wav" / "dev0.wav").duration > 0
     resumed = run_cli("train", recipe, "--out", cut, "--resume")
     assert resumed.returncode == 0, resumed.stderr

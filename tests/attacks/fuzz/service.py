@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,7 +41,7 @@ class Job:
 class Engine:
     """Stands for the engine process."""
 
-    ready = True
+    ready, streaming = True, frozenset[str]()
 
     def __init__(self, *_: object) -> None:
         pass
@@ -146,8 +146,8 @@ def form(folder: Path) -> Target:
     return Target(seeds, run, tokens)
 
 
-def live(folder: Path) -> Target:
-    """Messages of live sessions with lines of -- between them; text where one begins with {."""
+def _session(folder: Path, path: str) -> Callable[[bytes], None]:
+    """Return what has a session of messages with lines of -- between them; text begins with {."""
     server = App(folder)
 
     def run(data: bytes) -> None:
@@ -158,7 +158,7 @@ def live(folder: Path) -> Target:
             messages.append({"type": "websocket.receive", **content})
         gone = iter(lambda: {"type": "websocket.disconnect", "code": 1000}, None)
         scope = {
-            "type": "websocket", "scheme": "ws", "path": "/v1/live", "raw_path": b"/v1/live",
+            "type": "websocket", "scheme": "ws", "path": path, "raw_path": path.encode(),
             "query_string": b"", "headers": [(b"host", b"localhost")], "subprotocols": [],
         }  # fmt: skip
         sent = server.call(scope, (m for some in (messages, gone) for m in some))
@@ -166,9 +166,31 @@ def live(folder: Path) -> Target:
         failed = [t["error"] for t in texts if t.get("error", {}).get("code") == "failed"]
         assert not failed, failed
 
+    return run
+
+
+def live(folder: Path) -> Target:
+    """Messages of live sessions."""
     begin, end = b'{"sample_rate": 16000, "model": "tiny"}\n--\n', b'\n--\n{"type": "end"}'
     audio = b"\1\2" * 8000
     seeds = [begin + audio + end, begin + b"\n--\n".join([audio] * 3) + end, begin + end]
     seeds.append(b'{"sample_rate": 8000, "model": "whisper-1"}\n--\n' + audio)
     tokens = [b"\n--\n", b'{"type": "end"}', b"8000", b"96000", b'"sample_rate"', b"\n--\n" + audio]
-    return Target(seeds, run, tokens)
+    return Target(seeds, _session(folder, "/v1/live"), tokens)
+
+
+def realtime(folder: Path) -> Target:
+    """Events of OpenAI's realtime transcription."""
+    buffer = '{"type": "input_audio_buffer.'
+    append = f'{buffer}append", "audio": "{"AQIDBA==" * 2 + "AAAA" * 2000}"}}'
+    commit, clear = f'{buffer}commit", "event_id": "e"}}', f'{buffer}clear"}}'
+    input = '{"format": {"type": "audio/pcm", "rate": 8000}, "turn_detection": null}'
+    update = f'{{"type": "session.update", "session": {{"audio": {{"input": {input}}}}}}}'
+    older = (
+        '{"type": "transcription_session.update", "session": {"input_audio_format": "g711_ulaw"}}'
+    )
+    sessions = ([append, commit], [update, append, append, commit], [older, append, clear, commit])
+    seeds = ["\n--\n".join(session).encode() for session in sessions]
+    words = [b"\n--\n", b'"server_vad"', b'"include": [', b"null", b"1e400", b"NaN", b"\\ud800"]
+    events = [each.encode() for each in (update, older, commit, clear)]
+    return Target(seeds, _session(folder, "/v1/realtime"), [*words, *events])

@@ -35,7 +35,7 @@ from asr.transcription.reply import Reply
 from data_prep import aishell1, hkust
 from data_prep.probe import probe
 from data_prep.table import prepare as prepare_table
-from tests.attacks.fuzz.service import form, live
+from tests.attacks.fuzz.service import form, live, realtime
 from tests.attacks.fuzz.target import Target
 
 ROOT = Path(__file__).parents[3]
@@ -337,6 +337,6 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     made.__name__: made
     for made in (
         audio, sphere, recipe, bundle, manifest, transcript, table, archive, arpa, words, reply,
-        score, form, live,
+        score, form, live, realtime,
     )
 }  # fmt: skip

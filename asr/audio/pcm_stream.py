@@ -1,0 +1,72 @@
+"""Audio that arrives through a pipe: raw 16-bit PCM, or a WAV whose length is not known yet.
+
+`asr.audio.recording` reads whole files instead, and seeks in them.
+"""
+
+import struct
+from collections.abc import Iterator
+from io import BufferedReader
+from typing import Any
+
+import numpy as np
+import soxr
+
+from asr.audio.decoder import RATES
+from asr.errors import AudioError
+
+_BLOCK = 2**13  # bytes that are read at once, at most
+_PCM, _EXTENSIBLE = 1, 0xFFFE
+
+
+def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator[np.ndarray]:
+    """Yield blocks (samples,) at `sample_rate` as they arrive, mono, until the pipe is closed.
+
+    What does not begin with `RIFF` is raw: 16 bits, little-endian, mono, of `raw_rate` Hz. Ctrl-C
+    ends the stream too. Raises AudioError for a WAV of other samples than 16-bit PCM.
+    """
+    data, channels, rate = pipe.read(4), 1, raw_rate
+    if data == b"RIFF":
+        channels, rate = _read_head(pipe)
+        data = _read(pipe)
+    resampler: Any = None
+    if rate != sample_rate:
+        resampler = soxr.ResampleStream(rate, sample_rate, 1, dtype="float32")
+    while data:
+        whole = len(data) // (2 * channels) * 2 * channels
+        block_NC = np.frombuffer(data[:whole], "<i2").reshape(-1, channels)
+        block = block_NC.mean(axis=1, dtype=np.float32) / np.float32(2**15)
+        yield resampler.resample_chunk(block) if resampler else block
+        more = _read(pipe)
+        data = more and data[whole:] + more
+    if resampler:
+        yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+
+
+def _read(pipe: BufferedReader) -> bytes:
+    """Return what has come, at least a byte; nothing at the end."""
+    try:
+        return pipe.read1(_BLOCK)
+    except KeyboardInterrupt:
+        return b""
+
+
+def _read_head(pipe: BufferedReader) -> tuple[int, int]:
+    """Read a WAV from behind `RIFF` to its samples; return its channels and rate."""
+    format = None
+    pipe.read(8)
+    while True:
+        kind, size = pipe.read(4), int.from_bytes(pipe.read(4), "little")
+        if kind == b"data" and format:
+            tag, channels, rate, _, _, bits = format
+            if tag in (_PCM, _EXTENSIBLE) and bits == 16 and 1 <= channels <= 8 and rate in RATES:
+                return channels, rate
+            break
+        content = pipe.read(size + size % 2) if kind and size < _BLOCK else b""
+        if kind == b"fmt " and len(content) >= 16:
+            format = struct.unpack("<HHIIHH", content[:16])
+        elif not content:
+            break
+    raise AudioError(
+        "standard input is a WAV of other samples than 16-bit PCM: convert it, as with "
+        "ffmpeg's `-f s16le -ac 1`"
+    )

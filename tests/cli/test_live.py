@@ -1,0 +1,113 @@
+"""`asr transcribe --live`: the text of `model.stream`, while audio comes through a pipe."""
+
+import io
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+import asr
+from asr.audio.pcm_stream import blocks_of
+from asr.audio.recording import Recording
+from asr.errors import AudioError
+from tests.helpers import RATE, pcm, run_cli, say, start_cli, wait_for
+
+
+def opened(audio: bytes) -> io.BufferedReader:
+    return io.BufferedReader(io.BytesIO(audio))  # type: ignore[arg-type]
+
+
+def read(audio: bytes, rate: int = RATE, raw_rate: int = RATE) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *blocks_of(opened(audio), rate, raw_rate)])
+
+
+def with_unknown_length(audio: bytes, rate: int, channels: int) -> bytes:
+    """A WAV as ffmpeg writes it into a pipe."""
+    format = struct.pack("<HHIIHH", 1, channels, rate, 2 * rate * channels, 2 * channels, 16)
+    chunks = b"fmt " + struct.pack("<I", 16) + format + b"LIST" + struct.pack("<I", 4) + b"INFO"
+    return b"RIFF\xff\xff\xff\xffWAVE" + chunks + b"data\xff\xff\xff\xff" + audio
+
+
+@pytest.fixture(scope="module")
+def wave() -> np.ndarray:
+    quiet = 0.003 * np.random.default_rng(0).normal(size=int(1.5 * RATE))
+    return np.concatenate((say(5, 700)[0], quiet, say(4, 701)[0]))
+
+
+def test_raw_audio_and_wav_are_the_same_samples(wave: np.ndarray) -> None:
+    audio = pcm(wave)
+    expected = np.frombuffer(audio, "<i2") / 2**15
+    assert np.array_equal(read(audio), expected)
+    assert np.array_equal(read(audio + b"\1"), expected), "half a sample is no sample"
+    assert np.array_equal(read(with_unknown_length(audio, RATE, 1)), expected)
+    for file in (b"", b"\0", b"RI", b"\1\0"):
+        assert len(read(file)) == len(file) // 2
+    written = io.BytesIO()
+    sf.write(written, expected, RATE, format="WAV", subtype="PCM_16")
+    assert np.array_equal(read(written.getvalue())[: len(expected)], expected)
+
+
+def test_rates_and_channels_are_those_of_a_recording(wave: np.ndarray) -> None:
+    both = np.stack((wave, wave[::-1]), 1)
+    samples = (both * 2**15).astype(np.int16)
+    expected = np.concatenate(list(Recording(asr.Samples(samples, 2 * RATE), RATE)))
+    found = read(with_unknown_length(samples.tobytes(), 2 * RATE, 2))
+    assert np.allclose(found, expected, atol=1e-6)
+    mono = np.concatenate(list(Recording(asr.Samples(samples[:, 0].copy(), 2 * RATE), RATE)))
+    found = read(samples[:, 0].tobytes(), raw_rate=2 * RATE)
+    assert np.allclose(found, mono, atol=1e-6)
+
+
+def test_a_wav_that_is_no_pcm_is_refused(wave: np.ndarray) -> None:
+    for subtype in ("PCM_24", "FLOAT", "ULAW"):
+        written = io.BytesIO()
+        sf.write(written, wave, RATE, format="WAV", subtype=subtype)
+        with pytest.raises(AudioError, match="convert it"):
+            read(written.getvalue())
+    for head in (b"RIFF", b"RIFF\0\0\0\0WAVEdata\0\0\0\0", b"RIFF\0\0\0\0WAVEfmt \1\0\0\0a"):
+        with pytest.raises(AudioError, match="convert it"):
+            read(head)
+
+
+def test_blocks_come_while_the_pipe_is_open() -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as pipe:  # noqa: PTH123
+        blocks: Iterator[np.ndarray] = blocks_of(pipe, RATE, RATE)
+        os.write(writer, pcm(np.full(100, 0.5)))
+        n_samples = 0
+        while n_samples < 100:
+            n_samples += len(next(blocks))
+        os.close(writer)
+        assert n_samples == 100 and not list(blocks)
+
+
+def test_text_is_printed_while_audio_comes(
+    streaming_bundle: Path, wave: np.ndarray, tmp_path: Path
+) -> None:
+    audio, pipe = pcm(wave), tmp_path / "pipe"
+    model = asr.load(streaming_bundle, "cpu")
+    first, second = (r.text for r in model.stream([np.frombuffer(audio, "<i2")]) if r.is_final)
+    os.mkfifo(pipe)
+    with start_cli("transcribe", "--live", streaming_bundle, "-", stdin=pipe) as run:
+        with pipe.open("wb") as end:
+            end.write(audio)
+            end.flush()
+            wait_for(lambda: run.out.read_text("utf-8") == f"{first}\n")
+        result = run.result()
+    assert (result.returncode, result.stdout) == (0, f"{first}\n{second}\n")
+
+
+def test_what_live_is_not_for_is_refused(streaming_bundle: Path, tiny_bundle: Path) -> None:
+    for arguments, reason in (
+        (["--live", streaming_bundle, "a.wav"], "--live takes a bundle and -"),
+        (["--live", streaming_bundle, "-", "--format", "srt"], "--live prints text"),
+        (["--rate", "8000", streaming_bundle, "-"], "--rate is for it alone"),
+        (["--live", tiny_bundle, "-"], "has no streaming encoder"),
+    ):
+        result = run_cli("transcribe", *arguments)
+        assert result.returncode
+        assert reason in " ".join(result.stderr.split()) and "Traceback" not in result.stderr
