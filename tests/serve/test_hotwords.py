@@ -99,6 +99,7 @@ def test_a_streamed_session_has_its_own_hotwords(streaming_bundle: Path) -> None
             assert end["text"] == text
 
 
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager")
 def test_names_in_a_realtime_prompt_are_hotwords(trained_service: Service) -> None:
     _, pcm, phrase = recording()
     texts = []
