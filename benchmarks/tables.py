@@ -41,6 +41,7 @@ THEMES = {
     "best-recipe": "Our recipe and the thesis's in equal time",
     "front-end": "A factorized front end",
     "decoding-methods": "Ways of decoding",
+    "hotwords": "Hotwords",
     "noise": "Silence and noise",
     "timestamps": "Times of tokens",
     "long-audio": "Long recordings and large jobs",

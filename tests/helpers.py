@@ -198,6 +198,11 @@ def say(n_tones: int, seed: int) -> tuple[np.ndarray, list[tuple[str, float, flo
     return wave + 0.003 * rng.normal(size=len(wave)), spoken
 
 
+def mistuned() -> tuple[np.ndarray, str]:
+    """A row of tones one of which lies between two, and the phrase that hotwords make of it."""
+    return speak("四五一五", 5, {**TONES, "五": 2000}), "四五一"
+
+
 def read_card(bundle: Path) -> str:
     """Read a bundle's model card, each run of spaces as one."""
     return re.sub(" +", " ", (bundle / "README.md").read_text("utf-8"))

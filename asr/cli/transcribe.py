@@ -22,6 +22,7 @@ from asr.cli.options import (
     progress,
     show,
 )
+from asr.decoding.hotwords import as_text, read_hotwords
 from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ Server = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Send the recordings to a service (OpenAI's API)."),
 ]
+Words = Annotated[
+    Path | None,
+    typer.Option(
+        "--hotwords",
+        metavar="FILE",
+        help="Phrases to expect, one a line; `phrase<TAB>weight` with a weight of its own.",
+    ),
+]
 Live = Annotated[
     bool,
     typer.Option(help="Text while it arrives: standard input is raw 16-bit mono PCM, or WAV."),
@@ -78,6 +87,7 @@ def transcribe(
     lm: Lm = None,
     lm_weight: LmWeight = None,
     confidence: Confidence = None,
+    hotwords: Words = None,
     device: Device = "auto",
     int8: Int8 = False,
     jobs: Jobs = 1,
@@ -94,6 +104,8 @@ def transcribe(
 
     changes = decoding_changes(beam, method, lm, lm_weight, confidence)
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
+    words = read_hotwords(hotwords) if hotwords else ()
+    changes["hotwords"] = words or None
     if live or rate:
         if server or out_dir or format != "txt" or not live:
             raise ConfigError(
@@ -113,7 +125,8 @@ def transcribe(
         if server:
             from asr.transcription.remote import ask_all
 
-            results: Results = ask_all(todo, server, model, format, jobs, on_progress)
+            lines = as_text(words)
+            results: Results = ask_all(todo, server, model, format, jobs, on_progress, lines)
         else:
             from asr.transcription.batch import transcribe_all
 
@@ -131,7 +144,7 @@ def _report(results: "Results", shown: str | None, alone: bool) -> int:
     """Print transcripts in the format `shown`, and errors; return the number of errors."""
     from asr.transcription.writers import FORMATS
 
-    failed = 0
+    failed, told = 0, set[str]()
     for task, result in results:
         if isinstance(result, AudioError):
             failed += 1
@@ -139,7 +152,9 @@ def _report(results: "Results", shown: str | None, alone: bool) -> int:
             continue
         if not isinstance(result, str):
             for warning in result.warnings:
-                note(warning)
+                if not (warning.startswith("hotwords ") and warning in told):
+                    note(warning)  # that of hotwords is the same for all recordings
+                told.add(warning)
         if shown:
             text = result if isinstance(result, str) else FORMATS[shown](result)
             _show_transcript(str(task.recording), text, shown, alone)

@@ -1,8 +1,8 @@
 """Search the best hypotheses of a batch of utterances, all hypotheses of all of them at once.
 
-Decoder, CTC head and language model score the same few candidates of each hypothesis: those that
-decoder and CTC head together prefer. Legend: B utterances, W hypotheses of each (the beam),
-V vocabulary, K candidates (the last is EOS), C components of a score.
+Decoder, CTC head, language model and hotwords score the same few candidates of each hypothesis:
+those that all but the language model together prefer. Legend: B utterances, W hypotheses of each
+(the beam), V vocabulary, K candidates (the last is EOS), C components of a score.
 """
 
 from collections.abc import Sequence
@@ -62,13 +62,15 @@ class BeamSearch:
             if (candidates.score_BWK[..., -1] > extended_BW[:, -1:]).any():
                 ended, any_ended = ended.merged(live, candidates, extended_BW, t), True
             parents_BW = live.extend(candidates, flat_BW, self.num_words_V, t)
+            if scorer.hotwords:
+                scorer.hotwords.advance(parents_BW, live.tokens_BWL[:, : parents_BW.shape[1], t])
             n = W
             if floor is not None:
                 n = self._n_relevant(live, weights_C, floor)
                 live.narrow(n)
                 parents_BW = parents_BW[:, :n]
             if any_ended or requests or not n or t >= least_limit:
-                done_B = self._done(live, ended, weights_C) | (live.limits_B <= t)
+                done_B = self._done(live, ended, weights_C, scorer) | (live.limits_B <= t)
                 if requests:
                     done_B |= _cancelled(live, requests)
                 for row in (done_B & ~live.done_B).nonzero().squeeze(1).tolist():
@@ -109,15 +111,20 @@ class BeamSearch:
         score_BWK = joint_BWK.add(num_words_BWK.sqrt_(), alpha=self.options.gamma)
         return Candidates(tokens_BWK, score_BWK, components, joint_BWK.log_softmax(2))
 
-    def _done(self, live: LiveHypotheses, ended: EndedHypotheses, weights_C: Tensor) -> Tensor:
+    def _done(
+        self, live: LiveHypotheses, ended: EndedHypotheses, weights_C: Tensor, scorer: JointScorer
+    ) -> Tensor:
         """Tell which utterances (B,) have no live hypothesis that can be among the n best.
 
-        log P only falls; √wc can grow up to the utterance's limit.
+        log P only falls; √wc can grow up to the utterance's limit. Hotwords that a text is in can
+        become whole; further ones are taken to be worth no more than the log P that they cost.
         """
         if not live.num_words_BW.shape[1]:
             return torch.ones_like(live.done_B)
         most_words_B = self.num_words_V.max() * live.limits_B
         joint_BW = live.component_scores_BWC @ weights_C
+        if scorer.hotwords:
+            joint_BW = joint_BW + scorer.hotwords.rest_BW
         bound_B = joint_BW.amax(1) + self.options.gamma * most_words_B.sqrt()
         last = min(self.options.n_best, self.options.beam_size) - 1
         least_B = torch.maximum(ended.score_BW[:, last], ended.score_BW[:, 0] - _MARGIN * last)

@@ -1,7 +1,7 @@
 """Hold the hypotheses of a beam search: those that can be extended and those that have ended.
 
 Legend: B utterances, W hypotheses of each (the beam), K candidates (the last is EOS), L steps,
-C components of a score (decoder, CTC head, language model: those in use).
+C components of a score (decoder, CTC head, language model, hotwords: those in use).
 """
 
 import math
@@ -146,12 +146,12 @@ def n_best(
     live: LiveHypotheses,
     ended: EndedHypotheses,
     row: int,
-    used: tuple[bool, ...],
+    used: tuple[bool, bool, bool, bool],
     options: DecodingOptions,
 ) -> list[Hypothesis]:
     """Return the n best ended hypotheses of a row, or as many as there are, best first.
 
-    `used` tells which of decoder, CTC head and language model the components belong to.
+    `used` tells which of decoder, CTC head, language model and hotwords the components belong to.
     """
     tokens_WL, parents_WL = live.tokens_BWL[row].tolist(), live.parents_BWL[row].tolist()
     confidence_WL, limit = live.confidence_BWL[row].exp().tolist(), int(live.limits_B[row])
@@ -167,12 +167,17 @@ def n_best(
         if score == -math.inf or len(found) == options.n_best:
             break
         rest = iter(components)
-        att, ctc, lm = (next(rest) if is_used else None for is_used in used)
+        att, ctc, lm, bonus = (next(rest) if is_used else None for is_used in used)
         path = _trace(parents_WL, slot, n)
         tokens = tuple(tokens_WL[w][t] for t, w in enumerate(path))
         confidences = tuple(confidence_WL[w][t] for t, w in enumerate(path))
         how: Ended = "length" if n == limit else "eos"
-        found.append(Hypothesis(tokens, score, att, ctc, how, lm, length_score, confidences))
+        found.append(
+            Hypothesis(
+                tokens, score, att, ctc, how, lm, length_score, confidences,
+                hotword_score=bonus or 0.0,
+            )
+        )  # fmt: skip
     return found
 
 

@@ -13,6 +13,7 @@ from torch.nn.functional import ctc_loss
 from asr.decoding.ctc_prefix import BLANK
 from asr.decoding.hypothesis import NO_SPEECH, Ended, Hypothesis
 from asr.decoding.options import DecodingOptions
+from asr.decoding.phrase_trie import PhraseTrie
 from asr.decoding.prefix_beam import Found, PrefixBeam, TokenScorer
 from asr.decoding.request import Request
 
@@ -26,6 +27,7 @@ def beam_texts(
     num_words_V: Tensor,
     lm: TokenScorer | None = None,
     requests: Sequence[Request] | None = None,
+    hotwords: PhraseTrie | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the n best texts of each utterance, best first; log P of each is over all its paths.
 
@@ -34,7 +36,7 @@ def beam_texts(
     words, results = num_words_V.tolist(), []
     for b, n in enumerate(steps_B.tolist()):
         beam = PrefixBeam(
-            options.beam_size, options.alpha, options.gamma, words, lm, options.lm_weight
+            options.beam_size, options.alpha, options.gamma, words, lm, options.lm_weight, hotwords
         )
         request = requests[b] if requests else Request()
         logp_SV = logp_BSV[b, :n].cpu()
@@ -46,7 +48,7 @@ def beam_texts(
         found = [] if request.is_cancelled else beam.n_best()[: options.n_best]
         log_probs = _log_probs(logp_SV, [text.tokens for text in found]) if found else []
         nbest = [
-            _hypothesis(text, log_prob, n, options, words, bool(lm))
+            _hypothesis(text, log_prob, n, options, words, bool(lm), hotwords)
             for text, log_prob in zip(found, log_probs, strict=True)
         ]
         results.append(sorted(nbest, key=lambda h: -h.score) or [NO_SPEECH])
@@ -72,6 +74,7 @@ def _hypothesis(
     options: DecodingOptions,
     words: list[float],
     has_lm: bool,
+    hotwords: PhraseTrie | None,
 ) -> Hypothesis:
     """Return a text of the beam with this log P in place of the beam's."""
     length_score = options.gamma * math.sqrt(sum(words[token] for token in text.tokens))
@@ -79,4 +82,5 @@ def _hypothesis(
     return Hypothesis(
         text.tokens, text.score + options.alpha * (log_prob - text.log_prob), None, log_prob, ended,
         text.lm_log_prob if has_lm else None, length_score, text.confidences,
+        hotword_score=hotwords.worth(text.tokens) if hotwords else 0.0,
     )  # fmt: skip

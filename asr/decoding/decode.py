@@ -16,6 +16,8 @@ from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
+from asr.decoding.hotword_scorer import Hotwords, HotwordScorer
+from asr.decoding.hotwords import Hotword
 from asr.decoding.hypothesis import NO_SPEECH, UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.prefix_beam import TokenScorer
@@ -28,6 +30,8 @@ from asr.model.inference.decoder import FastDecoder
 from asr.model.inference.tree import PrefixTree
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
+
+_MOST_LISTS = 4  # of hotwords, kept as tokens
 
 
 class LanguageModel(Protocol):
@@ -75,6 +79,7 @@ class SpeechDecoder:
         self.model, self.tokenizer = model, tokenizer
         self._word_counts = torch.tensor(tokenizer.word_counts(), dtype=torch.float32)
         self.speculates = True  # a benchmark compares both
+        self._hotwords: list[tuple[tuple[Hotword, ...], float, Hotwords]] = []
 
     @torch.inference_mode()
     def encode(
@@ -110,10 +115,22 @@ class SpeechDecoder:
                 results[i] = [replace(h, text=self.tokenizer.decode(h.tokens)) for h in nbest]
         return results
 
+    def hotwords(self, options: DecodingOptions) -> Hotwords:
+        """Return the hotwords of options as tokens; the last lists are kept."""
+        if not options.hotwords:
+            return Hotwords()
+        words, weight = options.hotwords, options.hotword_weight
+        for known, its_weight, hotwords in self._hotwords:
+            if its_weight == weight and (known is words or known == words):
+                return hotwords
+        hotwords = Hotwords.of(words, weight, self.tokenizer)
+        self._hotwords = [(words, weight, hotwords), *self._hotwords[: _MOST_LISTS - 1]]
+        return hotwords
+
     def _search(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
     ) -> list[list[Hypothesis]]:
-        if options.method == "ctc_greedy":
+        if options.method == "ctc_greedy" and not self.hotwords(options).trie:
             assert encoded.logp_BSV is not None
             steps_B = encoded.mask_BS.sum(1)
             num_words_V = self._word_counts.to(steps_B.device)
@@ -149,7 +166,10 @@ class SpeechDecoder:
         if lm and not scorer:
             return self._beam_search(encoded, options, lm)
         steps_B, words_V = encoded.mask_BS.sum(1), self._word_counts
-        return beam_texts(encoded.logp_BSV, steps_B, options, words_V, scorer, encoded.requests)
+        return beam_texts(
+            encoded.logp_BSV, steps_B, options, words_V, scorer, encoded.requests,
+            self.hotwords(options).trie,
+        )  # fmt: skip
 
     def _beam_search(
         self,
@@ -165,8 +185,12 @@ class SpeechDecoder:
         if options.needs_ctc:
             assert encoded.logp_BSV is not None
             ctc = CtcPrefixScorer(encoded.logp_BSV, steps_B, options.beam_size)
-        search = BeamSearch(options, self._word_counts.to(steps_B.device))
-        return search(JointScorer(step, state, ctc, scorer), steps_B, encoded.requests)
+        words_V, hotwords = self._word_counts.to(steps_B.device), None
+        if trie := self.hotwords(options).trie:
+            like_BW = steps_B[:, None].expand(-1, options.beam_size)
+            hotwords = HotwordScorer(trie, len(words_V), like_BW)
+        joint = JointScorer(step, state, ctc, scorer, hotwords)
+        return BeamSearch(options, words_V)(joint, steps_B, encoded.requests)
 
     @torch.inference_mode()
     def rescored(
@@ -178,8 +202,12 @@ class SpeechDecoder:
         return rescore(score, found, options, encoded.mask_BS.device)
 
     def _may_speculate(self, encoded: Encoded, options: DecodingOptions) -> bool:
-        """Tell whether speculation finds the same sooner (see `asr.decoding.speculation`)."""
+        """Tell whether speculation finds the same sooner (see `asr.decoding.speculation`).
+
+        It drops what scores too little and counts on scores that only fall: hotwords raise them.
+        """
         is_one = len(encoded.mask_BS) == options.n_best == 1 and options.needs_ctc
+        is_one = is_one and not self.hotwords(options).trie
         return self.speculates and is_one and isinstance(self.model.decoder, FastDecoder)
 
     def _speculate(

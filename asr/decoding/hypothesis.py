@@ -1,7 +1,7 @@
 """Store a hypothesis: the text of an utterance with its score. No torch, so services can use it.
 
 score(Y) = α · log P(Y|X) + μ · log P_lm(Y) + γ · √wc(Y) (Cahyawijaya 2021, eq. 4.1, with shallow
-fusion of a language model), where log P(Y|X) = (1 - λ) · decoder + λ · CTC head.
+fusion of a language model) + hotwords, where log P(Y|X) = (1 - λ) · decoder + λ · CTC head.
 """
 
 import math
@@ -17,10 +17,12 @@ class Hypothesis:
     """Token ids without SOS and EOS, their text, and the score.
 
     `score` is the weighted sum of its components: the log P of decoder (EOS included), CTC head
-    and language model, each None where it was not used, and `length_score` = γ · √wc.
+    and language model, each None where it was not used, `length_score` = γ · √wc, and
+    `hotword_score`, what the hotwords in it are worth.
     `confidences` has the probability of each token among its alternatives, by the weighted models
-    in use without the length score. `ended` is "eos", "length" where the utterance's limit on
-    tokens ended the text, "no_speech", or "uncertain" in front of hypotheses that are not believed.
+    in use and the hotwords, without the length score. `ended` is "eos", "length" where the
+    utterance's limit on tokens ended the text, "no_speech", or "uncertain" in front of hypotheses
+    that are not believed.
     """
 
     tokens: tuple[int, ...]
@@ -32,6 +34,7 @@ class Hypothesis:
     length_score: float = 0.0
     confidences: tuple[float, ...] = ()
     text: str = ""
+    hotword_score: float = 0.0
 
     @property
     def confidence(self) -> float:

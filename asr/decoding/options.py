@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from asr.decoding.hotwords import MOST_WEIGHT, Hotword, as_hotwords
 from asr.errors import ConfigError
-from asr.schema import FrozenModel, LocalPath
+from asr.schema import FrozenModel, LocalPath, OmitNone
 
 # Of hypotheses, each of which takes memory at every step.
 Width = Annotated[int, Field(gt=0, le=1024)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Weight = Annotated[float, Field(gt=0, le=MOST_WEIGHT)]
 
 
 class DecodingOptions(FrozenModel):
@@ -28,6 +30,8 @@ class DecodingOptions(FrozenModel):
     train` and `asr tune` set one that hardly any dev utterance is below.
     Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
     badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
+    Each token of a phrase of `hotwords` adds `hotword_weight`, or the phrase's own weight, to the
+    score of a text that holds the phrase; `ctc_greedy` searches as `ctc_beam` with them.
     """
 
     method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
@@ -41,6 +45,21 @@ class DecodingOptions(FrozenModel):
     speech_threshold: Share = 0.1
     confidence_threshold: Share | None = None
     chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
+    hotwords: OmitNone[tuple[Hotword, ...]] = None
+    hotword_weight: Weight = 1.5
+
+    @field_validator("hotwords", mode="before")
+    @classmethod
+    def _are_phrases(cls, value: Any) -> Any:
+        return as_hotwords(value) if isinstance(value, list | tuple) else value
+
+    @field_validator("hotwords")
+    @classmethod
+    def _have_weights(cls, value: tuple[Hotword, ...] | None) -> tuple[Hotword, ...] | None:
+        for phrase, weight in value or ():
+            if weight is not None and not 0 < weight <= MOST_WEIGHT:
+                raise ValueError(f"{phrase}: give a weight above 0 and up to {MOST_WEIGHT:g}")
+        return value
 
     @model_validator(mode="after")
     def _lm_is_named(self) -> Self:

@@ -28,6 +28,7 @@ from asr.tokenizer import MOST_TOKENS
 _THRESHOLD = 1e-3
 # Without scorers the W + 1 likeliest tokens of a frame are all that a beam of W can take. Of twice
 # as many the i-th best prefix is extended by the 1 / i likeliest: i of them have better prefixes.
+# With a bonus, which can be for any of them, it is extended by all.
 _SLACK = 2
 _SMALL, _LEAST_BLANK, _MOST_EXPONENT = 1e-100, 1e-30, 600.0
 
@@ -56,7 +57,8 @@ class Found(NamedTuple):
     """A text, and log P of the CTC head and of the language model, without weights.
 
     A token begins at the one of `steps` where most of its probability comes in. Its confidence is
-    its share among all tokens that may follow there and the end, by CTC head and language model.
+    its share among all tokens that may follow there and the end, by CTC head, language model and
+    bonus.
     """
 
     tokens: tuple[int, ...]
@@ -122,8 +124,8 @@ class PrefixBeam:
             log_prob = math.log(node.total) + self._log_scale - node.added
             lm = node.lm + (self.lm.end(node.lm_state) if self.lm else 0.0)
             bonus = node.bonus + (self.bonus.end(node.bonus_state) if self.bonus else 0.0)
-            ends[node] = log_prob, self._weighted(log_prob, lm)
-            score = ends[node][1] + self.gamma * math.sqrt(node.n_words) + bonus
+            ends[node] = log_prob, self._weighted(log_prob, lm) + bonus
+            score = ends[node][1] + self.gamma * math.sqrt(node.n_words)
             found.append((score, log_prob, lm, node.path()))
         found.sort(key=itemgetter(0), reverse=True)
         share = self._shares(ends)
@@ -148,9 +150,9 @@ class PrefixBeam:
     def _shares(self, ends: dict[Prefix, tuple[float, float]]) -> dict[Prefix, float]:
         """Return the confidences of the tokens of whole texts, `ends`, by prefixes.
 
-        `ends` have log P by the CTC head, and by it and the language model with their weights. By
-        both, a token has a share of those that entered the beam after the same prefix and the end;
-        by the CTC head, all these have a share of all that left the prefix.
+        `ends` have log P by the CTC head, and by all scorers with their weights. By all of them, a
+        token has a share of those that entered the beam after the same prefix and the end; by the
+        CTC head, all these have a share of all that left the prefix.
         """
         parts: dict[Prefix, list[tuple[Prefix, float, float]]] = {}
         for end in ends:
@@ -158,7 +160,8 @@ class PrefixBeam:
         for node in self._prefixes[1:]:
             if node.parent in parts:
                 ctc = node.log_prob(node.mass)
-                parts[node.parent].append((node, ctc, self._weighted(ctc, node.lm)))
+                both = self._weighted(ctc, node.lm) + node.bonus
+                parts[node.parent].append((node, ctc, both))
         shares: dict[Prefix, float] = {}
         for parent, children in parts.items():
             end_ctc, end_both = ends.get(parent, (-math.inf, -math.inf))
@@ -203,11 +206,11 @@ class PrefixBeam:
         `least` is the worst total of those that are.
         """
         children, words, found = self._children, self.num_words, []
-        is_scored, most_words = self.lm is not None or self.bonus is not None, self._most_words
+        has_lm, most_words, bonus = self.lm is not None, self._most_words, self.bonus
         floor = least if len(self._beam) == self.beam_size else 0.0
         for i, node in enumerate(self._beam, 1):
             total, last, key, growth = node.total, node.token, node.key, node.growth
-            bound, n = floor / (growth * self._most), _SLACK * self.beam_size // i
+            bound, n = floor / (growth * self._most), _SLACK * self.beam_size // (1 if bonus else i)
             for token, p in zip(tokens[:n], probs[:n], strict=True):
                 value = total * p
                 if value <= bound:
@@ -215,10 +218,12 @@ class PrefixBeam:
                 if token == last:
                     value = node.of_blank * p
                 child = children.get(key + token)
-                if child is None and (is_scored or (words and words[token] != most_words)):
+                if child is None and (has_lm or (words and words[token] != most_words)):
                     child = self._child(node, token)  # its factor is its own
                 if child is None:
                     value *= growth
+                    if bonus:
+                        value *= exp(bonus.score(node.bonus_state, token)[0] / self.alpha)
                     if value > floor:
                         found.append((value, 0.0, value, node, token))
                 elif not child.is_live:

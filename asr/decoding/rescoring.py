@@ -39,7 +39,7 @@ def rescore(
             joint = att * log_prob + ctc * (h.ctc_log_prob or 0) + lm * (h.lm_log_prob or 0)
             mixed = torch.tensor(logp_U).exp() ** (1 - options.ctc_weight)
             mixed *= torch.tensor(h.confidences) ** options.ctc_weight
-            score, confidences = joint + h.length_score, tuple(mixed.tolist())
+            score, confidences = joint + h.length_score + h.hotword_score, tuple(mixed.tolist())
             rescored.append(replace(h, score=score, log_prob=log_prob, confidences=confidences))
         results.append(sorted(rescored, key=lambda h: -h.score)[: options.n_best])
     return results

@@ -53,6 +53,7 @@ class ChunkedRecording:
     recording: Recording
     chunk_seconds: float
     request: Request | None = None
+    warnings: tuple[str, ...] = ()  # beside those of the recording
     segments: list[Segment] = field(default_factory=list)
     error: AudioError | None = None
     is_read: bool = False

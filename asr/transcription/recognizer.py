@@ -19,6 +19,7 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.decoding.decode import Encoded, LanguageModel, SpeechDecoder, is_constant
 from asr.decoding.endpoint import Endpoint
+from asr.decoding.hotwords import Given, as_hotwords
 from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
@@ -66,13 +67,16 @@ class Recognizer:
         source: Source,
         options: DecodingOptions | None = None,
         max_seconds: float | None = None,
+        hotwords: Iterable[Given] | None = None,
     ) -> Transcript:
         """Transcribe a recording: a path, an open binary file, its bytes, or `Samples` of an array.
 
         Files are wav, flac, ogg or mp3, and with lrt-asr[media] m4a, webm and more. Memory does not
-        grow with their length. Raises AudioError where one cannot be read as speech, or is longer
-        than `max_seconds`.
+        grow with their length. `hotwords` are phrases, or pairs of a phrase and a weight (see the
+        options). Raises AudioError where one cannot be read as speech, or is longer than
+        `max_seconds`.
         """
+        options = self._with_hotwords(options, hotwords)
         (result,) = self.transcribe_all([source], options, max_seconds=max_seconds)
         if isinstance(result, AudioError):
             raise result
@@ -114,16 +118,23 @@ class Recognizer:
         options: DecodingOptions | None = None,
         endpoint: Endpoint | None = None,
         chunk: int | None = None,
+        hotwords: Iterable[Given] | None = None,
     ) -> Iterator[StreamResult]:
         """Yield results of a waveform that arrives in blocks (samples,), as soon as they are known.
 
         Blocks are mono at `sample_rate`: int16, or floats from -1 to 1; a `Recording` is such
         blocks too. How the waveform is cut into blocks changes no result. The running segment has
         partial results, its last one is final; memory and cost per second do not grow. `chunk` is
-        the number of encoder steps that are computed at once, by default the recipe's. Raises
-        ConfigError where the model has no streaming encoder.
+        the number of encoder steps that are computed at once, by default the recipe's. `hotwords`
+        are those of the final results. Raises ConfigError where the model has no streaming encoder.
         """
-        return stream(self, blocks, options, endpoint, chunk)
+        return stream(self, blocks, self._with_hotwords(options, hotwords), endpoint, chunk)
+
+    def _with_hotwords(
+        self, options: DecodingOptions | None, hotwords: Iterable[Given] | None
+    ) -> DecodingOptions:
+        options = options or self.config.decoding
+        return options.changed({"hotwords": hotwords and as_hotwords(hotwords)})
 
     def _recognize_group(
         self,
@@ -155,7 +166,8 @@ class Recognizer:
             source, self.sample_rate, max_seconds=max_seconds, max_samples=max_samples,
             any_format=any_format,
         )  # fmt: skip
-        return ChunkedRecording(recording, seconds, request)
+        warning = self.decoder.hotwords(options).warning
+        return ChunkedRecording(recording, seconds, request, (warning,) if warning else ())
 
     def recognize(
         self, chunks: Sequence[Chunk], options: DecodingOptions | None = None
@@ -262,4 +274,5 @@ def longest_seconds(config: Config) -> float:
 def result_of(recording: ChunkedRecording) -> Transcript | AudioError:
     """Return the transcript of a recording's segments so far, or why it cannot be read."""
     source = recording.recording
-    return recording.error or Transcript.join(recording.segments, source.seconds, source.warnings)
+    warnings = (*recording.warnings, *source.warnings)
+    return recording.error or Transcript.join(recording.segments, source.seconds, warnings)

@@ -32,22 +32,23 @@ Progress = Callable[[float], object]
 
 
 def ask_all(
-    tasks: list[Task], url: str, model: str | None, format: str, jobs: int, on_progress: Progress
-) -> Iterator[Result]:
+    tasks: list[Task], url: str, model: str | None, format: str, jobs: int, on_progress: Progress,
+    hotwords: str = "",
+) -> Iterator[Result]:  # fmt: skip
     """Yield the tasks in order with a service's text in a format, by `jobs` requests at a time.
 
     `url` may end in `/v1`; without `model` the service must have only one; the key is `ASR_API_KEY`
     of the environment. Tasks with `out` are written there. A service that is full is asked again
-    after its Retry-After. `on_progress` gets the number of recordings that are done. Raises
-    ConfigError before any work where the service cannot be reached, refuses the key or lacks the
-    model, AsrError where it stays away.
+    after its Retry-After. `hotwords` is the text of a list of them. `on_progress` gets the
+    number of recordings that are done. Raises ConfigError before any work where the service cannot
+    be reached, refuses the key or lacks the model, AsrError where it stays away.
     """
 
     async def following() -> Result | None:
         return await anext(results, None)
 
     with asyncio.Runner() as runner:
-        results = _results(tasks, _connect(url, jobs), model, format, jobs, on_progress)
+        results = _results(tasks, _connect(url, jobs), model, format, jobs, on_progress, hotwords)
         while (result := runner.run(following())) is not None:
             yield result
 
@@ -71,16 +72,17 @@ def _connect(url: str, jobs: int) -> httpx.AsyncClient:
 
 async def _results(
     tasks: list[Task], client: httpx.AsyncClient, model: str | None, format: str, jobs: int,
-    on_progress: Progress,
+    on_progress: Progress, hotwords: str,
 ) -> AsyncIterator[Result]:  # fmt: skip
     async with client:
-        name = await _find_model(client, model)
+        fields = {"model": await _find_model(client, model), "response_format": _ASKED[format]}
+        fields |= {"hotwords": hotwords} if hotwords else {}
         slots, n_done = asyncio.Semaphore(jobs), 0
 
         async def transcribe(task: Task) -> Result:
             nonlocal n_done
             async with slots:
-                found = await _transcribe(client, task, name, format)
+                found = await _transcribe(client, task, fields, format)
             if isinstance(found, str):
                 found = write_transcript(task, found) or found
             n_done += 1
@@ -129,10 +131,9 @@ async def _find_model(client: httpx.AsyncClient, model: str | None) -> str:
 
 
 async def _transcribe(
-    client: httpx.AsyncClient, task: Task, model: str, format: str
+    client: httpx.AsyncClient, task: Task, fields: dict[str, str], format: str
 ) -> str | AudioError:
     """Return the service's text of a recording, or why there is none."""
-    fields = {"model": model, "response_format": _ASKED[format]}
     # File names are not sent, only the suffix, which some services need.
     name = "recording" + task.recording.suffix.encode("ascii", "ignore").decode()
 

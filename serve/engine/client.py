@@ -14,6 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Self, TypeVar
 
+from asr.decoding.hotwords import Hotword
 from asr.errors import AsrError
 from asr.runtime.threads import choose_threads, thread_variables
 from serve.engine import messages
@@ -112,20 +113,27 @@ class EngineClient:
         pcm_rate: int | None = None,
         partials: bool = False,
         quick: bool = False,
+        hotwords: tuple[Hotword, ...] = (),
     ) -> Job:
         """Send a recording to the engine; the options are those of `messages.Transcribe`.
 
         Raises ApiError 503 while no engine process is ready.
         """
         job = self._add(Job(self, next(self._ids), model))
-        message = messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick)
+        message = messages.Transcribe(job._id, model, audio, pcm_rate, partials, quick, hotwords)
         self._outbox.put(self._pipe, message)
         return job
 
-    def open(self, model: str, pcm_rate: int, silence_seconds: float | None) -> Stream:
+    def open(
+        self,
+        model: str,
+        pcm_rate: int,
+        silence_seconds: float | None,
+        hotwords: tuple[Hotword, ...] = (),
+    ) -> Stream:
         """Begin a stream, as `messages.Open` says. Raises as `submit` does."""
         stream = self._add(Stream(self, next(self._ids), model))
-        self.send_part(messages.Open(stream._id, model, pcm_rate, silence_seconds))
+        self.send_part(messages.Open(stream._id, model, pcm_rate, silence_seconds, hotwords))
         return stream
 
     def send_part(self, part: messages.Open | messages.Audio) -> None:

@@ -4,8 +4,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from asr.decoding.hotwords import Hotword
+from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
 from asr.transcription.chunks import Chunk, ChunkedRecording
+from asr.transcription.recognizer import Recognizer
 from serve.engine import messages
 
 # What the first slice of a recording is taken to cost, in samples: four seconds of speech.
@@ -28,3 +31,20 @@ class Job:
     is_paused: bool = False  # there are more, and no thread reads them now
     sent: str = ""  # the text of partial results so far
     progress: float = 0.0  # the fraction that is recognized, which never decreases
+
+
+def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOptions:
+    """Return a model's options, with the hotwords of a request, or with greedy CTC if `quick`."""
+    options = recognizer.config.decoding
+    if asked.quick and recognizer.model.ctc_head is not None:
+        return options.model_copy(
+            update={"method": "ctc_greedy", "lm_weight": 0.0, "hotwords": None}
+        )
+    return with_hotwords(options, asked.hotwords)
+
+
+def with_hotwords(options: DecodingOptions, hotwords: tuple[Hotword, ...]) -> DecodingOptions:
+    """Return options with these hotwords behind those that they have."""
+    if not hotwords:
+        return options
+    return options.model_copy(update={"hotwords": (*(options.hotwords or ()), *hotwords)})

@@ -6,6 +6,7 @@ the AsrError for which it cannot load a model.
 
 from dataclasses import dataclass
 
+from asr.decoding.hotwords import Hotword
 from asr.errors import AsrError
 from asr.transcription.transcript import StreamResult, Transcript
 
@@ -22,7 +23,7 @@ class Transcribe:
     """A recording to transcribe: a file, or 16-bit mono PCM of `pcm_rate` Hz.
 
     `partials` asks for the text of a long recording as it grows, `quick` for greedy CTC where the
-    model has a CTC head.
+    model has a CTC head, which has no hotwords.
     """
 
     id: int
@@ -31,6 +32,7 @@ class Transcribe:
     pcm_rate: int | None = None
     partials: bool = False
     quick: bool = False
+    hotwords: tuple[Hotword, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Open:
     model: str
     pcm_rate: int
     silence_seconds: float | None = None
+    hotwords: tuple[Hotword, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from asr.transcription.chunks import Chunk
 from asr.transcription.recognizer import Recognizer, result_of
 from serve.engine import messages
 from serve.engine.faults import breaks_the_gpu, failure
-from serve.engine.job import Job
+from serve.engine.job import Job, options_of
 from serve.engine.models import load, streaming_names
 from serve.engine.queue import FairQueue
 from serve.engine.streams import Streams
@@ -120,6 +120,7 @@ class Engine:
         request = Request()
         recording = self._recognizers[asked.model].open(
             source,
+            options_of(self._recognizers[asked.model], asked),
             max_seconds=self._settings.max_seconds,
             max_samples=self._settings.max_samples,
             request=request,
@@ -168,7 +169,7 @@ class Engine:
             job.cost = max(1, job.recording.recording.n_samples - before)
             if chunk:
                 job.n_open += 1
-                kind = (job.asked.model, job.asked.quick)
+                kind = (job.asked.model, job.asked.quick, job.asked.hotwords)
                 self._queue.put(job, kind, chunk.seconds, (job, chunk))
                 self._changed.notify()
             if not job.recording.is_read:
@@ -199,13 +200,10 @@ class Engine:
             job.started = job.started or started
         asked = batch[0][0].asked
         recognizer = self._recognizers[asked.model]
-        options = recognizer.config.decoding
         self._batch = [job.request for job, _ in batch]
         try:
-            if asked.quick and recognizer.model.ctc_head is not None:
-                greedy = {"method": "ctc_greedy", "lm_weight": 0.0}
-                options = options.model_copy(update=greedy)
-            segments = recognizer.recognize([chunk for _, chunk in batch], options)
+            chunks = [chunk for _, chunk in batch]
+            segments = recognizer.recognize(chunks, options_of(recognizer, asked))
         except Exception as error:
             self._isolate(batch, error)
             return

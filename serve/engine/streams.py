@@ -18,6 +18,7 @@ from asr.transcription.timestamps import step_seconds
 from asr.transcription.transcript import StreamResult
 from serve.engine import messages
 from serve.engine.faults import breaks_the_gpu, failure
+from serve.engine.job import with_hotwords
 
 Result = TypeVar("Result")
 
@@ -39,7 +40,8 @@ class Stream:
         if self.session is None:
             longest = self.recognizer.config.decoding.chunk_seconds
             endpoint = Endpoint.within(longest, self.asked.silence_seconds)
-            self.session = Session(self.recognizer, endpoint=endpoint)
+            options = with_hotwords(self.recognizer.config.decoding, self.asked.hotwords)
+            self.session = Session(self.recognizer, options, endpoint)
             if rate != wanted:
                 self.resampler = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
         while self.parts and not self.is_ended:

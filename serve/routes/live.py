@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, Field, ValidationError
 
+from asr.decoding.hotwords import Hotword, of_request
+from asr.errors import ConfigError
 from asr.transcription.transcript import Segment, Transcript
 from asr.transcription.writers import as_srt, as_vtt
 from serve.errors import quoted, unknown_model
@@ -29,10 +31,21 @@ PROTOCOL = "lrt-asr"  # for clients that offer a key as another subprotocol
 
 
 class Start(BaseModel):
-    """A session's first message: the sample rate of its audio in Hz, and the model's name."""
+    """A session's first message: the sample rate of its audio in Hz, and the model's name.
+
+    `hotwords` and `prompt` are as in the form of a recording; hotwords may be a list too.
+    """
 
     sample_rate: Annotated[int, Field(ge=8000, le=96000)]
     model: str
+    hotwords: str | list[str] = ""
+    prompt: str = ""
+
+    @property
+    def phrases(self) -> tuple[Hotword, ...]:
+        """Return the hotwords of both. Raises ConfigError beyond the limits."""
+        given = self.hotwords if isinstance(self.hotwords, str) else "\n".join(self.hotwords)
+        return of_request(given, self.prompt)
 
 
 class PartialText(BaseModel):
@@ -70,27 +83,30 @@ async def live(websocket: WebSocket) -> None:
 
 async def _talk(websocket: WebSocket) -> None:
     """Receive and answer concurrently, until all is answered or either fails."""
-    start = await _start(websocket, websocket.app.state.settings)
-    session = begin(websocket.app.state, start.model, start.sample_rate)
+    start, phrases = await _start(websocket, websocket.app.state.settings)
+    session = begin(websocket.app.state, start.model, start.sample_rate, hotwords=phrases)
     try:
         await both(_listen(websocket, session), _answer(websocket, session))
     finally:
         websocket.scope["asr.record"].audio_seconds = session.seconds
 
 
-async def _start(websocket: WebSocket, settings: Settings) -> Start:
-    """Return the first message, with the name that its model has here."""
+async def _start(websocket: WebSocket, settings: Settings) -> tuple[Start, tuple[Hotword, ...]]:
+    """Return the first message, with the name that its model has here, and its hotwords."""
     try:
         start = Start.model_validate(
             parsed(await message_of(websocket, settings.live_idle_seconds), _EXAMPLE)
         )
+        phrases = start.phrases
     except ValidationError as error:
         first = error.errors()[0]
         param = str(first["loc"][-1]) if first["loc"] else None
         reason = f"{param or 'the first message'}: {first['msg'].lower()}: begin with {_EXAMPLE}"
         raise Refusal(1007, reason, "invalid_message", param) from error
+    except ConfigError as error:
+        raise Refusal(1007, str(error), "invalid_message", "hotwords") from error
     if model := settings.find_model(start.model):
-        return start.model_copy(update={"model": model})
+        return start.model_copy(update={"model": model}), phrases
     message = unknown_model(start.model, settings.models).message
     raise Refusal(1008, message, "model_not_found", "model")
 

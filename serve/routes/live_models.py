@@ -1,11 +1,14 @@
 """Live sessions by model: streamed where it has a streaming encoder, else segment by segment."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 from starlette.datastructures import State
 
+from asr.decoding.hotwords import Hotword
 from asr.transcription.transcript import Transcript
-from serve.engine.client import EngineClient
+from serve.engine.client import EngineClient, Job
 from serve.engine.messages import Done
 from serve.errors import ApiError
 from serve.routes.live_session import LiveSession, Session
@@ -14,31 +17,39 @@ from serve.routes.streamed_session import StreamedSession
 
 
 def begin(
-    state: State, model: str, sample_rate: int, silence_seconds: float | None = None
+    state: State,
+    model: str,
+    sample_rate: int,
+    silence_seconds: float | None = None,
+    hotwords: tuple[Hotword, ...] = (),
 ) -> LiveSession:
-    """Return a new session of a model, whose segments end after so much silence, or as usual."""
+    """Return a new session of a model, whose segments end after so much silence, or as usual.
+
+    The hotwords count in final texts.
+    """
     engine: EngineClient = state.engine
     deadline = state.settings.deadline_seconds
     if model in engine.streaming:
         return StreamedSession(
-            sample_rate, lambda: engine.open(model, sample_rate, silence_seconds), deadline
+            sample_rate,
+            lambda: engine.open(model, sample_rate, silence_seconds, hotwords),
+            deadline,
         )
 
     async def transcribe(pcm: bytes, quick: bool) -> Transcript:
-        return await _transcribe(engine, model, sample_rate, pcm, quick, deadline)
+        asked = partial(engine.submit, model, pcm, sample_rate, quick=quick)
+        return await _transcribe(partial(asked, hotwords=() if quick else hotwords), deadline)
 
     return Session(sample_rate, transcribe, silence_seconds)
 
 
-async def _transcribe(
-    engine: EngineClient, model: str, sample_rate: int, pcm: bytes, quick: bool, deadline: float
-) -> Transcript:
+async def _transcribe(submit: Callable[[], Job], deadline: float) -> Transcript:
     """Transcribe a part of a session, again if the engine was restarted meanwhile."""
     try:
         async with asyncio.timeout(deadline):
             while True:
                 try:
-                    with engine.submit(model, pcm, sample_rate, quick=quick) as job:
+                    with submit() as job:
                         event = await job.next()
                     assert isinstance(event, Done), "without partials the first event is the last"
                     return event.transcript

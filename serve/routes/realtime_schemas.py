@@ -39,7 +39,7 @@ class ServerVad(BaseModel):
 
 
 class TranscriptionOptions(BaseModel):
-    """The model; the language and the prompt are repeated and change nothing."""
+    """The model, and a prompt, whose names are hotwords; the language changes nothing."""
 
     model: str | None = None
     language: str | None = None

@@ -7,7 +7,9 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from starlette.datastructures import UploadFile as Part
 
+from asr.decoding.hotwords import MOST_CHARACTERS, MOST_PHRASES, of_request
 from asr.decoding.hypothesis import Ended
+from asr.errors import ConfigError
 from asr.transcription.transcript import Segment
 from asr.transcription.writers import Word
 
@@ -25,6 +27,25 @@ class RecordingForm(BaseModel):
     model: str = Field(
         description="A name that GET /v1/models lists, or whisper-1 for the first of them."
     )
+
+    hotwords: str = Field(
+        "",
+        description=f"Phrases to expect, one a line or between commas, at most {MOST_PHRASES} of "
+        f"{MOST_CHARACTERS} characters. With a tab and a number after it a phrase has a weight of "
+        "its own: what each of its tokens adds to a score.",
+    )
+    prompt: str = Field(
+        "", description="Its names, which stand between punctuation, are hotwords too."
+    )
+
+    @field_validator("hotwords")
+    @classmethod
+    def _are_hotwords(cls, value: str) -> str:
+        try:
+            of_request(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @field_validator("file", mode="before")
     @classmethod
@@ -47,7 +68,6 @@ class TranscriptionForm(RecordingForm):
 
     response_format: ResponseFormat = "json"
     language: str | None = Field(None, description="Repeated in verbose_json, else ignored.")
-    prompt: str | None = Field(None, description="Accepted and ignored.")
     temperature: float = Field(0, ge=0, le=1, description="Ignored: decoding is deterministic.")
     stream: bool = Field(
         False, description="Server-sent events: the text as it grows. Needs response_format json."

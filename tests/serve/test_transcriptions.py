@@ -193,7 +193,7 @@ def test_the_native_route_streams(service, library, long_recording):
 def test_what_other_clients_send_too_is_accepted(service, library):
     wave = encode_audio(beeps(3))
     fields = {
-        "language": "zh", "prompt": "公园", "temperature": "0.2", "stream": "false",
+        "language": "zh", "prompt": "我们打十点去公园" * 3, "temperature": "0.2", "stream": "false",
         "chunking_strategy": "auto", "include[]": "logprobs", "hotwords": "",
     }  # fmt: skip
     expected = library.transcribe(io.BytesIO(wave)).text

@@ -1,0 +1,95 @@
+"""Score the hotwords in hypotheses that grow token by token, all of a batch at once.
+
+Legend: B utterances, W hypotheses of each, V vocabulary, K candidates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asr.decoding.hotwords import Hotword
+from asr.decoding.phrase_trie import PhraseTrie
+from asr.tokenizer import UNK, Tokenizer
+
+_MOST_NAMED = 10  # skipped phrases that a warning names
+
+
+@dataclass(frozen=True)
+class Hotwords:
+    """Hotwords as tokens; `trie` is None where there are none, `warning` names the skipped ones."""
+
+    trie: PhraseTrie | None = None
+    warning: str | None = None
+
+    @classmethod
+    def of(cls, hotwords: tuple[Hotword, ...], weight: float, tokenizer: Tokenizer) -> "Hotwords":
+        """Return the hotwords by a tokenizer; those without a weight have this one."""
+        phrases, skipped = [], []
+        for phrase, own in hotwords:
+            tokens = tokenizer.encode(phrase)
+            if not tokens or UNK in tokens:
+                skipped.append(phrase)
+            else:
+                phrases.append((tokens, weight if own is None else own))
+        return cls(PhraseTrie(phrases) if phrases else None, _warning(skipped, tokenizer))
+
+
+def _warning(skipped: list[str], tokenizer: Tokenizer) -> str | None:
+    if not skipped:
+        return None
+    named = ", ".join(skipped[:_MOST_NAMED])
+    more = f" and {len(skipped) - _MOST_NAMED} more" if len(skipped) > _MOST_NAMED else ""
+    unknown = "".join(sorted(tokenizer.unknown(skipped))[:50]) or "none but punctuation"
+    return (
+        f"hotwords {named}{more} are skipped: the model cannot write their characters ({unknown})"
+    )
+
+
+class HotwordScorer:
+    """What hotwords add to W hypotheses of each of B utterances, all empty at first."""
+
+    def __init__(self, trie: PhraseTrie, n_tokens: int, like_BW: Tensor) -> None:
+        self._trie, device = trie, like_BW.device
+        tokens, values = zip(*trie.first(), strict=True)
+        self._first_V = torch.zeros(n_tokens, device=device)
+        self._first_V[torch.tensor(tokens, device=device)] = torch.tensor(values, device=device)
+        self._states = [[trie.start()] * like_BW.shape[1] for _ in like_BW]
+        self._bonus_BWV: Tensor | None = None
+
+    def bonuses(self) -> Tensor:
+        """Return what each token adds to each hypothesis, (B, W, V); EOS as the end of the text."""
+        if self._bonus_BWV is None:
+            device, V = self._first_V.device, len(self._first_V)
+            added_BW = torch.tensor([[s.added for s in row] for row in self._states], device=device)
+            self._bonus_BWV = self._first_V - added_BW[..., None]
+            places, values = list[int](), list[float]()
+            for i, state in enumerate(s for row in self._states for s in row):
+                for token, value in self._trie.following(state) if state.matches else ():
+                    places.append(i * V + token)
+                    values.append(value)
+            if places:
+                index = torch.tensor(places, device=device)
+                self._bonus_BWV.view(-1)[index] = torch.tensor(values, device=device)
+        return self._bonus_BWV
+
+    @property
+    def rest_BW(self) -> Tensor:
+        """Return what the running matches can still add."""
+        rest = [[state.rest for state in row] for row in self._states]
+        return torch.tensor(rest, device=self._first_V.device)
+
+    def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
+        """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
+        score, self._bonus_BWV = self._trie.score, None
+        self._states = [
+            [score(row[parent], token)[1] for parent, token in zip(parents, tokens, strict=True)]
+            for row, parents, tokens in zip(
+                self._states, parents_BW.tolist(), tokens_BW.tolist(), strict=True
+            )
+        ]
+
+    def select(self, indices: Tensor) -> None:
+        """Keep these utterances only."""
+        self._bonus_BWV, states = None, self._states
+        self._states = [states[i] for i in indices.tolist()]

@@ -1,0 +1,97 @@
+"""Read lists of hotwords: phrases that a text may hold, each with a weight or the default one.
+
+No torch, so that services can use it.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from asr.errors import ConfigError
+
+MOST_WEIGHT = 10.0
+# What a service takes of a stranger: phrases, and characters of one.
+MOST_PHRASES, MOST_CHARACTERS = 1000, 50
+# A part of a prompt with more characters is a sentence, and no name to listen for.
+_LONGEST_OF_PROMPT = 20
+_MARKS = re.compile(r"[\n\t,，、;；.。!！?？:：\"“”()（）]+")
+
+
+class Hotword(NamedTuple):
+    """A phrase, and what each of its tokens adds to a score; None is `decoding.hotword_weight`."""
+
+    phrase: str
+    weight: float | None = None
+
+
+Given = str | tuple[str, float | None] | Hotword
+
+
+def as_hotwords(given: Iterable[Given]) -> tuple[Hotword, ...]:
+    """Return phrases, or pairs of a phrase and its weight, as hotwords."""
+    return tuple(Hotword(each) if isinstance(each, str) else Hotword(*each) for each in given)
+
+
+def parse_hotwords(text: str, name: str = "hotwords") -> tuple[Hotword, ...]:
+    """Return the hotwords of a text: a phrase a line, `phrase<TAB>weight` with one of its own.
+
+    Empty lines and those that begin with # are left out. Raises ConfigError for a wrong weight.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        phrase, tab, weight = line.partition("\t")
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found.append(Hotword(phrase.strip(), _weight(weight, name, number) if tab else None))
+    return tuple(found)
+
+
+def read_hotwords(path: Path) -> tuple[Hotword, ...]:
+    """Return the hotwords of a file in UTF-8 (see `parse_hotwords`)."""
+    try:
+        return parse_hotwords(path.read_text("utf-8-sig"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as hotwords ({error}): give a text file in UTF-8, a phrase a "
+            "line"
+        ) from error
+
+
+def as_text(hotwords: Iterable[Hotword]) -> str:
+    """Return hotwords as the text of a list of them."""
+    return "\n".join(p if w is None else f"{p}\t{w:g}" for p, w in hotwords)
+
+
+def of_request(hotwords: str, prompt: str = "") -> tuple[Hotword, ...]:
+    """Return the hotwords of a request to a service, with those of its prompt.
+
+    `hotwords` has a phrase a line, or phrases between commas. Raises ConfigError beyond the limits
+    on their number and length. The names in a prompt, which stand between punctuation, have the
+    default weight; its sentences, and what is beyond a limit, are left out.
+    """
+    found = parse_hotwords(re.sub("[,，、]", "\n", hotwords))
+    if len(found) > MOST_PHRASES:
+        raise ConfigError(f"{len(found)} hotwords: give {MOST_PHRASES} or fewer")
+    for phrase, _ in found:
+        if len(phrase) > MOST_CHARACTERS:
+            raise ConfigError(
+                f"hotword {phrase[:MOST_CHARACTERS]}… has {len(phrase)} characters: give "
+                f"{MOST_CHARACTERS} or fewer"
+            )
+    names = (part.strip() for part in _MARKS.split(prompt))
+    more = (Hotword(name) for name in names if 0 < len(name) <= _LONGEST_OF_PROMPT)
+    return tuple(dict.fromkeys((*found, *more)))[:MOST_PHRASES]
+
+
+def _weight(text: str, name: str, line: int) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight <= MOST_WEIGHT:
+        raise ConfigError(
+            f"{name}, line {line}: the weight {text.strip()!a:.40} is no number above 0 and up to "
+            f"{MOST_WEIGHT:g}: write phrase<TAB>weight"
+        )
+    return weight
