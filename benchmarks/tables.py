@@ -54,6 +54,7 @@ THEMES = {
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",
+    "streaming": "Text while one speaks",
     "speculation": "Speculative joint search",
     "contention": "Where others need the cores",
     "gpu": "On a GPU",
