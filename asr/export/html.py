@@ -107,7 +107,7 @@ def build_page(bundle: Bundle, name: str) -> str:
     script, style = _page_script(), _read(_SERVED, "style.css")
     assert not any("</script" in text for text in (*data.values(), script))
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}' 'wasm-unsafe-eval' blob:; "
+        f"default-src 'none'; script-src '{_digest(script)}' 'wasm-unsafe-eval' data:; "
         f"worker-src blob:; style-src '{_digest(style)}'; img-src data:; media-src blob:; "
         "base-uri 'none'; form-action 'none'"
     )

@@ -7,12 +7,11 @@ const LOWEST_RATE = 8000; // that browsers decode to
 
 const read = (id) => document.getElementById(id).textContent;
 const config = JSON.parse(read("config"));
-const address = (script) => URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-const worker = new Worker(address(read("recognizer")));
+const worker = new Worker(URL.createObjectURL(new Blob([read("recognizer")], { type: "text/javascript" })));
 worker.postMessage({ config, weights: read("weights").trim() });
 
-/** The script of the audio thread. */
-export const captureUrl = () => address(read("capture"));
+/** The script of the audio thread; to a page of a file, one at a blob's address would be foreign. */
+export const captureUrl = () => `data:text/javascript,${encodeURIComponent(read("capture"))}`;
 
 /** No key is needed. */
 export const key = { get: () => "", set: () => {} };
