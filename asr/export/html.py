@@ -21,6 +21,7 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
+from asr.export.wasm import assemble
 from asr.runtime.files import write_text
 from asr.runtime.int8 import to_int8
 
@@ -150,7 +151,7 @@ def facts(bundle: Bundle, name: str, table: dict[str, Any]) -> dict[str, Any]:
         "tokens": bundle.tokenizer.tokens(),
         "word_counts": bundle.tokenizer.word_counts(),
         "weights": table,
-        "kernel": "",
+        "kernel": base64.b64encode(assemble(_read(_OWN, "gemm.wat"))).decode(),
     }
 
 

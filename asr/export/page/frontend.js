@@ -22,8 +22,13 @@ function rectify(f, plane, rows, F, C, isInside = () => true) {
 
 /** Weights of a convolution (out, in, frames, bins) as a matrix for each of its frames. */
 function perFrame(memory, { data, shape: [N, C, frames, bins] }) {
-  const pack = (t) => memory.pack(N, bins * C, (n, k) => data[((n * C + (k % C)) * frames + t) * bins + Math.floor(k / C)]);
-  return Array.from({ length: frames }, (_, t) => pack(t));
+  return Array.from({ length: frames }, (_, t) => {
+    const matrix = Float32Array.from({ length: N * bins * C }, (_, i) => {
+      const [n, bin, c] = [Math.floor(i / C / bins), Math.floor(i / C) % bins, i % C];
+      return data[((n * C + c) * frames + t) * bins + bin];
+    });
+    return memory.pack(N, bins * C, matrix, 0, bins * C, 1);
+  });
 }
 
 /** A 3×3 convolution, or a low-rank pair of one over frames and one over bins. */

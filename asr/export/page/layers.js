@@ -10,7 +10,7 @@ export class Affine {
     const parts = isLowRank ? [`${name}.E`, last] : [last];
     this.maps = parts.map((part) => {
       const { data, shape: [N, K] } = weights.get(`${part}.weight`);
-      return memory.pack(N, K, (n, k) => data[n * K + k]);
+      return memory.pack(N, K, data, 0, K, 1);
     });
     this.bias = weights.get(`${last}.bias`).data;
     this.size = this.bias.length;
@@ -112,8 +112,8 @@ export class SelfAttention extends Unit {
     const joined = memory.take(S * D), scores = memory.take(S * S);
     const { top } = memory;
     for (let head = 0; head < D; head += size) {
-      const keys = memory.pack(S, size, (s, i) => memory.floats[k + s * D + head + i] / Math.sqrt(size));
-      const values = memory.pack(size, S, (i, s) => memory.floats[v + s * D + head + i]);
+      const keys = memory.pack(S, size, null, k + head, D, 1, size ** -0.5);
+      const values = memory.pack(size, S, null, v + head, 1, D);
       memory.floats.fill(0, scores, scores + S * S + 8);
       memory.multiply(q + head, D, S, keys, scores, S);
       for (let s = 0; s < S; s++) softmax(memory.floats, scores + s * S, S);

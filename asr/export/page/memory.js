@@ -37,13 +37,14 @@ export class Memory {
     return start;
   }
 
-  /** Packs a weight matrix that a function gives by (output, input). */
-  pack(N, K, weight) {
+  /** Packs a weight matrix; input k of output n is `numbers[start + n * perOutput + k * perInput]`. */
+  pack(N, K, numbers, start, perOutput, perInput, factor = 1) {
     const address = this.take(Math.ceil(N / PANEL) * K * PANEL);
     const f = this.floats;
+    if (numbers === null) numbers = f; // from the memory itself, which may have grown
     for (let n = 0; n < N; n++) {
-      let at = address + (n - (n % PANEL)) * K + (n % PANEL);
-      for (let k = 0; k < K; k++, at += PANEL) f[at] = weight(n, k);
+      let at = address + (n - (n % PANEL)) * K + (n % PANEL), from = start + n * perOutput;
+      for (let k = 0; k < K; k++, at += PANEL, from += perInput) f[at] = numbers[from] * factor;
     }
     return { N, K, address };
   }

@@ -1,19 +1,30 @@
 // The weights of the page: base64 of 8-bit numbers with a scale per output, and of float32.
 
+export function fromBase64(text) {
+  const characters = atob(text), bytes = new Uint8Array(characters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = characters.charCodeAt(i);
+  return bytes;
+}
+
 /** A map from names to {data, shape}; `table` has type, shape and first byte of each. */
 export function readWeights(base64, table) {
-  const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-  const found = new Map();
+  const { buffer } = fromBase64(base64), found = new Map();
   for (const [name, [type, shape, start]] of Object.entries(table)) {
     const size = shape.reduce((a, b) => a * b, 1);
     const Kind = type === "int8" ? Int8Array : Float32Array;
-    found.set(name, { data: new Kind(bytes.buffer, start, size), shape });
+    found.set(name, { data: new Kind(buffer, start, size), shape });
   }
   for (const [name, weight] of found) {
-    if (!(weight.data instanceof Int8Array)) continue;
-    const scales = found.get(`${name}.int8_scale`).data;
-    const row = weight.data.length / scales.length;
-    weight.data = Float32Array.from(weight.data, (q, i) => q * scales[Math.floor(i / row)]);
+    if (weight.data instanceof Int8Array) weight.data = scaled(weight.data, found.get(`${name}.int8_scale`).data);
   }
   return found;
+}
+
+/** Rows of 8-bit numbers times their scales. */
+function scaled(numbers, scales) {
+  const data = new Float32Array(numbers.length), row = data.length / scales.length;
+  for (let n = 0, i = 0; n < scales.length; n++) {
+    for (const end = i + row; i < end; i++) data[i] = numbers[i] * scales[n];
+  }
+  return data;
 }

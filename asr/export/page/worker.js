@@ -2,7 +2,7 @@
 // {cancel: id}; it answers with {id, delta, progress}, and {id, result} or {id, error} at the end.
 
 import { Recognizer, transcript } from "./recognizer.js";
-import { readWeights } from "./weights.js";
+import { fromBase64, readWeights } from "./weights.js";
 
 const cancelled = new Set();
 let recognizer = null;
@@ -13,7 +13,7 @@ const pause = () => new Promise((resolve) => setTimeout(resolve));
 
 function compiled(base64) {
   try {
-    return new WebAssembly.Module(Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)));
+    return new WebAssembly.Module(fromBase64(base64));
   } catch {
     return null; // without SIMD, JavaScript computes the same more slowly
   }
