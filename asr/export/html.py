@@ -65,24 +65,24 @@ def export_html(bundle: Bundle, name: str, out: Path) -> int:
 def check(bundle: Bundle) -> None:
     """Raise ConfigError that names what the page cannot run of a model."""
     model, features = bundle.config.model, bundle.config.features
-    convolutions = [
-        name for name in model.ranks if name.startswith("frontend.block") or "depthwise" in name
-    ]
-    sparse = next((n for n in _weights(bundle) if n.endswith(".places")), "").rpartition(".")[0]
+    names = [n for n in model.ranks if n.startswith("frontend.block") or "depthwise" in n]
+    sparse = next((n for n in weights_of(bundle) if n.endswith(".places")), "").rpartition(".")[0]
+    kind, attention = features.kind, model.encoder.attention.kind
     problems = {
         "model.ctc_weight: the model has no CTC head, by which alone a page recognizes: train it "
         "with a weight above 0": bundle.model.ctc_head is None,
-        f"features.kind: {features.kind} is not computed in a page, only {' and '.join(FEATURES)}": (
-            features.kind not in FEATURES
+        # Streaming encoders have features of kind fbank.
+        f"features.kind: {kind} is not computed in a page, only {' and '.join(FEATURES)} are": (
+            kind not in FEATURES
         ),
-        f"model.encoder.attention.kind: {model.encoder.attention.kind} is not computed in a page, "
-        "only full": model.encoder.attention.kind != "full",
-        "model.encoder.streaming: a page has no streaming encoder: export one without": (
-            model.encoder.streaming is not None
+        f"model.encoder.attention.kind: {attention} is not computed in a page, only full is": (
+            attention != "full"
         ),
-        f"model.ranks: the convolution {convolutions[:1]} is factorized, which a page does not "
-        "compute: compress linear maps alone": bool(convolutions),
-        f"model: {sparse} is sparse, and a page computes dense and low_rank maps only": sparse != "",
+        "model.ranks: a page does not compute factorized convolutions, such as "
+        f"{''.join(names[:1])}: compress linear maps alone": bool(names),
+        f"model: {sparse} is sparse, and a page computes only dense and low_rank maps": bool(
+            sparse
+        ),
     }
     for problem, holds in problems.items():
         if holds:
@@ -97,9 +97,11 @@ def options_of(bundle: Bundle) -> DecodingOptions:
 
 def build_page(bundle: Bundle, name: str) -> str:
     """Return the whole HTML file."""
-    blob, table = pack_weights(to_int8(_weights(bundle)))
+    blob, table = pack_weights(to_int8(weights_of(bundle)))
     data = {
-        "config": json.dumps(facts(bundle, name, table), ensure_ascii=False).replace("<", "\\u003c"),
+        "config": json.dumps(facts(bundle, name, table), ensure_ascii=False).replace(
+            "<", "\\u003c"
+        ),
         "weights": base64.b64encode(blob).decode(),
         "recognizer": recognizer_script() + _module(_read(_OWN, "worker.js")),
         "capture": _read(_SERVED, "capture.js"),
@@ -144,18 +146,20 @@ def facts(bundle: Bundle, name: str, table: dict[str, Any]) -> dict[str, Any]:
             "norm": model.norm,
             "n_heads": model.n_heads,
             "frontend": {"kind": model.frontend.kind},
-            "encoder": model.encoder.model_dump(include={"n_layers", "convolution", "conditioning"}),
+            "encoder": model.encoder.model_dump(
+                include={"n_layers", "convolution", "conditioning"}
+            ),
         },
         "decoding": options.model_dump(include=kept),
         "chunk_seconds": min(options.chunk_seconds or _LONGEST_CHUNK, _LONGEST_CHUNK),
         "tokens": bundle.tokenizer.tokens(),
         "word_counts": bundle.tokenizer.word_counts(),
         "weights": table,
-        "kernel": base64.b64encode(assemble(_read(_OWN, "gemm.wat"))).decode(),
+        "kernel": base64.b64encode(kernel()).decode(),
     }
 
 
-def _weights(bundle: Bundle) -> dict[str, Tensor]:
+def weights_of(bundle: Bundle) -> dict[str, Tensor]:
     """Return the tensors that the page needs, those of the features with their name."""
     found = {k: v for k, v in bundle.model.state_dict().items() if not k.startswith("decoder.")}
     return found | {f"features.{k}": v for k, v in bundle.features.state_dict().items()}
@@ -171,6 +175,11 @@ def pack_weights(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, tuple[str
         table[name] = (kind, list(tensor.shape), len(blob))
         blob += numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()
     return bytes(blob), table
+
+
+def kernel() -> bytes:
+    """Return the WebAssembly module that multiplies matrices."""
+    return assemble(_read(_OWN, "gemm.wat"))
 
 
 def recognizer_script() -> str:

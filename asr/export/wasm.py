@@ -21,7 +21,7 @@ _MEMORY = {"v128.load": (0, 4), "v128.load32_splat": (9, 2), "v128.store": (11, 
 _BLOCKS = {"block": b"\x02", "loop": b"\x03"}
 _NO_RESULT, _END = b"\x40", b"\x0b"
 _HEADER = b"\0asm\1\0\0\0"
-_TOKEN = re.compile(r';;[^\n]*|[()]|"[^"]*"|[^\s()";]+')
+_WORD = re.compile(r';;[^\n]*|[()]|"[^"]*"|[^\s()";]+')
 
 
 def assemble(text: str) -> bytes:
@@ -29,7 +29,7 @@ def assemble(text: str) -> bytes:
     module = _parse(text)
     (imported,) = (part for part in module[1:] if part[0] == "import")
     (function,) = (part for part in module[1:] if part[0] == "func")
-    _, module_name, name, memory = imported
+    names, memory = imported[1:3], imported[3]
     of = {kind: [p for p in function[1:] if p[0] == kind] for kind in ("export", "param", "local")}
     types = {kind: [_TYPES[str(p[2])] for p in of[kind]] for kind in ("param", "local")}
     places = {str(p[1]): i for i, p in enumerate(of["param"] + of["local"])}
@@ -39,7 +39,7 @@ def assemble(text: str) -> bytes:
     code = locals_ + body + _END
     sections = {
         1: _vector([b"\x60" + _vector(types["param"]) + _vector([])]),
-        2: _vector([_name(module_name) + _name(name) + b"\x02\x00" + _number(int(str(memory[1])))]),
+        2: _vector([b"".join(map(_name, names)) + b"\x02\x00" + _number(int(str(memory[1])))]),
         3: _vector([_number(0)]),
         7: _vector([_name(of["export"][0][1]) + b"\x00" + _number(0)]),
         10: _vector([_number(len(code)) + code]),
@@ -51,14 +51,14 @@ def assemble(text: str) -> bytes:
 def _parse(text: str) -> Expression:
     """Return the first expression of a text, as lists of words and lists."""
     stack: list[Expression] = [[]]
-    for token in _TOKEN.findall(text):
-        if token == "(":
+    for word in _WORD.findall(text):
+        if word == "(":
             stack.append([])
-        elif token == ")":
+        elif word == ")":
             done = stack.pop()
             stack[-1].append(done)
-        elif not token.startswith(";;"):
-            stack[-1].append(token)
+        elif not word.startswith(";;"):
+            stack[-1].append(word)
     (only,) = stack[0]
     assert isinstance(only, list), "a module is an expression"
     return only

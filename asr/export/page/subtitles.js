@@ -68,8 +68,14 @@ export function cuesOf(segments) {
   return found;
 }
 
+/** The nearest whole number, of two the even one, as Python rounds. */
+function rounded(x) {
+  const below = Math.floor(x), rest = x - below;
+  return rest === 0.5 ? below + (below % 2) : Math.round(x);
+}
+
 function stamp(seconds, point) {
-  const total = Math.round(seconds * 1000), two = (n) => String(Math.floor(n)).padStart(2, "0");
+  const total = rounded(seconds * 1000), two = (n) => String(Math.floor(n)).padStart(2, "0");
   const part = String(total % 1000).padStart(3, "0");
   return `${two(total / 3.6e6)}:${two((total / 60000) % 60)}:${two((total / 1000) % 60)}${point}${part}`;
 }

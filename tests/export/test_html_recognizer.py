@@ -1,0 +1,278 @@
+"""What a page of `--format html` computes, part by part under Node against ours."""
+
+import base64
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile as sf
+import soxr
+import torch
+from torch import Tensor, nn
+
+from asr.audio.segmentation import split_at_silence
+from asr.bundle import Bundle
+from asr.config import Config
+from asr.decoding.ctc_beam import beam_texts
+from asr.decoding.options import DecodingOptions
+from asr.export.html import (
+    facts,
+    kernel,
+    pack_weights,
+    recognizer_script,
+    weights_of,
+)
+from asr.tokenizer import Tokenizer, normalize_text
+from asr.transcription.transcript import Segment, Token, Transcript
+from asr.transcription.writers import as_srt, as_vtt
+from tests.helpers import say, tones_recipe
+
+NODE = shutil.which("node")
+pytestmark = pytest.mark.skipif(not NODE, reason="there is no node: apt-get install nodejs")
+
+
+def node(script: str, **given: Any) -> Any:
+    """What a function body returns that sees the recognizer's exports and `given`, through JSON."""
+    code = (
+        "const given = JSON.parse(require('fs').readFileSync(0, 'utf8'));\n"
+        "const floats = (text) => new Float32Array(fromBase64(text).buffer);\n"
+        f"console.log(JSON.stringify((() => {{ {script} }})()));"
+    )
+    done = subprocess.run(
+        [str(NODE), "-e", recognizer_script() + code],
+        input=json.dumps(given), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def coded(numbers: np.ndarray | Tensor) -> str:
+    return base64.b64encode(np.asarray(numbers).astype("<f4").tobytes()).decode()
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "dense_post": {
+        "model": {"norm": "post", "projection": {"kind": "dense"}, "d_model": 24, "n_heads": 4}
+    },
+    "pairs_and_convolution": {
+        "model": {
+            "frontend": {"kind": "vgg_low_rank", "channels": [4, 12], "rank": 5},
+            "encoder": {"n_layers": 3, "convolution": 5, "conditioning": {"layer": 2}},
+        }
+    },
+    "strided": {
+        "model": {"frontend": {"kind": "strided", "channels": [5, 16]}},
+        "features": {"kind": "spectrogram", "sample_rate": 16000, "normalize": "corpus"},
+    },
+    "separable_mixed": {
+        "model": {
+            "frontend": {"kind": "strided", "channels": [6, 8], "separable": True},
+            "projections": {"feed_forward": {"kind": "dense"}},
+        },
+        "features": {"n_mels": 17, "window_ms": 32, "hop_ms": 20},
+    },
+}
+
+
+def made(tmp_path: Path, name: str) -> Bundle:
+    """A bundle with random weights that are far from uniform."""
+    recipe = tones_recipe(tmp_path)
+    for key, values in MODELS[name].items():
+        recipe[key] = recipe[key] | values
+    if recipe["features"]["kind"] == "spectrogram":
+        del recipe["features"]["n_mels"]
+    torch.manual_seed(5)
+    config = Config.model_validate(recipe)
+    bundle = Bundle.create(config, Tokenizer.train(["一二三四五 ab"], config.tokenizer))
+    with torch.no_grad():
+        for parameter in bundle.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+            if parameter.ndim > 1:
+                parameter.mul_(2)
+        for statistic in bundle.features.state_dict().values():
+            statistic.copy_(1 + torch.rand_like(statistic))
+    bundle.model.eval()
+    return bundle
+
+
+def logp_of(bundle: Bundle, wave: np.ndarray) -> Tensor:
+    assert isinstance(bundle.model.ctc_head, nn.Module)
+    with torch.inference_mode():
+        feats_TF = bundle.features(torch.from_numpy(wave))
+        memory_BSD, _ = bundle.model.encode(feats_TF[None], torch.tensor([len(feats_TF)]))
+        found: Tensor = bundle.model.ctc_head(memory_BSD).log_softmax(-1)[0]
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probabilities_are_those_of_torch(name: str, tmp_path: Path) -> None:
+    bundle = made(tmp_path, name)
+    blob, table = pack_weights(weights_of(bundle))
+    config, rate = facts(bundle, name, table), bundle.config.features.sample_rate
+    hop = bundle.config.features.hop_length
+    rng = np.random.default_rng(1)
+    # As few frames as make a step, odd numbers of them, and more than are computed at once.
+    waves = [rng.normal(size=n * hop + 11).astype(np.float32) / 3 for n in (3, 29, 171)]
+    waves[2] += 0.5 * np.sin(np.arange(len(waves[2])) * 440 / rate).astype(np.float32)
+    for module in (config["kernel"], ""):
+        found = node(
+            """
+            const kernel = given.kernel && new WebAssembly.Module(fromBase64(given.kernel));
+            const weights = readWeights(given.weights, given.config.weights);
+            const recognizer = new Recognizer(given.config, weights, kernel || null);
+            return given.waves.map((wave) => {
+              const { S, V, logp } = recognizer.encode(floats(wave));
+              return { S, V, logp: Array.from(logp), top: recognizer.memory.top };
+            });
+            """,
+            config=config, weights=base64.b64encode(blob).decode(), kernel=module,
+            waves=[coded(wave) for wave in waves],
+        )  # fmt: skip
+        for wave, one in zip(waves, found, strict=True):
+            wanted = logp_of(bundle, wave)
+            assert wanted.std() > 0.3 and wanted.shape == (one["S"], one["V"])
+            logp = torch.tensor(one["logp"]).view(one["S"], one["V"])
+            torch.testing.assert_close(logp, wanted, atol=1e-3, rtol=0)
+        assert len({one["top"] for one in found}) == 1, "all memory is given back"
+
+
+def test_both_kernels_add_the_product_of_matrices() -> None:
+    """Also where rows overlap, or are shorter than a panel."""
+    rng = np.random.default_rng(0)
+    cases = []
+    for M, K, N, lda, ldc in [
+        (1, 1, 1, 1, 1),
+        (9, 3, 5, 1, 5),
+        (6, 7, 19, 9, 21),
+        (4, 40, 3, 2, 3),
+    ]:
+        a, w = rng.normal(size=M * lda + K), rng.normal(size=(N, K))
+        c = rng.normal(size=M * ldc)
+        rows = np.lib.stride_tricks.as_strided(a, (M, K), (8 * lda, 8))
+        wanted = c.reshape(M, ldc).copy()
+        wanted[:, :N] += rows @ w.T
+        cases.append(({"M": M, "K": K, "N": N, "lda": lda, "ldc": ldc, "a": coded(a),
+                       "w": coded(w), "c": coded(c)}, wanted))  # fmt: skip
+    for module in (base64.b64encode(kernel()).decode(), ""):
+        found = node(
+            """
+            const module = given.kernel && new WebAssembly.Module(fromBase64(given.kernel));
+            return given.cases.map(({ M, K, N, lda, ldc, a, w, c }) => {
+              const memory = new Memory(module || null);
+              const [from, to] = [memory.put(floats(a)), memory.put(floats(c))];
+              memory.multiply(from, lda, M, memory.pack(N, K, floats(w), 0, K, 1), to, ldc);
+              return Array.from(memory.floats.subarray(to, to + M * ldc));
+            });
+            """,
+            kernel=module, cases=[case for case, _ in cases],
+        )  # fmt: skip
+        for one, (_, wanted) in zip(found, cases, strict=True):
+            np.testing.assert_allclose(np.reshape(one, wanted.shape), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.7])
+def test_the_search_finds_the_texts_of_ours(gamma: float) -> None:
+    rng = torch.Generator().manual_seed(3)
+    logp_BSV = (3 * torch.randn(4, 30, 12, generator=rng)).log_softmax(-1)
+    words = [0, 0, 0, 0, 1, 2, 1, 0, 1, 1, 3, 1]
+    options = DecodingOptions(method="ctc_beam", beam_size=6, gamma=gamma, alpha=0.8, n_best=6)
+    wanted = beam_texts(logp_BSV, torch.full((4,), 30), options, torch.tensor(words).float())
+    found = node(
+        """
+        return given.logp.map((one) => {
+          const logp = floats(one), beam = new PrefixBeam(given.options, given.words);
+          beam.extend(logp.subarray(0, 120), 10, 12);
+          beam.extend(logp.subarray(120), 20, 12);
+          const exact = (text) => textLogProb(logp, 30, 12, text.tokens) - text.logProb;
+          const { alpha } = given.options;
+          return beam.nBest()
+            .map((text) => ({ ...text, score: text.score + alpha * exact(text) }))
+            .sort((a, b) => b.score - a.score);
+        });
+        """,
+        logp=[coded(logp) for logp in logp_BSV], words=words,
+        options=options.model_dump(mode="json"),
+    )  # fmt: skip
+    for texts, nbest in zip(found, wanted, strict=True):
+        assert [tuple(text["tokens"]) for text in texts] == [h.tokens for h in nbest]
+        assert len({h.tokens for h in nbest}) == 6
+        for text, h in zip(texts, nbest, strict=True):
+            assert text["score"] == pytest.approx(h.score, abs=1e-5)
+            assert text["confidences"] == pytest.approx(h.confidences, abs=1e-6)
+
+
+def test_wav_files_are_read_as_ours(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    wanted, contents = [], []
+    for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"):
+        sf.write(tmp_path / "a.wav", 0.2 * rng.normal(size=(50, 2)), 11025, subtype=subtype)
+        wanted.append(sf.read(tmp_path / "a.wav", dtype="float32")[0].mean(1))
+        contents.append((tmp_path / "a.wav").read_bytes())
+    broken = [b"", b"RIFF", b"OggS" * 20, b"RIFF0000WAVEdata\4\0\0\0abcd", b"RIFF0000WAVEfmt \xff"]
+    found = node(
+        """
+        return given.files.map((file) => readWav(fromBase64(file)))
+          .map((found) => found && [Array.from(found.wave), found.rate]);
+        """,
+        files=[base64.b64encode(content).decode() for content in (*contents, *broken)],
+    )
+    for (wave, rate), one in zip(found, wanted, strict=False):
+        assert rate == 11025
+        np.testing.assert_allclose(wave, one, atol=1e-7)
+    assert found[len(wanted) :] == [None] * len(broken)
+
+
+def test_waveforms_are_resampled_and_cut_as_ours() -> None:
+    rates = ((44100, 16000), (48000, 8000), (8000, 16000), (44056, 8000))
+    tones, wanted = [], []
+    for source, ours in rates:
+        t = np.arange(source // 2) / source
+        tones.append(sum(np.sin(2 * np.pi * f * t + f) for f in (150, 700, 1900, 3300)))
+        stream = soxr.ResampleStream(source, ours, 1, dtype="float32")
+        wanted.append(stream.resample_chunk(tones[-1].astype(np.float32), last=True))
+    spoken = np.concatenate([say(6, seed)[0] for seed in range(12)]).astype(np.float32)
+    found, lengths = node(
+        """
+        const resampled = given.tones.map((it, i) =>
+          Array.from(resample(floats(it), ...given.rates[i])));
+        const parts = [...cutAtSilence(floats(given.spoken), 8000, 4.5)];
+        return [resampled, parts.map((part) => part.length)];
+        """,
+        tones=list(map(coded, tones)), rates=rates, spoken=coded(spoken),
+    )  # fmt: skip
+    for one, ours in zip(found, wanted, strict=True):
+        assert len(one) == len(ours)
+        inner = slice(100, -100)  # a tone that begins at once has all frequencies
+        np.testing.assert_allclose(one[inner], ours[inner], atol=2e-3)
+    assert lengths == [len(part) for part in split_at_silence([spoken], 8000, 4.5)]
+    assert len(lengths) > 3
+
+
+def test_subtitles_are_ours() -> None:
+    rng = np.random.default_rng(4)
+    segments, at = [], 0.0
+    for size in (30, 1, 60):
+        tokens, start = [], at
+        for _ in range(size):
+            text = str(rng.choice(["好", " the", "ing", " a", "，", "<b>", "&", "に"]))
+            tokens.append(Token(text, at, at + 0.2005))
+            at += float(rng.choice([0.2005, 0.25, 1.5], p=[0.6, 0.35, 0.05]))
+        text = normalize_text("".join(t.text for t in tokens), "keep")
+        confidences = tuple(rng.uniform(size=size))
+        segments.append(Segment(start, at, text, 0.0, "eos", (), confidences, tuple(tokens)))
+    transcript = Transcript.join(segments, at, ())
+    found = node(
+        """
+        const segments = given.segments.map(({ tokens, confidences, ...rest }) =>
+          ({ ...rest, ended: "eos", nbest: [], words: wordsOf(tokens, confidences) }));
+        return transcript(segments, 1);
+        """,
+        segments=[{"text": s.text, "tokens": [vars(t) for t in s.tokens or ()], "score": 0,
+                   "confidences": s.confidences} for s in segments],
+    )  # fmt: skip
+    assert found["srt"] == as_srt(transcript) and found["vtt"] == as_vtt(transcript)
+    assert found["text"] == transcript.text and "&lt;b" in found["vtt"]
