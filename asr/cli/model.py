@@ -69,8 +69,6 @@ def _export_html(loaded: "LoadedBundle", folder: Path, out: Path) -> None:
     from asr.export.html import export_html
 
     n_bytes = export_html(loaded, folder.resolve().name, out)
-    if loaded.config.decoding.lm_weight:
-        note("the language model is left out: a page recognizes without one")
     show(f"{out}: {n_bytes / 1e6:.2f} MB, to be opened in a browser")
 
 

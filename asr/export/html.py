@@ -3,7 +3,7 @@
 The file holds the weights in 8 bits, the recognizer in JavaScript (`asr/export/page/`) with a small
 kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`), whose
 requests a worker of the page answers. The recognizer is features, encoder and CTC prefix beam
-search; the decoder is left out.
+search, with an n-gram where the bundle decodes with one; the decoder is left out.
 """
 
 import base64
@@ -22,6 +22,8 @@ from asr.bundle import Bundle
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
 from asr.export.wasm import assemble
+from asr.lm.loading import load_language_model
+from asr.lm.ngram import NGram
 from asr.runtime.files import write_text
 from asr.runtime.int8 import to_int8
 
@@ -29,7 +31,7 @@ MOST_BYTES = 8_000_000
 FEATURES = ("log_mel", "spectrogram")
 # The recognizer's modules, and those of the page, in the order of their imports.
 RECOGNIZER = (
-    "memory", "layers", "frontend", "network", "features", "prefix_beam", "ctc", "audio",
+    "memory", "layers", "frontend", "network", "features", "prefix_beam", "ngram", "ctc", "audio",
     "subtitles", "weights", "recognizer",
 )  # fmt: skip
 _PAGE = ("i18n", "files", "microphone", "player", "transcript", "dictation", "main")
@@ -90,16 +92,31 @@ def check(bundle: Bundle) -> None:
 
 
 def options_of(bundle: Bundle) -> DecodingOptions:
-    """Return the options of the page: those of `--method ctc_beam`, without a language model."""
-    options = bundle.config.decoding.changed({"method": "ctc_beam"})
-    return options.model_copy(update={"lm": None, "lm_weight": 0.0})
+    """Return the options of the page: those of `asr transcribe --method ctc_beam`."""
+    return bundle.config.decoding.changed({"method": "ctc_beam"})
+
+
+def language_model(bundle: Bundle) -> NGram | None:
+    """Return the n-gram that the bundle decodes with. Raises ConfigError for another model."""
+    options = options_of(bundle)
+    if options.lm is None or not options.lm_weight:
+        return None
+    lm = load_language_model(options.lm, bundle.tokenizer, torch.device("cpu"))
+    if not isinstance(lm, NGram):
+        raise ConfigError(
+            "--format html: decoding.lm: a page can hold an n-gram, and no Transformer: give one of "
+            "`asr train-lm --order`, or set decoding.lm_weight to 0"
+        )
+    return lm
 
 
 def build_page(bundle: Bundle, name: str) -> str:
     """Return the whole HTML file."""
-    blob, table = pack_weights(to_int8(weights_of(bundle)))
+    lm = language_model(bundle)
+    tables = {f"lm.{k}": v for k, v in lm.state_dict().items()} if lm else {}
+    blob, table = pack_weights(to_int8(weights_of(bundle)) | tables)
     data = {
-        "config": json.dumps(facts(bundle, name, table), ensure_ascii=False).replace(
+        "config": json.dumps(facts(bundle, name, table, lm), ensure_ascii=False).replace(
             "<", "\\u003c"
         ),
         "weights": base64.b64encode(blob).decode(),
@@ -133,12 +150,17 @@ def build_page(bundle: Bundle, name: str) -> str:
     return page
 
 
-def facts(bundle: Bundle, name: str, table: dict[str, Any]) -> dict[str, Any]:
+def facts(
+    bundle: Bundle, name: str, table: dict[str, Any], lm: NGram | None = None
+) -> dict[str, Any]:
     """Return what the page knows of a model but its weights, whose places are `table`."""
     config, options = bundle.config, options_of(bundle)
     features, model = config.features, config.model
     frame = {"n_fft": features.n_fft, "hop": features.hop_length}
-    kept = {"beam_size", "alpha", "gamma", "n_best", "speech_threshold", "confidence_threshold"}
+    kept = {
+        "beam_size", "alpha", "gamma", "lm_weight", "n_best", "speech_threshold",
+        "confidence_threshold",
+    }  # fmt: skip
     return {
         "name": name,
         "features": {**features.model_dump(), **frame},
@@ -151,6 +173,7 @@ def facts(bundle: Bundle, name: str, table: dict[str, Any]) -> dict[str, Any]:
             ),
         },
         "decoding": options.model_dump(include=kept),
+        "lm": lm and {"order": lm.order, "first": lm.first, "vocab_size": lm.vocab_size},
         "chunk_seconds": min(options.chunk_seconds or _LONGEST_CHUNK, _LONGEST_CHUNK),
         "tokens": bundle.tokenizer.tokens(),
         "word_counts": bundle.tokenizer.word_counts(),
@@ -169,9 +192,10 @@ def pack_weights(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, tuple[str
     """Return all numbers behind one another, and the type, shape and first byte of each tensor."""
     blob, table = bytearray(), {}
     for name, tensor in tensors.items():
-        kind = "int8" if tensor.dtype == torch.int8 else "float32"
+        # JavaScript's own numbers hold the keys of an n-gram.
+        kind = {torch.int8: "int8", torch.int64: "float64"}.get(tensor.dtype, "float32")
         numbers = tensor.detach().cpu().to(getattr(torch, kind)).contiguous().numpy()
-        blob += bytes(-len(blob) % 4)
+        blob += bytes(-len(blob) % 8)
         table[name] = (kind, list(tensor.shape), len(blob))
         blob += numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()
     return bytes(blob), table

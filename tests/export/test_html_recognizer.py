@@ -26,6 +26,7 @@ from asr.export.html import (
     recognizer_script,
     weights_of,
 )
+from asr.lm.ngram import NGram, tables_of
 from asr.tokenizer import Tokenizer, normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
 from asr.transcription.writers import as_srt, as_vtt
@@ -174,17 +175,34 @@ def test_both_kernels_add_the_product_of_matrices() -> None:
             np.testing.assert_allclose(np.reshape(one, wanted.shape), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.7])
-def test_the_search_finds_the_texts_of_ours(gamma: float) -> None:
+def ngram() -> NGram:
+    """A random n-gram of 12 tokens whose longer n-grams are few."""
+    rng = np.random.default_rng(8)
+    grams = {(v,): (-rng.uniform(0, 2), -rng.uniform(0, 1)) for v in range(12)}
+    for n in (2, 3):
+        for _ in range(40):
+            gram = (int(rng.choice([1, 4, 5])), *map(int, rng.integers(2, 12, n - 1)))
+            grams[gram] = (-rng.uniform(0, 2), -rng.uniform(0, 1))
+    return NGram(tables_of(grams), 12)
+
+
+@pytest.mark.parametrize(("gamma", "lm"), [(0.0, None), (0.7, None), (0.3, ngram())])
+def test_the_search_finds_the_texts_of_ours(gamma: float, lm: NGram | None) -> None:
     rng = torch.Generator().manual_seed(3)
     logp_BSV = (3 * torch.randn(4, 30, 12, generator=rng)).log_softmax(-1)
     words = [0, 0, 0, 0, 1, 2, 1, 0, 1, 1, 3, 1]
-    options = DecodingOptions(method="ctc_beam", beam_size=6, gamma=gamma, alpha=0.8, n_best=6)
-    wanted = beam_texts(logp_BSV, torch.full((4,), 30), options, torch.tensor(words).float())
+    options = DecodingOptions(
+        method="ctc_beam", beam_size=6, gamma=gamma, alpha=0.8, n_best=6, lm="x", lm_weight=0.4
+    )
+    counts, scorer = torch.tensor(words).float(), lm and lm.token_scorer()
+    wanted = beam_texts(logp_BSV, torch.full((4,), 30), options, counts, scorer)
+    blob, table = pack_weights({f"lm.{k}": v for k, v in lm.state_dict().items()} if lm else {})
     found = node(
         """
         return given.logp.map((one) => {
-          const logp = floats(one), beam = new PrefixBeam(given.options, given.words);
+          const weights = readWeights(given.weights, given.table);
+          const lm = given.lm && new NGram(weights, given.lm);
+          const logp = floats(one), beam = new PrefixBeam(given.options, given.words, lm);
           beam.extend(logp.subarray(0, 120), 10, 12);
           beam.extend(logp.subarray(120), 20, 12);
           const exact = (text) => textLogProb(logp, 30, 12, text.tokens) - text.logProb;
@@ -195,7 +213,9 @@ def test_the_search_finds_the_texts_of_ours(gamma: float) -> None:
         });
         """,
         logp=[coded(logp) for logp in logp_BSV], words=words,
-        options=options.model_dump(mode="json"),
+        options=options.model_dump(mode="json"), table=table,
+        weights=base64.b64encode(blob).decode(),
+        lm=lm and {"order": lm.order, "first": lm.first, "vocab_size": 12},
     )  # fmt: skip
     for texts, nbest in zip(found, wanted, strict=True):
         assert [tuple(text["tokens"]) for text in texts] == [h.tokens for h in nbest]

@@ -1,5 +1,5 @@
-// The prefix beam search of asr/decoding/prefix_beam.py, without scorers: the same numbers in the
-// same order, so that both find the same texts.
+// The prefix beam search of asr/decoding/prefix_beam.py, with an n-gram or without: the same numbers
+// in the same order, so that both find the same texts.
 
 const THRESHOLD = 1e-3;
 const SLACK = 2;
@@ -20,7 +20,8 @@ class Prefix {
     this.step = -1;
     this.total = this.ofBlank = this.ofToken = 0;
     this.scale = this.mass = this.left = this.peak = 0;
-    this.added = this.words = 0;
+    this.added = this.words = this.lm = 0;
+    this.lmState = null;
     this.factor = this.growth = 1;
   }
 
@@ -37,14 +38,15 @@ class Prefix {
 }
 
 export class PrefixBeam {
-  /** `words` are the number of words of each token. */
-  constructor({ beam_size, alpha, gamma }, words) {
-    Object.assign(this, { size: beam_size, alpha, gamma, words: gamma ? words : [] });
+  /** `words` are the number of words of each token; `lm` has start(), score() and end(), or is null. */
+  constructor({ beam_size, alpha, gamma, lm_weight }, words, lm = null) {
+    Object.assign(this, { size: beam_size, alpha, gamma, words: gamma ? words : [], lm, lmWeight: lm_weight });
     this.mostWords = this.words.reduce((a, b) => Math.max(a, b), 0);
     const root = new Prefix(null, -1);
     root.total = root.ofBlank = root.mass = 1;
     root.isLive = true;
     root.growth = this.growth(0);
+    root.lmState = lm && lm.start();
     this.prefixes = [root];
     this.beam = [root];
     this.logScale = 0;
@@ -76,8 +78,9 @@ export class PrefixBeam {
     const ends = new Map(), found = [];
     for (const node of this.beam) {
       const logProb = Math.log(node.total) + this.logScale - node.added;
-      ends.set(node, logProb);
-      found.push({ node, logProb, score: this.alpha * logProb + this.gamma * Math.sqrt(node.words) });
+      const both = this.weighted(logProb, node.lm + (this.lm ? this.lm.end(node.lmState) : 0));
+      ends.set(node, [logProb, both]);
+      found.push({ node, logProb, score: both + this.gamma * Math.sqrt(node.words) });
     }
     found.sort((a, b) => b.score - a.score);
     const share = this.shares(ends);
@@ -87,23 +90,28 @@ export class PrefixBeam {
     });
   }
 
+  weighted(ctc, lm) {
+    return this.alpha * ctc + (this.lm ? this.lmWeight * lm : 0);
+  }
+
   /** The confidences of the tokens of whole texts, by prefixes. */
   shares(ends) {
     const parts = new Map(), shares = new Map();
     for (const end of ends.keys()) for (const node of end.path()) parts.set(node.parent, []);
     for (const node of this.prefixes.slice(1)) {
-      parts.get(node.parent)?.push([node, node.logProb(node.mass)]);
+      const ctc = node.logProb(node.mass);
+      parts.get(node.parent)?.push([node, ctc, this.weighted(ctc, node.lm)]);
     }
     const total = (logs, one) => logs.reduce((sum, log) => sum + Math.exp(log - one), 0);
     for (const [parent, children] of parts) {
-      const end = ends.get(parent) ?? -Infinity;
-      const both = [end, ...children.map(([, ctc]) => ctc)].map((ctc) => this.alpha * ctc);
+      const [end, endOfBoth] = ends.get(parent) ?? [-Infinity, -Infinity];
+      const both = [endOfBoth, ...children.map(([, , log]) => log)];
       const top = both.reduce((a, b) => Math.max(a, b));
       const whole = total(both, top), one = parent.logProb(1);
       const known = total([end, ...children.map(([, ctc]) => ctc)], one);
       const allLeft = Math.max(known, parent.left + Math.exp(end - one));
       const part = allLeft ? known / allLeft : 1;
-      for (const [node, ctc] of children) shares.set(node, (part * Math.exp(this.alpha * ctc - top)) / whole);
+      for (const [node, , log] of children) shares.set(node, (part * Math.exp(log - top)) / whole);
     }
     return shares;
   }
@@ -144,7 +152,8 @@ export class PrefixBeam {
         if (value <= bound) break;
         if (token === node.token) value = node.ofBlank * p;
         let child = node.children.get(token);
-        if (!child && words.length && words[token] !== mostWords) child = this.child(node, token);
+        const hasOwnFactor = this.lm || (words.length && words[token] !== mostWords);
+        if (!child && hasOwnFactor) child = this.child(node, token);
         if (child?.isLive) continue;
         value *= child ? child.factor : node.growth;
         if (value > floor) found.push([value, 0, value, child ?? node, child ? ITSELF : token]);
@@ -156,7 +165,12 @@ export class PrefixBeam {
   child(parent, token) {
     const node = new Prefix(parent, token);
     if (this.words.length) node.words = parent.words + this.words[token];
-    node.added = (this.gamma * Math.sqrt(node.words)) / this.alpha;
+    if (this.lm) {
+      const [lm, state] = this.lm.score(parent.lmState, token);
+      node.lm = parent.lm + lm;
+      node.lmState = state;
+    }
+    node.added = this.weighted(0, node.lm) / this.alpha + (this.gamma * Math.sqrt(node.words)) / this.alpha;
     node.factor = exp(node.added - parent.added);
     node.growth = this.growth(node.words);
     parent.children.set(token, node);

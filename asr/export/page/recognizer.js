@@ -5,6 +5,7 @@ import { align, textLogProb, timedTokens } from "./ctc.js";
 import { Features } from "./features.js";
 import { Memory } from "./memory.js";
 import { Network } from "./network.js";
+import { NGram } from "./ngram.js";
 import { PrefixBeam } from "./prefix_beam.js";
 import { asSrt, asVtt, cuesOf, evenly, tidy, wordsOf } from "./subtitles.js";
 
@@ -18,6 +19,7 @@ export class Recognizer {
     this.features = new Features(config.features, weights);
     this.memory = new Memory(kernel);
     this.network = new Network(this.memory, weights, config.model);
+    this.lm = config.lm && new NGram(weights, config.lm);
   }
 
   /** Yields {segment, progress} of the parts of a waveform, one after the other. */
@@ -64,7 +66,7 @@ export class Recognizer {
     const none = { tokens: [], text: "", score: 0, confidences: [], spans: [], ended: "no_speech" };
     if (!found || !hasSpeech(found, decoding.speech_threshold)) return [none];
     const { logp, S, V } = found;
-    const beam = new PrefixBeam(decoding, word_counts);
+    const beam = new PrefixBeam(decoding, word_counts, this.lm);
     beam.extend(logp, S, V);
     const nbest = beam.nBest().slice(0, decoding.n_best).map((text) => {
       // log P over all paths, also those that left the beam

@@ -1,4 +1,6 @@
-// The weights of the page: base64 of 8-bit numbers with a scale per output, and of float32.
+// The numbers of the page in base64: of 8 bits with a scale per output, float32 or float64.
+
+const KINDS = { int8: Int8Array, float32: Float32Array, float64: Float64Array };
 
 export function fromBase64(text) {
   const characters = atob(text), bytes = new Uint8Array(characters.length);
@@ -11,8 +13,7 @@ export function readWeights(base64, table) {
   const { buffer } = fromBase64(base64), found = new Map();
   for (const [name, [type, shape, start]] of Object.entries(table)) {
     const size = shape.reduce((a, b) => a * b, 1);
-    const Kind = type === "int8" ? Int8Array : Float32Array;
-    found.set(name, { data: new Kind(buffer, start, size), shape });
+    found.set(name, { data: new KINDS[type](buffer, start, size), shape });
   }
   for (const [name, weight] of found) {
     if (weight.data instanceof Int8Array) weight.data = scaled(weight.data, found.get(`${name}.int8_scale`).data);
