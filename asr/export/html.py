@@ -104,7 +104,7 @@ def language_model(bundle: Bundle) -> NGram | None:
     lm = load_language_model(options.lm, bundle.tokenizer, torch.device("cpu"))
     if not isinstance(lm, NGram):
         raise ConfigError(
-            "--format html: decoding.lm: a page can hold an n-gram, and no Transformer: give one of "
+            "--format html: decoding.lm: a page can hold an n-gram, not a Transformer: give one of "
             "`asr train-lm --order`, or set decoding.lm_weight to 0"
         )
     return lm

@@ -64,6 +64,7 @@ const CHINESE = {
     "浏览器仅在 https 和 localhost 下开放麦克风：请选择文件。",
   "The microphone cannot be opened: {0}": "无法打开麦克风：{0}",
   "This browser cannot record: {0}": "此浏览器无法录音：{0}",
+  "This browser cannot recognize: {0}": "此浏览器无法识别：{0}",
 };
 
 let chinese = false;

@@ -44,7 +44,7 @@ export class Recognizer {
       ? wordsOf(tokens, best.confidences)
       : wordsOf(evenly(best.text, start, end), [...best.text].map(() => least));
     const { text, score, ended } = best;
-    return { start, end, text, score, ended, tokens, words, nbest: nbest.map(({ text, score }) => ({ text, score })) };
+    return { start, end, text, score, ended, tokens, words, nbest: nbest.map(summary) };
   }
 
   get stepSeconds() {
@@ -56,7 +56,13 @@ export class Recognizer {
   encode(wave) {
     if (wave.every((sample) => sample === wave[0])) return null;
     const { feats, T, F } = this.features.run(wave);
-    return this.network.frontend.steps(T) ? this.network.run(feats, T, F) : null;
+    if (!this.network.frontend.steps(T)) return null;
+    const { top } = this.memory;
+    try {
+      return this.network.run(feats, T, F);
+    } finally {
+      this.memory.top = top; // also where memory ran out
+    }
   }
 
   /** The n best texts of a waveform, best first. */
@@ -95,7 +101,7 @@ export class Recognizer {
 export function transcript(segments, duration) {
   const cues = cuesOf(segments);
   const warnings = segments.filter(({ ended }) => ended === "uncertain").map(({ start, end, nbest }) =>
-    `${start.toFixed(1)} to ${end.toFixed(1)} s: left out as uncertain: ${nbest[1].text}`);
+    `${start.toFixed(1)} to ${end.toFixed(1)} s: left out as uncertain, confidence ${nbest[1].confidence.toFixed(2)}: ${nbest[1].text}`);
   if (segments.length > 1) for (const segment of segments) segment.nbest = [];
   return {
     text: tidy(segments.map(({ text }) => text).join(" ")),
@@ -103,6 +109,8 @@ export function transcript(segments, duration) {
     duration, warnings, segments, srt: asSrt(cues), vtt: asVtt(cues),
   };
 }
+
+const summary = (text) => ({ text: text.text, score: text.score, confidence: confidence(text) });
 
 /** Whether all tokens together reach the threshold in a step. */
 function hasSpeech({ logp, S, V }, threshold) {

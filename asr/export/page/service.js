@@ -9,6 +9,10 @@ const read = (id) => document.getElementById(id).textContent;
 const config = JSON.parse(read("config"));
 const worker = new Worker(URL.createObjectURL(new Blob([read("recognizer")], { type: "text/javascript" })));
 worker.postMessage({ config, weights: read("weights").trim() });
+const broken = new Promise((_, reject) => {
+  worker.addEventListener("error", ({ message }) => reject(new Error(t("This browser cannot recognize: {0}", message))));
+});
+broken.catch(() => {}); // it is told where a recording waits
 
 /** The script of the audio thread; to a page of a file, one at a blob's address would be foreign. */
 export const captureUrl = () => `data:text/javascript,${encodeURIComponent(read("capture"))}`;
@@ -26,7 +30,7 @@ export async function transcribe(file, model, signal, onDelta) {
   const { wave, rate } = await decoded(file);
   signal.throwIfAborted();
   const id = ++jobs;
-  return new Promise((resolve, reject) => {
+  const recognized = new Promise((resolve, reject) => {
     const receive = ({ data }) => {
       if (data.id !== id) return;
       if (data.progress) return onDelta(data.delta, data.progress);
@@ -42,6 +46,7 @@ export async function transcribe(file, model, signal, onDelta) {
     });
     worker.postMessage({ id, wave, rate }, [wave.buffer]);
   });
+  return Promise.race([recognized, broken]);
 }
 
 /** Mono samples and their rate: of a WAV file as they are, of others as the browser decodes them. */
