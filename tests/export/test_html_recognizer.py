@@ -1,58 +1,31 @@
-"""What a page of `--format html` computes, part by part under Node against ours."""
+"""The recognizer of a page of `--format html`, under Node against torch and ours."""
 
 import base64
-import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile as sf
-import soxr
 import torch
 from torch import Tensor, nn
 
-from asr.audio.segmentation import split_at_silence
+from asr.audio.recording import Samples
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.decoding.ctc_beam import beam_texts
-from asr.decoding.options import DecodingOptions
 from asr.export.html import (
     facts,
     kernel,
     pack_weights,
-    recognizer_script,
     weights_of,
 )
-from asr.lm.ngram import NGram, tables_of
-from asr.tokenizer import Tokenizer, normalize_text
-from asr.transcription.transcript import Segment, Token, Transcript
-from asr.transcription.writers import as_srt, as_vtt
-from tests.helpers import say, tones_recipe
+from asr.tokenizer import Tokenizer
+from asr.transcription.recognizer import Recognizer
+from asr.transcription.writers import as_srt
+from tests.helpers import RATE, coded, node_recognizer, say, tones_recipe
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(not NODE, reason="there is no node: apt-get install nodejs")
-
-
-def node(script: str, **given: Any) -> Any:
-    """What a function body returns that sees the recognizer's exports and `given`, through JSON."""
-    code = (
-        "const given = JSON.parse(require('fs').readFileSync(0, 'utf8'));\n"
-        "const floats = (text) => new Float32Array(fromBase64(text).buffer);\n"
-        f"console.log(JSON.stringify((() => {{ {script} }})()));"
-    )
-    done = subprocess.run(
-        [str(NODE), "-e", recognizer_script() + code],
-        input=json.dumps(given), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def coded(numbers: np.ndarray | Tensor) -> str:
-    return base64.b64encode(np.asarray(numbers).astype("<f4").tobytes()).decode()
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -120,7 +93,7 @@ def test_log_probabilities_are_those_of_torch(name: str, tmp_path: Path) -> None
     waves = [rng.normal(size=n * hop + 11).astype(np.float32) / 3 for n in (3, 29, 171)]
     waves[2] += 0.5 * np.sin(np.arange(len(waves[2])) * 440 / rate).astype(np.float32)
     for module in (config["kernel"], ""):
-        found = node(
+        found = node_recognizer(
             """
             const kernel = given.kernel && new WebAssembly.Module(fromBase64(given.kernel));
             const weights = readWeights(given.weights, given.config.weights);
@@ -159,7 +132,7 @@ def test_both_kernels_add_the_product_of_matrices() -> None:
         cases.append(({"M": M, "K": K, "N": N, "lda": lda, "ldc": ldc, "a": coded(a),
                        "w": coded(w), "c": coded(c)}, wanted))  # fmt: skip
     for module in (base64.b64encode(kernel()).decode(), ""):
-        found = node(
+        found = node_recognizer(
             """
             const module = given.kernel && new WebAssembly.Module(fromBase64(given.kernel));
             return given.cases.map(({ M, K, N, lda, ldc, a, w, c }) => {
@@ -175,124 +148,33 @@ def test_both_kernels_add_the_product_of_matrices() -> None:
             np.testing.assert_allclose(np.reshape(one, wanted.shape), wanted, atol=1e-5)
 
 
-def ngram() -> NGram:
-    """A random n-gram of 12 tokens whose longer n-grams are few."""
-    rng = np.random.default_rng(8)
-    grams = {(v,): (-rng.uniform(0, 2), -rng.uniform(0, 1)) for v in range(12)}
-    for n in (2, 3):
-        for _ in range(40):
-            gram = (int(rng.choice([1, 4, 5])), *map(int, rng.integers(2, 12, n - 1)))
-            grams[gram] = (-rng.uniform(0, 2), -rng.uniform(0, 1))
-    return NGram(tables_of(grams), 12)
-
-
-@pytest.mark.parametrize(("gamma", "lm"), [(0.0, None), (0.7, None), (0.3, ngram())])
-def test_the_search_finds_the_texts_of_ours(gamma: float, lm: NGram | None) -> None:
-    rng = torch.Generator().manual_seed(3)
-    logp_BSV = (3 * torch.randn(4, 30, 12, generator=rng)).log_softmax(-1)
-    words = [0, 0, 0, 0, 1, 2, 1, 0, 1, 1, 3, 1]
-    options = DecodingOptions(
-        method="ctc_beam", beam_size=6, gamma=gamma, alpha=0.8, n_best=6, lm="x", lm_weight=0.4
+@pytest.mark.parametrize("threshold", [0.0, 0.25])
+def test_transcripts_are_ours(threshold: float, tmp_path: Path) -> None:
+    """Texts that are too uncertain are left out, with the same warnings."""
+    bundle = made(tmp_path, "pairs_and_convolution")
+    decoding = bundle.config.decoding.changed(
+        {"method": "ctc_beam", "confidence_threshold": threshold, "chunk_seconds": 1.3}
     )
-    counts, scorer = torch.tensor(words).float(), lm and lm.token_scorer()
-    wanted = beam_texts(logp_BSV, torch.full((4,), 30), options, counts, scorer)
-    blob, table = pack_weights({f"lm.{k}": v for k, v in lm.state_dict().items()} if lm else {})
-    found = node(
+    bundle.config = bundle.config.model_copy(update={"decoding": decoding})
+    wave = np.concatenate([np.zeros(9000), *(say(6, seed)[0] for seed in range(3))])
+    wave = wave.astype(np.float32)
+    wanted = Recognizer(bundle, "cpu").transcribe(Samples(wave, RATE))
+    blob, table = pack_weights(weights_of(bundle))
+    found = node_recognizer(
         """
-        return given.logp.map((one) => {
-          const weights = readWeights(given.weights, given.table);
-          const lm = given.lm && new NGram(weights, given.lm);
-          const logp = floats(one), beam = new PrefixBeam(given.options, given.words, lm);
-          beam.extend(logp.subarray(0, 120), 10, 12);
-          beam.extend(logp.subarray(120), 20, 12);
-          const exact = (text) => textLogProb(logp, 30, 12, text.tokens) - text.logProb;
-          const { alpha } = given.options;
-          return beam.nBest()
-            .map((text) => ({ ...text, score: text.score + alpha * exact(text) }))
-            .sort((a, b) => b.score - a.score);
-        });
+        const recognizer = new Recognizer(
+          given.config, readWeights(given.weights, given.config.weights));
+        const parts = [...recognizer.segments(floats(given.wave), 8000)];
+        return transcript(parts.map(({ segment }) => segment), 1);
         """,
-        logp=[coded(logp) for logp in logp_BSV], words=words,
-        options=options.model_dump(mode="json"), table=table,
-        weights=base64.b64encode(blob).decode(),
-        lm=lm and {"order": lm.order, "first": lm.first, "vocab_size": 12},
+        config=facts(bundle, "x", table), weights=base64.b64encode(blob).decode(), wave=coded(wave),
     )  # fmt: skip
-    for texts, nbest in zip(found, wanted, strict=True):
-        assert [tuple(text["tokens"]) for text in texts] == [h.tokens for h in nbest]
-        assert len({h.tokens for h in nbest}) == 6
-        for text, h in zip(texts, nbest, strict=True):
-            assert text["score"] == pytest.approx(h.score, abs=1e-5)
-            assert text["confidences"] == pytest.approx(h.confidences, abs=1e-6)
-
-
-def test_wav_files_are_read_as_ours(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    wanted, contents = [], []
-    for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE"):
-        sf.write(tmp_path / "a.wav", 0.2 * rng.normal(size=(50, 2)), 11025, subtype=subtype)
-        wanted.append(sf.read(tmp_path / "a.wav", dtype="float32")[0].mean(1))
-        contents.append((tmp_path / "a.wav").read_bytes())
-    broken = [b"", b"RIFF", b"OggS" * 20, b"RIFF0000WAVEdata\4\0\0\0abcd", b"RIFF0000WAVEfmt \xff"]
-    found = node(
-        """
-        return given.files.map((file) => readWav(fromBase64(file)))
-          .map((found) => found && [Array.from(found.wave), found.rate]);
-        """,
-        files=[base64.b64encode(content).decode() for content in (*contents, *broken)],
-    )
-    for (wave, rate), one in zip(found, wanted, strict=False):
-        assert rate == 11025
-        np.testing.assert_allclose(wave, one, atol=1e-7)
-    assert found[len(wanted) :] == [None] * len(broken)
-
-
-def test_waveforms_are_resampled_and_cut_as_ours() -> None:
-    rates = ((44100, 16000), (48000, 8000), (8000, 16000), (44056, 8000))
-    tones, wanted = [], []
-    for source, ours in rates:
-        t = np.arange(source // 2) / source
-        tones.append(sum(np.sin(2 * np.pi * f * t + f) for f in (150, 700, 1900, 3300)))
-        stream = soxr.ResampleStream(source, ours, 1, dtype="float32")
-        wanted.append(stream.resample_chunk(tones[-1].astype(np.float32), last=True))
-    spoken = np.concatenate([say(6, seed)[0] for seed in range(12)]).astype(np.float32)
-    found, lengths = node(
-        """
-        const resampled = given.tones.map((it, i) =>
-          Array.from(resample(floats(it), ...given.rates[i])));
-        const parts = [...cutAtSilence(floats(given.spoken), 8000, 4.5)];
-        return [resampled, parts.map((part) => part.length)];
-        """,
-        tones=list(map(coded, tones)), rates=rates, spoken=coded(spoken),
-    )  # fmt: skip
-    for one, ours in zip(found, wanted, strict=True):
-        assert len(one) == len(ours)
-        inner = slice(100, -100)  # a tone that begins at once has all frequencies
-        np.testing.assert_allclose(one[inner], ours[inner], atol=2e-3)
-    assert lengths == [len(part) for part in split_at_silence([spoken], 8000, 4.5)]
-    assert len(lengths) > 3
-
-
-def test_subtitles_are_ours() -> None:
-    rng = np.random.default_rng(4)
-    segments, at = [], 0.0
-    for size in (30, 1, 60):
-        tokens, start = [], at
-        for _ in range(size):
-            text = str(rng.choice(["好", " the", "ing", " a", "，", "<b>", "&", "に"]))
-            tokens.append(Token(text, at, at + 0.2005))
-            at += float(rng.choice([0.2005, 0.25, 1.5], p=[0.6, 0.35, 0.05]))
-        text = normalize_text("".join(t.text for t in tokens), "keep")
-        confidences = tuple(rng.uniform(size=size))
-        segments.append(Segment(start, at, text, 0.0, "eos", (), confidences, tuple(tokens)))
-    transcript = Transcript.join(segments, at, ())
-    found = node(
-        """
-        const segments = given.segments.map(({ tokens, confidences, ...rest }) =>
-          ({ ...rest, ended: "eos", nbest: [], words: wordsOf(tokens, confidences) }));
-        return transcript(segments, 1);
-        """,
-        segments=[{"text": s.text, "tokens": [vars(t) for t in s.tokens or ()], "score": 0,
-                   "confidences": s.confidences} for s in segments],
-    )  # fmt: skip
-    assert found["srt"] == as_srt(transcript) and found["vtt"] == as_vtt(transcript)
-    assert found["text"] == transcript.text and "&lt;b" in found["vtt"]
+    assert found["text"] == wanted.text and len(wanted.segments) > 3
+    assert found["warnings"] == list(wanted.warnings)
+    assert found["srt"] == as_srt(wanted)
+    assert found["score"] == pytest.approx(wanted.score, abs=1e-2)
+    endings = {segment.ended for segment in wanted.segments}
+    assert endings == ({"eos", "uncertain"} if threshold else {"eos"}) | {"no_speech"}
+    for one, segment in zip(found["segments"], wanted.segments, strict=True):
+        assert (one["text"], one["ended"]) == (segment.text, segment.ended)
+        assert (one["start"], one["end"]) == pytest.approx((segment.start, segment.end))

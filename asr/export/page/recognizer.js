@@ -7,7 +7,7 @@ import { Memory } from "./memory.js";
 import { Network } from "./network.js";
 import { NGram } from "./ngram.js";
 import { PrefixBeam } from "./prefix_beam.js";
-import { asSrt, asVtt, cuesOf, evenly, tidy, wordsOf } from "./subtitles.js";
+import { asSrt, asVtt, cuesOf, evenly, tenths, tidy, wordsOf } from "./subtitles.js";
 
 const FRAMES_PER_STEP = 4;
 const SPACE = "▁"; // in tokens
@@ -101,7 +101,7 @@ export class Recognizer {
 export function transcript(segments, duration) {
   const cues = cuesOf(segments);
   const warnings = segments.filter(({ ended }) => ended === "uncertain").map(({ start, end, nbest }) =>
-    `${start.toFixed(1)} to ${end.toFixed(1)} s: left out as uncertain, confidence ${nbest[1].confidence.toFixed(2)}: ${nbest[1].text}`);
+    `${tenths(start)} to ${tenths(end)} s: left out as uncertain, confidence ${nbest[1].confidence.toFixed(2)}: ${nbest[1].text}`);
   if (segments.length > 1) for (const segment of segments) segment.nbest = [];
   return {
     text: tidy(segments.map(({ text }) => text).join(" ")),

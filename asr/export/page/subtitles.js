@@ -74,6 +74,9 @@ function rounded(x) {
   return rest === 0.5 ? below + (below % 2) : Math.round(x);
 }
 
+/** Seconds with one digit after the point, as Python writes them: quarters are ties. */
+export const tenths = (x) => ((4 * x) % 2 === 1 ? rounded(10 * x) / 10 : x).toFixed(1);
+
 function stamp(seconds, point) {
   const total = rounded(seconds * 1000), two = (n) => String(Math.floor(n)).padStart(2, "0");
   const part = String(total % 1000).padStart(3, "0");
