@@ -48,40 +48,43 @@ const PASSED = 0.913; // the share of the lower rate's band that stays, as in so
 const REJECTION = 126; // dB
 const MOST_PHASES = 4096;
 
-/** A waveform at another rate, by a sinc with Kaiser's window (Kaiser 1974). */
-export function resample(wave, from, to) {
-  if (from === to) return wave;
-  const lower = Math.min(from, to) / from; // relative to the input's rate
+/**
+ * A waveform at another rate, by a sinc with Kaiser's window (Kaiser 1974): its length, and `read`,
+ * which computes samples from one to another.
+ */
+export function resampled(wave, from, to) {
+  if (from === to) return { length: wave.length, read: (begin, end) => wave.subarray(begin, end) };
+  const [over, under] = [to / gcd(from, to), from / gcd(from, to)];
+  const phases = Math.min(over, MOST_PHASES);
+  const filters = new Map();
+  const read = (begin, end) => {
+    const found = new Float32Array(end - begin);
+    for (let n = begin; n < end; n++) {
+      const position = (n * under) / over;
+      let whole = Math.floor(position), phase = Math.round((position - whole) * phases);
+      if (phase === phases) [whole, phase] = [whole + 1, 0];
+      if (!filters.has(phase)) filters.set(phase, kaiserSinc(Math.min(from, to) / from, phase / phases));
+      const taps = filters.get(phase), first = whole - taps.length / 2 + 1;
+      let sum = 0;
+      const last = Math.min(taps.length, wave.length - first);
+      for (let i = Math.max(0, -first); i < last; i++) sum += taps[i] * wave[first + i];
+      found[n - begin] = sum;
+    }
+    return found;
+  };
+  return { length: Math.max(1, Math.round((wave.length * to) / from)), read };
+}
+
+/** The weights of the samples around a time that is `after` the one in their middle. */
+function kaiserSinc(lower, after) {
   const cutoff = (lower * (1 + PASSED)) / 2;
   const reach = Math.ceil((REJECTION - 8) / (2.285 * Math.PI * (1 - PASSED) * lower) / 2);
   const beta = 0.1102 * (REJECTION - 8.7);
-  const divisor = gcd(from, to);
-  const phases = Math.min(to / divisor, MOST_PHASES);
-  const filters = new Map();
-  const filter = (phase) => {
-    if (!filters.has(phase)) {
-      // Of samples from -reach + 1 to reach; the result is `phase / phases` after sample 0.
-      const taps = Float64Array.from({ length: 2 * reach }, (_, i) => {
-        const x = i - reach + 1 - phase / phases;
-        const inside = 1 - (x / reach) ** 2;
-        return inside <= 0 ? 0 : (cutoff * sinc(cutoff * x) * bessel(beta * Math.sqrt(inside))) / bessel(beta);
-      });
-      filters.set(phase, taps);
-    }
-    return filters.get(phase);
-  };
-  const found = new Float32Array(Math.max(1, Math.round((wave.length * to) / from)));
-  for (let n = 0; n < found.length; n++) {
-    const position = (n * (from / divisor)) / (to / divisor);
-    let whole = Math.floor(position), phase = Math.round((position - whole) * phases);
-    if (phase === phases) [whole, phase] = [whole + 1, 0];
-    const taps = filter(phase), first = whole - reach + 1;
-    let sum = 0;
-    const end = Math.min(taps.length, wave.length - first);
-    for (let i = Math.max(0, -first); i < end; i++) sum += taps[i] * wave[first + i];
-    found[n] = sum;
-  }
-  return found;
+  return Float64Array.from({ length: 2 * reach }, (_, i) => {
+    const x = i - reach + 1 - after;
+    const inside = 1 - (x / reach) ** 2;
+    return inside <= 0 ? 0 : (cutoff * sinc(cutoff * x) * bessel(beta * Math.sqrt(inside))) / bessel(beta);
+  });
 }
 
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
@@ -94,16 +97,18 @@ function bessel(x) {
   return sum;
 }
 
-/** The parts of a waveform, cut in its quietest places (asr/audio/segmentation.py). */
-export function* cutAtSilence(wave, rate, maxSeconds) {
+/** The parts of what `resampled` returns, cut in quiet places (asr/audio/segmentation.py). */
+export function* cutAtSilence({ length, read }, rate, maxSeconds) {
   const hop = Math.floor(rate / 100), longest = Math.floor(maxSeconds * rate);
-  let rest = wave;
-  while (rest.length > longest) {
-    const cut = quietest(rest.subarray(0, longest), hop);
-    yield rest.subarray(0, cut);
-    rest = rest.subarray(cut);
+  let held = new Float32Array();
+  for (let start = 0, cut; start < length; start += cut) {
+    const part = new Float32Array(Math.min(longest, length - start));
+    part.set(held);
+    part.set(read(start + held.length, start + part.length), held.length);
+    cut = length - start > longest ? quietest(part, hop) : part.length;
+    yield part.subarray(0, cut);
+    held = part.subarray(cut);
   }
-  if (rest.length) yield rest;
 }
 
 /** The middle of the quietest ten hops in the second half of a waveform. */

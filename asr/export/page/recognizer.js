@@ -1,6 +1,6 @@
 // A waveform to its transcript, as `asr transcribe --method ctc_beam` writes it.
 
-import { cutAtSilence, resample } from "./audio.js";
+import { cutAtSilence, resampled } from "./audio.js";
 import { align, textLogProb, timedTokens } from "./ctc.js";
 import { Features } from "./features.js";
 import { Memory } from "./memory.js";
@@ -25,7 +25,7 @@ export class Recognizer {
   /** Yields {segment, progress} of the parts of a waveform, one after the other. */
   *segments(wave, rate) {
     const { sample_rate: ours } = this.config.features;
-    const whole = resample(wave, rate, ours);
+    const whole = resampled(wave, rate, ours);
     let start = 0;
     for (const part of cutAtSilence(whole, ours, this.config.chunk_seconds)) {
       const end = start + part.length;
