@@ -81,7 +81,15 @@ def test_wav_files_are_read_as_ours(tmp_path: Path) -> None:
         sf.write(tmp_path / "a.wav", 0.2 * rng.normal(size=(50, 2)), 11025, subtype=subtype)
         wanted.append(sf.read(tmp_path / "a.wav", dtype="float32")[0].mean(1))
         contents.append((tmp_path / "a.wav").read_bytes())
-    broken = [b"", b"RIFF", b"OggS" * 20, b"RIFF0000WAVEdata\4\0\0\0abcd", b"RIFF0000WAVEfmt \xff"]
+    sf.write(tmp_path / "a.wav", np.zeros(50), 999, subtype="PCM_16")
+    broken = [
+        (tmp_path / "a.wav").read_bytes(),
+        b"",
+        b"RIFF",
+        b"OggS" * 20,
+        b"RIFF0000WAVEdata\4\0\0\0abcd",
+        b"RIFF0000WAVEfmt \xff",
+    ]
     found = node_recognizer(
         """
         return given.files.map((file) => readWav(fromBase64(file)))

@@ -1,5 +1,7 @@
 // Waveforms: WAV files, another sample rate, and cuts at silences.
 
+const LOWEST = 1000, HIGHEST = 384000; // Hz of a recording
+
 /** Mono samples and their rate, as {wave, rate}, of a WAV file of PCM; null for other files. */
 export function readWav(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
@@ -33,7 +35,7 @@ function samples(view, start, size, { kind, channels, rate, bits }) {
     "3 32": (at) => view.getFloat32(at, true),
     "3 64": (at) => view.getFloat64(at, true),
   }[`${kind} ${bits}`];
-  if (!read || !channels || !rate) return null;
+  if (!read || !channels || rate < LOWEST || rate > HIGHEST) return null;
   const bytes = bits / 8;
   const wave = new Float32Array(Math.floor(size / bytes / channels));
   for (let i = 0, at = start; i < wave.length; i++) {
