@@ -1,6 +1,7 @@
 """What several tests share: tone corpora, tiny models, brute-force scores and a real service."""
 
 import atexit
+import base64
 import functools
 import io
 import itertools
@@ -728,3 +729,28 @@ def answers(socket: ClientConnection) -> list[dict[str, Any]]:
         while True:
             found.append(json.loads(socket.recv(timeout=60)))
     return found
+
+
+def node_recognizer(script: str, **given: Any) -> Any:
+    """What a function body returns that sees what a page of `--format html` computes with.
+
+    `given` is an object there and passes as JSON, `floats` reads what `coded` made.
+    """
+    from asr.export.html import recognizer_script
+
+    code = (
+        "const given = JSON.parse(require('fs').readFileSync(0, 'utf8'));\n"
+        "const floats = (text) => new Float32Array(fromBase64(text).buffer);\n"
+        f"console.log(JSON.stringify((() => {{ {script} }})()));"
+    )
+    done = subprocess.run(
+        ["node", "-e", recognizer_script() + code],
+        input=json.dumps(given), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def coded(numbers: np.ndarray | Tensor) -> str:
+    """Numbers as base64 of float32."""
+    return base64.b64encode(np.asarray(numbers).astype("<f4").tobytes()).decode()

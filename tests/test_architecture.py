@@ -108,7 +108,8 @@ def test_the_wheel_holds_the_product_and_its_types_and_no_experiments() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     found = find_namespace_packages(str(ROOT), **settings["packages"]["find"])
     assert {name.split(".")[0] for name in found} == {"asr", "data_prep", "serve"}
-    assert settings["package-data"]["asr"] == ["py.typed"] and (ROOT / "asr/py.typed").is_file()
+    assert settings["package-data"]["asr"] == ["py.typed", "export/page/*"]
+    assert (ROOT / "asr/py.typed").is_file()
 
 
 def test_no_test_imports_another_test() -> None:

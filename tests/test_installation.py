@@ -268,6 +268,8 @@ def test_the_wheel_works_in_another_folder(
     compare_recipe(tmp_path / "recipes" / "demo")
     text = asr.load(tiny_bundle, "cpu").transcribe(recording).text
     assert run(command, "transcribe", tiny_bundle, recording) == f"{text}\n"
+    run(command, "export", tiny_bundle, "--format", "html", "--out", "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 100_000
     page = run(
         "-c",
         "import asyncio, serve.routes.page as p; print(p.__file__, sorted(p._FILES));"

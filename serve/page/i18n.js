@@ -32,6 +32,12 @@ const CHINESE = {
   "Score": "得分",
   "API": "接口文档",
   "The service stores no recordings.": "服务不保存录音。",
+  "Recordings do not leave this page.": "录音不会离开本页面。",
+  "{0} holds no audio at all: record it again": "{0} 中没有任何音频：请重新录制",
+  "{0} holds samples that are NaN or infinite: record or export it again":
+    "{0} 含有无效的采样值：请重新录制或导出",
+  "{0} is not a recording that this browser reads: give wav, flac, ogg or mp3":
+    "{0} 不是此浏览器能读取的录音：请使用 wav、flac、ogg 或 mp3",
   "No speech.": "没有语音。",
   "(nothing)": "（无）",
   "waiting": "等待中",
@@ -58,6 +64,7 @@ const CHINESE = {
     "浏览器仅在 https 和 localhost 下开放麦克风：请选择文件。",
   "The microphone cannot be opened: {0}": "无法打开麦克风：{0}",
   "This browser cannot record: {0}": "此浏览器无法录音：{0}",
+  "This browser cannot recognize: {0}": "此浏览器无法识别：{0}",
 };
 
 let chinese = false;
