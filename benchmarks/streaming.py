@@ -227,23 +227,17 @@ def joined(waves: list[np.ndarray], rate: int, seconds: float) -> list[np.ndarra
 
 def hour(model: Recognizer, waves: list[np.ndarray]) -> Iterator[list[Value]]:
     """Stream an hour; yield what was found, beside some of its segments on their own."""
-    rate, sent = model.sample_rate, [np.zeros(0, np.float32)]
-
-    def blocks() -> Iterator[np.ndarray]:
-        while sum(map(len, sent[1:])) < 3600 * rate:
-            for wave in waves:
-                sent.append(np.pad(wave, (0, int(1.2 * rate))))
-                yield sent[-1]
-
-    peaks, texts, same, total, worst = list[int](), "", 0, 0, 0.0
-    for result in model.stream(blocks()):
+    rate = model.sample_rate
+    cycle = np.concatenate([np.pad(wave, (0, int(1.2 * rate))) for wave in waves])
+    blocks = (cycle.take(range(i, i + rate), mode="wrap") for i in range(0, 3600 * rate, rate))
+    peaks, same, total, worst = list[int](), 0, 0, 0.0
+    for result in model.stream(blocks):
         if not result.is_final:
             continue
         segment, peaks = result.segment, [*peaks, _peak_mib()]
-        texts += segment.text
         if len(peaks) % 25 == 1:  # a part of them is recognized again, from its own audio
-            wave = np.concatenate(sent)[round(segment.start * rate) : round(segment.end * rate)]
-            (*_, alone) = model.stream([wave])
+            begin, end = round(segment.start * rate), round(segment.end * rate)
+            (*_, alone) = model.stream([cycle.take(range(begin, end), mode="wrap")])
             same, total = same + (alone.text == segment.text), total + 1
             pairs = zip(alone.segment.tokens or (), segment.tokens or (), strict=False)
             worst = max([worst, *(abs(a.start + segment.start - b.start) for a, b in pairs)])

@@ -19,7 +19,7 @@ from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_prefix import CtcPrefixScorer
 from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.request import Request
-from asr.decoding.scorers import JointScorer, LmScorer
+from asr.decoding.scorers import JointScorer
 from asr.model.inference.tree import PrefixTree
 from asr.tokenizer import EOS, SOS
 
@@ -87,21 +87,20 @@ def search_one(
     tree: PrefixTree,
     draft: Hypothesis,
     new_ctc: Callable[[], CtcPrefixScorer],
-    new_lm: Callable[[], LmScorer | None],
     limits_1: Tensor,
     requests: Sequence[Request] | None,
 ) -> list[list[Hypothesis]] | None:
     """Return what `search` finds for one utterance, its best hypothesis; None if it is not sooner.
 
-    `draft` is a text with its log-probability by CTC. `new_ctc` and `new_lm` return scorers of one
-    empty hypothesis.
+    `draft` is a text with its log-probability by CTC. `new_ctc` returns a scorer of one empty
+    hypothesis.
     """
-    floor = _joint_score(search, tree, draft, new_lm()) - _TOLERANCE
+    floor = _joint_score(search, tree, draft) - _TOLERANCE
     if floor < _LEAST_SCORE * (len(draft.tokens) + 1):
         return None
     while True:
         state = TreeState(tree, draft.tokens)
-        scorer = JointScorer(state.step, state, new_ctc(), new_lm())
+        scorer = JointScorer(state.step, state, new_ctc(), None)
         found = search(scorer, limits_1, requests, floor)
         best = found[0][0]
         if (best.ended != "no_speech" and best.score >= floor) or floor == _NO_FLOOR:
@@ -109,26 +108,13 @@ def search_one(
         floor = best.score - _TOLERANCE if best.ended != "no_speech" else _NO_FLOOR
 
 
-def _joint_score(
-    search: BeamSearch, tree: PrefixTree, draft: Hypothesis, lm: LmScorer | None
-) -> float:
+def _joint_score(search: BeamSearch, tree: PrefixTree, draft: Hypothesis) -> float:
     """Return the joint score of a text: the decoder's part is one pass."""
     options, text = search.options, list(draft.tokens)
     wanted = torch.tensor([*text, EOS], device=search.num_words_V.device)
     logp_UV = tree.logp(tree.path(-1, [SOS, *text]))
-    parts = [float(logp_UV.gather(1, wanted[:, None]).sum()), draft.ctc_log_prob or 0.0]
-    parts.append(_lm_score(lm, wanted) if lm else 0.0)
+    parts = (float(logp_UV.gather(1, wanted[:, None]).sum()), draft.ctc_log_prob or 0.0, 0.0)
     num_words = search.num_words_V[wanted[:-1]].sum()
     length_score = options.gamma * float(num_words.sqrt())
     joint = [weight * part for weight, part in zip(options.weights, parts, strict=True)]
     return float(sum(joint)) + length_score
-
-
-def _lm_score(lm: LmScorer, wanted_U: Tensor) -> float:
-    """Return a language model's log-probability of a text that ends in EOS."""
-    total, parent_11 = 0.0, torch.zeros(1, 1, dtype=torch.long, device=wanted_U.device)
-    for i, token_1 in enumerate(wanted_U.split(1)):
-        total += float(lm.score(token_1[None, None]))
-        if i < len(wanted_U) - 1:
-            lm.advance(parent_11, token_1[None])
-    return total

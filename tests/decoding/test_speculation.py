@@ -196,7 +196,7 @@ def test_one_pass_is_enough_where_both_models_are_sure(beam: int) -> None:
     with torch.inference_mode():
         (draft,) = greedy_texts(logp_BSV, steps, options, torch.ones(V))
         found = search_one(
-            search, tree, draft, lambda: CtcPrefixScorer(logp_BSV, steps, 1), lambda: None,
+            search, tree, draft, lambda: CtcPrefixScorer(logp_BSV, steps, 1),
             steps, None,
         )  # fmt: skip
     assert found and found[0][0].tokens == tuple(text)
@@ -224,7 +224,7 @@ def test_any_draft_leads_to_the_same_text(
         found = search_one(
             search, PrefixTree(decoder, encoded.memory_BSD, encoded.mask_BS),
             Hypothesis(draft, 0.0, None, claimed, "eos"),
-            partial(CtcPrefixScorer, encoded.logp_BSV, steps, 1), lambda: None, steps, None,
+            partial(CtcPrefixScorer, encoded.logp_BSV, steps, 1), steps, None,
         )  # fmt: skip
         assert found
         assert found[0][0].tokens == expected[0].tokens
