@@ -152,14 +152,15 @@ class Simulation:
         self.rng, self.objects = random.Random(seed), Objects()
         names = (hashlib.sha256(str(i).encode()).hexdigest()[:16] for i in range(n_shares))
         self.buckets: list[Bucket] = as_buckets(Share(n, (f"out/{n}",)) for n in names)
-        self.n_workers, self.n_shares, self.seconds, self.kills = n_workers, n_shares, seconds, kills
+        self.n_workers, self.n_shares = n_workers, n_shares
+        self.seconds, self.kills = seconds, kills
         self.decoded: Counter[str] = Counter()
         self.n_killed, self.n_in_flight = 0, 0
 
     def _latency(self) -> float:
         return 0.01 + self.rng.expovariate(1 / 0.01)
 
-    async def _place(self, number: int) -> None:
+    async def _place(self) -> None:
         """Run a worker, and another in its place whenever it is killed."""
         loop = asyncio.get_running_loop()
         while True:
@@ -196,7 +197,7 @@ class Simulation:
             await asyncio.sleep(self.rng.uniform(30, 120))  # a new machine starts
 
     async def _run(self) -> None:
-        await asyncio.gather(*map(self._place, range(self.n_workers)))
+        await asyncio.gather(*(self._place() for _ in range(self.n_workers)))
 
     def run(self) -> dict[str, float]:
         """Return what came of it."""

@@ -196,7 +196,7 @@ class Worker:
         beat = asyncio.create_task(self._beat(share, claim))
         try:
             await self._do(share, claim)
-        except BaseException:
+        except asyncio.CancelledError:
             with suppress(OSError):
                 await self._create(share.name[:2], f"{share.name}.free.{claim}")
             raise
@@ -260,5 +260,6 @@ class Worker:
 
 async def _nothing() -> AsyncIterator[tuple[int, Output | Failure]]:
     """Yield nothing."""
-    for nothing in ():
-        yield nothing
+    nothing: tuple[tuple[int, Output | Failure], ...] = ()
+    for each in nothing:
+        yield each
