@@ -205,13 +205,15 @@ class Simulation:
             runner.run(self._run())
             seconds = runner.get_loop().time()
         written = self.objects.content["out"].keys()
+        failed = sum(".failed." in key for names in self.objects.content.values() for key in names)
         n_requests = self.objects.requests.total()
         return {
             "simulated hours": seconds / 3600,
             "ideal hours": self.n_shares * self.seconds / self.n_workers / 3600,
             "workers killed": self.n_killed,
             "of them while decoding": self.n_in_flight,
-            "shares lost": self.n_shares - len(written),
+            "shares lost": self.n_shares - len(written) - failed,
+            "shares failed by three kills": failed,
             "outputs written twice": self.objects.created["out"] - len(written),
             "shares decoded again": self.decoded.total() - self.n_shares,
             **{f"{kind} requests": n for kind, n in sorted(self.objects.requests.items())},

@@ -8,7 +8,7 @@ import errno
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -266,6 +266,15 @@ class Folder:
         except FileNotFoundError:
             return False
         return True
+
+    def folders(self, folder: str) -> Sequence[str]:
+        """Return the names of the folders in a folder."""
+        try:
+            found = patiently(lambda: self.system.ls(f"{self.path}/{folder}", detail=True))
+        except FileNotFoundError:
+            return []
+        kept = (each["name"] for each in found if each["type"] == "directory")
+        return sorted(PurePosixPath(name).name for name in kept)
 
     def list(self, folder: str) -> Mapping[str, dict[str, Any]]:
         """Return what is known of each file of a folder, by name."""

@@ -5,7 +5,7 @@ once (`Store.create`) and never removed, under the folder of the share's bucket:
 
     SHARE.lease.G   the G-th claim of a share; its owner replaces it as a sign of life
     SHARE.free.G    the owner of that claim gave it back
-    SHARE.try.I.K   the recording I of a share is about to be decoded alone
+    SHARE.try.I.K   the recording I of a share is about to be decoded alone, for the K-th time
     SHARE.failed.I  why there is no output of it
     SHARE.done      every recording has an output or a failure
 
@@ -13,8 +13,9 @@ once (`Store.create`) and never removed, under the folder of the share's bucket:
 whatever goes wrong; a lease only keeps others from the same work meanwhile. A lease has expired
 when an observer has seen the same version of it for `EXPIRY` seconds of its own monotonic clock:
 no time of one host is compared with that of another. Where a claim ended without a word, its
-recordings are decoded one by one, each attempt recorded before, so that one that kills its process
-is known after three.
+share is decoded again as a whole, in the same batches, so that the output is the same to the last
+digit; after a second one its recordings are decoded alone, each attempt recorded before, so that
+one that kills its process is known after three.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from functools import cached_property
 from typing import Protocol
 
 EXPIRY = 60.0  # seconds; a sign of life comes four times in them
-TRIES = 3  # of a recording: the first with its share, then alone
+TRIES = 3  # of a recording: with its share, the last one alone
 FULL = "full"
 
 
@@ -216,32 +217,42 @@ class Worker:
         listing: Mapping[str, str] = {}
         if claim > 1:
             listing = await self._store.list(share.name[:2])
-        todo = [i for i in range(len(share.outputs)) if f"{share.name}.failed.{i}" not in listing]
-        there = await asyncio.gather(*(self._store.exists(share.outputs[i]) for i in todo))
-        todo = [i for i, is_there in zip(todo, there, strict=True) if not is_there]
-        is_suspect = any(f"{share.name}.free.{g}" not in listing for g in range(1, claim))
-        seconds, again = (0.0, todo) if is_suspect else await self._together(share, todo)
+        missing = await self._missing(share, listing)
+        spent = sum(f"{share.name}.free.{g}" not in listing for g in range(1, claim))
+        seconds, again = 0.0, missing
+        if missing and spent < TRIES - 1:
+            seconds, again = await self._together(share, missing)
+            spent += 1
         for item in again:
-            seconds += await self._alone(share, item, listing)
-        done = {"recordings": len(share.outputs), "decoded": len(todo), "seconds": seconds}
+            seconds += await self._alone(share, item, spent, listing)
+        done = {"recordings": len(share.outputs), "decoded": len(missing), "seconds": seconds}
         await self._create(share.name[:2], f"{share.name}.done", json.dumps(done))
 
-    async def _together(self, share: Share, items: Sequence[int]) -> tuple[float, list[int]]:
-        """Decode recordings; return the seconds of those that were, and those that failed."""
+    async def _missing(self, share: Share, listing: Mapping[str, str]) -> list[int]:
+        """Return the recordings of a share that have neither an output nor a failure."""
+        items = [i for i in range(len(share.outputs)) if f"{share.name}.failed.{i}" not in listing]
+        there = await asyncio.gather(*(self._store.exists(share.outputs[i]) for i in items))
+        return [item for item, is_there in zip(items, there, strict=True) if not is_there]
+
+    async def _together(self, share: Share, missing: Sequence[int]) -> tuple[float, list[int]]:
+        """Decode a share as a whole; return its seconds, and which of the missing ones failed."""
         seconds, failed = 0.0, []
-        async for item, outcome in self._decode(share, items) if items else _nothing():
-            if isinstance(outcome, Failure):
-                failed.append(item)
-            else:
-                await self._store.create(share.outputs[item], outcome.content)
+        async for item, outcome in self._decode(share, range(len(share.outputs))):
+            if isinstance(outcome, Output):
                 seconds += outcome.seconds
+                if item in missing:
+                    await self._store.create(share.outputs[item], outcome.content)
+            elif item in missing:
+                failed.append(item)
         return seconds, failed
 
-    async def _alone(self, share: Share, item: int, listing: Mapping[str, str]) -> float:
-        """Decode a recording that may be what ends processes; return its seconds, 0 if it fails."""
+    async def _alone(
+        self, share: Share, item: int, spent: int, listing: Mapping[str, str]
+    ) -> float:
+        """Decode a recording that failed `spent` times; return its seconds, 0 if it fails again."""
         reason = f"the process that decoded it died {TRIES} times: is it damaged, or too large?"
-        tries = (f"{share.name}.try.{item}.{number}" for number in range(1, TRIES))
-        for name in tries:
+        for number in range(min(spent, TRIES - 1) + 1, TRIES + 1):
+            name = f"{share.name}.try.{item}.{number}"
             if name in listing or not await self._create(share.name[:2], name):
                 continue
             async for _, outcome in self._decode(share, [item]):
@@ -256,10 +267,3 @@ class Worker:
 
     async def _create(self, bucket: str, name: str, content: str = "") -> bool:
         return await self._store.create(f"{bucket}/{name}", content.encode())
-
-
-async def _nothing() -> AsyncIterator[tuple[int, Output | Failure]]:
-    """Yield nothing."""
-    nothing: tuple[tuple[int, Output | Failure], ...] = ()
-    for each in nothing:
-        yield each

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from asr.errors import AsrError, ConfigError
 from asr.runtime.storage import Folder, version
@@ -19,7 +18,6 @@ from asr.transcription.jobs import Task, find_named, in_shares
 from asr.transcription.leases import Share
 
 JOBS = ".asr"
-BUNDLE_FILES = ("config.yaml", "tokenizer.model", "model.safetensors")
 _OUT = "out/"  # before the names of outputs, which are not among a job's own objects
 
 
@@ -121,12 +119,3 @@ def failures(job: Job, out: str) -> list[tuple[Task, str]]:
             if not folder.exists(told["output"].removeprefix(_OUT)):  # written late, it is there
                 found.append((job.tasks[told["output"]], str(told["reason"])))
     return found
-
-
-def model_digest(bundle: Path) -> str:
-    """Return what tells a bundle from others, wherever it lies. Raises OSError if it is missing."""
-    found = hashlib.sha256()
-    for name in BUNDLE_FILES:
-        with (bundle / name).open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()[:16]

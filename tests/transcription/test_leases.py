@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asr.transcription.leases import TRIES, Failure, Output, Share, Worker, as_buckets
+from asr.transcription.leases import (
+    TRIES,
+    Failure,
+    Output,
+    Share,
+    Worker,
+    as_buckets,
+    last_claim,
+)
 from benchmarks.lease_simulation import Connection, Objects, Simulation, VirtualLoop
 
 EXPIRY, N_WORKERS, END = 20.0, 4, 150.0
@@ -72,7 +80,12 @@ class Machine:
                 self.crash()
                 await asyncio.sleep(0)
             failed = name in self.world.failing
-            yield item, Failure(f"{name} is bad") if failed else Output(name.encode(), 1.0)
+            yield (
+                item,
+                Failure(f"{name} is bad")
+                if failed
+                else Output(f"{name} of {len(items)}".encode(), 1.0),
+            )
 
     def crash(self) -> None:
         self.world.lost += SIZES.get(self.now_at, 0)
@@ -87,7 +100,7 @@ class Machine:
         if kind == "crash":
             self.crash()
             return
-        # A pause can cost one share; slow requests one for each time that a lease expires meanwhile.
+        # A pause can cost one share, slow requests one whenever a lease expires meanwhile.
         n = 1 if kind == "pause" else 1 + math.ceil(2 * seconds / EXPIRY)
         self.world.n_troubles += n
         self.world.lost += n * max(SIZES.values())
@@ -140,17 +153,21 @@ def test_every_output_is_created_once_whatever_happens(
     live(world, skews, seed, events)
     written = {f"out/{k}": c.decode() for k, (c, _) in world.objects.content["out"].items()}
     failed = failures(world.objects)
-    assert all(name == content for name, content in written.items())
+    assert all(content.startswith(f"{name} of ") for name, content in written.items())
     assert world.objects.created["out"] == len(written)
     for share in SHARES:
         assert f"{share.name}.done" in world.objects.content[share.name[:2]]
+        if last_claim(world.objects.list(share.name[:2]), share) < TRIES:
+            # Decoded in the batch of an undisturbed run: the same to the last digit.
+            whole = {written.get(o, "").removeprefix(f"{o} of ") for o in share.outputs}
+            assert whole <= {str(len(share.outputs)), ""}
         for output in share.outputs:
             if output in bad:
                 assert output not in written and output in failed
                 assert world.decoded[output] >= TRIES - 1  # maybe it was not reached at first
             elif output not in written:  # one at work on it died or was silent, each time
                 assert output in failed and world.n_troubles >= TRIES
-    # Nothing is decoded again but what a share held that was interrupted.
+    # Nothing is decoded again but what is in a share that was interrupted.
     again = sum(n - 1 for output, n in world.decoded.items() if output not in bad)
     assert again <= world.lost
 
@@ -231,6 +248,6 @@ def test_a_lease_is_alive_as_long_as_it_changes_whatever_the_clocks_say() -> Non
 def test_a_simulated_job_of_many_workers_loses_nothing() -> None:
     found = Simulation(n_workers=40, n_shares=600, seconds=30, kills=6, seed=1).run()
     assert found["shares lost"] == found["outputs written twice"] == 0
-    assert found["workers killed"] > 5
+    assert found["workers killed"] > 5 and found["shares failed by three kills"] <= 2
     assert found["shares decoded again"] <= found["of them while decoding"]
     assert found["requests per share"] < 20
