@@ -115,7 +115,7 @@ def transcribe(
     words = read_hotwords(hotwords) if hotwords else ()
     changes["hotwords"] = words or None
     if live or rate:
-        if server or out or format != "txt" or not live:
+        if server or out is not None or format != "txt" or not live:
             raise ConfigError(
                 "--live prints text, of standard input: --rate is for it alone, and "
                 "--server, --out and --format are not for it"
@@ -130,7 +130,7 @@ def transcribe(
             )
         _transcribe_shared(arguments, out, format, device, int8, changes, jobs)
         return
-    out_dir = Path(out) if out else None
+    out_dir = None if out is None else Path(out)
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asr.errors import ConfigError, DataError
-from asr.runtime.storage import Folder, modified
+from asr.runtime.stores import Folder, modified
 from asr.transcription.leases import EXPIRY
 from asr.transcription.shares import JOBS, JobNote
 

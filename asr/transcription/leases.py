@@ -93,7 +93,7 @@ class Bucket:
         return {f"{name}.lease.1": name for name in self.shares}
 
     def unclaimed(self, listing: Mapping[str, str]) -> list[Share]:
-        """Return the shares that nobody has claimed yet."""
+        """Return the shares that are not claimed yet."""
         free = self._first_leases.keys() - listing.keys()
         return [self.shares[self._first_leases[name]] for name in sorted(free)]
 

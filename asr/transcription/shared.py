@@ -151,7 +151,7 @@ def _run(work: Work, index: int, pipe: Connection) -> None:
         pipe.send(error)
         code = 1
     pipe.close()
-    os._exit(code)  # a thread may still decode, for which nobody waits
+    os._exit(code)  # a thread may still decode, which would be waited for
 
 
 async def work_on(work: Work, index: int, on_share: Callable[[Share], object]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asr.errors import AsrError, ConfigError
-from asr.runtime.storage import Folder, version
+from asr.runtime.stores import Folder, version
 from asr.schema import FrozenModel
 from asr.transcription.jobs import Task, find_named, in_shares
 from asr.transcription.leases import Share

@@ -164,7 +164,7 @@ def test_every_output_is_created_once_whatever_happens(
         for output in share.outputs:
             if output in bad:
                 assert output not in written and output in failed
-                assert world.decoded[output] >= TRIES - 1  # maybe it was not reached at first
+                assert world.decoded[output]  # once, if its share died before it was reached
             elif output not in written:  # one at work on it died or was silent, each time
                 assert output in failed and world.n_troubles >= TRIES
     # Nothing is decoded again but what is in a share that was interrupted.

@@ -13,7 +13,8 @@ import pytest
 import soundfile as sf
 
 from asr.errors import AudioError, ConfigError, DataError
-from asr.runtime.storage import Folder, RemoteFile, find_remote, version
+from asr.runtime.storage import RemoteFile, find_remote
+from asr.runtime.stores import Folder, version
 from asr.transcription.jobs import SUFFIXES, find_tasks
 from asr.transcription.shares import plan
 from tests.helpers import RATE, read_all, run_cli, speak
@@ -135,6 +136,12 @@ def run_hosts(**given: Any) -> dict[str, int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def with_keys(**more: str) -> str:
+    """Statements that give a forked process the variables of this one's S3."""
+    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return f"import os; os.environ.update({keys | more!r})"
+
+
 def test_each_recording_is_written_once_whatever_is_killed(
     s3: Any, recordings: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
@@ -173,7 +180,7 @@ def test_each_recording_is_written_once_whatever_is_killed(
     again = sum(n - 1 for name, n in decoded.items() if name not in bad)
     assert set(decoded) == {f"out/{i:02}.json" for i in range(N)}
     assert again <= SHARE * found["died"]
-    shown = run_cli("jobs", "status", "s3://job/out", "--format", "json", env=dict(os.environ))
+    shown = run_cli("jobs", "status", "s3://job/out", "--format", "json", before=with_keys())
     told = json.loads(shown.stdout)
     assert (told["shares"], told["done"], told["failed"]) == (N // SHARE, N // SHARE, len(bad))
     assert told["running"] == told["silent"] == 0 and told["hours_done"] > 0
@@ -189,7 +196,7 @@ def test_the_command_line_reads_and_writes_by_url(
         s3.pipe_file(f"job/few/{i % 2}/{i:02}.wav", content)
     out = f"file://{tmp_path}/out"
     args = ["transcribe", "s3://job/model", "s3://job/few", "--out", out]
-    done = run_cli(*args, env={**os.environ, "TMPDIR": str(tmp_path)})
+    done = run_cli(*args, before=with_keys(TMPDIR=str(tmp_path)))
     assert done.returncode == 1 and f"2 are in {out}, 1 failed" in done.stderr
     assert done.stderr.count("s3://job/few/0/08.wav is not a recording") == 1
     plain = run_cli("transcribe", tiny_bundle, recordings / "00.wav")
@@ -210,7 +217,7 @@ def test_what_two_write_is_written_by_one(s3: Any, tmp_path: Path) -> None:
         assert folder.folders("") == ["a"]
     assert not list((tmp_path / "store" / "a").glob(".asr*")), "no temporary file is left"
     with pytest.raises(ConfigError, match="on the condition that there is none"):
-        Folder("zip://x")
+        Folder("hdfs://host/out")
 
 
 def test_recordings_are_found_and_read_by_url(recordings: Path) -> None:
@@ -226,6 +233,8 @@ def test_recordings_are_found_and_read_by_url(recordings: Path) -> None:
     assert str(path) == "0.wav" and file.size == (recordings / "03.wav").stat().st_size
     wave = read_all(recordings / "03.wav", RATE).wave
     assert (read_all(file, RATE).wave == wave).all()
+    with pytest.raises(AudioError, match="cannot be opened"):
+        read_all("memory://found/a/0.wav", RATE)  # only what the command line gives is a URL
     with pytest.raises(DataError, match="no recording there"):
         find_tasks(["memory://nothing"], None, "txt")
 
