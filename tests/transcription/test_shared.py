@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from asr.runtime.storage import RemoteFile, find_remote
 from asr.runtime.stores import Folder, version
 from asr.transcription.jobs import SUFFIXES, find_tasks
 from asr.transcription.shares import plan
-from tests.helpers import RATE, read_all, run_cli, speak
+from tests.helpers import RATE, read_all, run_cli, speak, start_cli, wait_for
 
 N = 40  # recordings, and so many of them a share
 SHARE = 4
@@ -305,3 +306,19 @@ def test_shares_have_the_same_names_wherever_the_recordings_lie(
     assert not {s.name for s in one.shares} & {s.name for s in longer.shares}
     with pytest.raises(ConfigError, match="only one machine has"):
         plan(["-"], "memory://out", "txt", {})
+
+
+def test_a_machine_that_is_told_to_end_gives_back_what_it_holds(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    for i in range(12):
+        sf.write(tmp_path / "in" / f"{i}.wav", speak("一二三四五" * 20, i), RATE)
+    out = tmp_path / "out"
+    with start_cli("transcribe", tiny_bundle, tmp_path / "in", "--out", f"file://{out}") as run:
+        wait_for(lambda: run.ends(0.001) or list(out.rglob("*.lease.1")), 120)
+        os.kill(run.pid, signal.SIGTERM)
+        done = run.result()
+    assert done.returncode == 130 and "interrupted" in done.stderr
+    assert len(list(out.rglob("*.free.1"))) == 1 and not list(out.rglob("*.done"))
+    assert not list(out.rglob(".asr-*.tmp"))
