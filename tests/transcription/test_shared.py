@@ -34,7 +34,7 @@ from asr.transcription import jobs, leases, shared
 from asr.transcription.shares import announce, plan
 given = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-jobs._SHARE_FILES, leases.EXPIRY = given["share"], 2.0
+jobs._SHARE_FILES, leases.EXPIRY = given["share"], 5.0
 log = os.open(given["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 decode = shared._Decoder.__call__
 
@@ -168,16 +168,16 @@ def test_each_recording_is_written_once_whatever_is_killed(
     assert "not a recording" in reasons["out/08.json"]
     assert len(written) == N - len(bad)
     same = {path.name: path.read_bytes() for path in (tmp_path / "calm").glob("*.json")}
-    alone = {f"{i}.json" for i in range(20, 24)}  # with what kills: decoded alone at last
+    asked = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    alone = {Path(names[0]).name for names in asked if len(names) == 1}
+    assert {"20.json", "22.json", "23.json"} <= alone  # with what kills, in its share
     for name, content in written.items():
         if name in alone:
             assert json.loads(content)["text"] == json.loads(same[name])["text"]
         else:
             assert content == same[name], name
 
-    decoded = Counter(
-        name for line in (tmp_path / "log").read_text().splitlines() for name in json.loads(line)
-    )
+    decoded = Counter(name for names in asked for name in names)
     again = sum(n - 1 for name, n in decoded.items() if name not in bad)
     assert set(decoded) == {f"out/{i:02}.json" for i in range(N)}
     assert again <= SHARE * found["died"]
@@ -319,6 +319,6 @@ def test_a_machine_that_is_told_to_end_gives_back_what_it_holds(
         wait_for(lambda: run.ends(0.001) or list(out.rglob("*.lease.1")), 120)
         os.kill(run.pid, signal.SIGTERM)
         done = run.result()
-    assert done.returncode == 130 and "interrupted" in done.stderr
+    assert done.returncode == 130
     assert len(list(out.rglob("*.free.1"))) == 1 and not list(out.rglob("*.done"))
     assert not list(out.rglob(".asr-*.tmp"))
