@@ -6,7 +6,7 @@ divisor. Training reads its cuts by lhotse and resamples in the same way
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from os import SEEK_END
@@ -22,6 +22,7 @@ from asr.audio.media import Media, media_format, refusal
 from asr.audio.parts import Part, find_parts
 from asr.errors import AudioError, ConfigError
 from asr.runtime.files import open_regular
+from asr.runtime.storage import RemoteFile
 
 _PART_SAMPLES = 2**16  # the time to open a part of a file is about that to decode so many samples
 _PAUSE_SAMPLES = 2**19  # and that of the search for a part from one pause to the next
@@ -60,19 +61,19 @@ class Samples:
             )
 
 
-Source = str | Path | BinaryIO | bytes | Samples
+Source = str | Path | RemoteFile | BinaryIO | bytes | Samples
 
 
 class Recording:
     """A recording that is decoded while it is iterated and never held as a whole.
 
-    `source` is a path, a seekable binary file, which stays open, the bytes of a file, or samples in
-    memory; `name` is what messages call it. Files are wav, flac, ogg or mp3; with `any_format` also
-    m4a, mp4, webm and others that FFmpeg decodes (see `asr.audio.media`). Iterating yields blocks
-    (samples,), at least one sample in all, float32 mono at `sample_rate` Hz with the levels as
-    recorded. Meanwhile `seconds` (of the source) and `fraction` (of its bytes) are what has been
-    read; `warnings` are complete at the end. A truncated file is decoded as far as possible, with a
-    warning.
+    `source` is a path, a file by URL, a seekable binary file, which stays open, the bytes of a
+    file, or samples in memory; `name` is what messages call it. Files are wav, flac, ogg or mp3;
+    with `any_format` also m4a, mp4, webm and others that FFmpeg decodes (see `asr.audio.media`).
+    Iterating yields blocks (samples,), at least one sample in all, float32 mono at `sample_rate` Hz
+    with the levels as recorded. Meanwhile `seconds` (of the source) and `fraction` (of its bytes)
+    are what has been read; `warnings` are complete at the end. A truncated file is decoded as far
+    as possible, with a warning.
 
     Iterating raises AudioError, whose `code` is empty_audio, unsupported_media, non_finite_audio,
     unreadable_audio, or too_long if the recording exceeds `max_seconds`, or `max_samples` of all
@@ -94,7 +95,8 @@ class Recording:
             raise ConfigError("an array has no sample rate: give asr.Samples(array, sample_rate)")
         self.source, self.sample_rate, self.any_format = source, sample_rate, any_format
         self.max_seconds, self.max_samples = max_seconds, max_samples
-        self.label = name or (str(source) if isinstance(source, str | Path) else "the recording")
+        is_named = isinstance(source, str | Path | RemoteFile)
+        self.label = name or (str(source) if is_named else "the recording")
         self.seconds, self.fraction, self.n_samples = 0.0, 0.0, 0
         self.warnings: tuple[str, ...] = ()
 
@@ -267,9 +269,13 @@ class Recording:
         raise AudioError(f"{self.label} is longer than {limit} recordings", "too_long")
 
 
-def _binary(source: str | Path | BinaryIO | bytes, label: str) -> AbstractContextManager[BinaryIO]:
+def _binary(
+    source: str | Path | RemoteFile | BinaryIO | bytes, label: str
+) -> AbstractContextManager[BinaryIO]:
     if isinstance(source, bytes):
         return BytesIO(source)
+    if isinstance(source, RemoteFile):
+        return _remote(source)
     if not isinstance(source, str | Path):
         return nullcontext(source)
     try:
@@ -277,6 +283,16 @@ def _binary(source: str | Path | BinaryIO | bytes, label: str) -> AbstractContex
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise AudioError(f"{label} cannot be opened ({reason}): check the path") from error
+
+
+@contextmanager
+def _remote(source: RemoteFile) -> Iterator[BinaryIO]:
+    try:
+        with source.open() as binary:
+            yield binary
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise AudioError(f"{source} cannot be read ({reason}): check the URL") from error
 
 
 def _size(binary: BinaryIO, label: str) -> int:

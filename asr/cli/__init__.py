@@ -24,7 +24,7 @@ __all__ = ["app", "main"]
 log = logging.getLogger(__name__)
 
 for _verbs in (
-    "new", "recipes", "prepare", "train", "evaluate", "transcribe", "pseudo_label", "serve",
+    "new", "recipes", "prepare", "train", "evaluate", "transcribe", "jobs", "pseudo_label", "serve",
     "model", "bench",
 ):  # in the order of `asr --help`  # fmt: skip
     import_module(f"asr.cli.{_verbs}")

@@ -12,6 +12,7 @@ MODULES = {
         "fastapi", "starlette", "uvicorn", "httptools", "python_multipart", "pydantic_settings",
         "prometheus_client", "websockets",
     ),
+    "cloud": ("fsspec",),  # and by name the package of a URL's kind
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,8 +41,13 @@ Arguments = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None,
-    typer.Option("--out", help="Write a file per recording into a folder; skip existing ones."),
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="DIR|URL",
+        help="Write a file per recording into a folder; skip existing ones. By URL (s3://, "
+        "file://) any number of machines run the same command and share the work.",
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option(help="Write existing files of --out again.")]
 Jobs = Annotated[
@@ -72,6 +78,7 @@ Rate = Annotated[
     int | None,
     typer.Option(min=8000, max=384000, help="With --live: Hz of raw PCM, else the model's rate."),
 ]
+_MOST_FAILURES = 20  # that are shown; `asr jobs status` counts all
 _ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 Model = Annotated[str | None, typer.Option(help="The server's model, if it has several.")]
 
@@ -80,7 +87,7 @@ Model = Annotated[str | None, typer.Option(help="The server's model, if it has s
 def transcribe(
     arguments: Arguments,
     format: Annotated[Literal["txt", "json", "srt", "vtt", "tsv"], typer.Option()] = "txt",
-    out_dir: Out = None,
+    out: Out = None,
     overwrite: Overwrite = False,
     beam: Beam = None,
     method: Method = None,
@@ -100,6 +107,7 @@ def transcribe(
 
     With --server URL the key is in ASR_API_KEY, if the service requires one.
     """
+    from asr.runtime.storage import is_url
     from asr.transcription.jobs import find_tasks
 
     changes = decoding_changes(beam, method, lm, lm_weight, confidence)
@@ -107,13 +115,22 @@ def transcribe(
     words = read_hotwords(hotwords) if hotwords else ()
     changes["hotwords"] = words or None
     if live or rate:
-        if server or out_dir or format != "txt" or not live:
+        if server or out is not None or format != "txt" or not live:
             raise ConfigError(
                 "--live prints text, of standard input: --rate is for it alone, and "
                 "--server, --out and --format are not for it"
             )
         transcribe_live(arguments, device, int8, changes, rate)
         return
+    if out and is_url(out):
+        if server or overwrite:
+            raise ConfigError(
+                "--out URL is for machines that share the work, which write nothing twice: leave "
+                "out --server and --overwrite, or give a folder"
+            )
+        _transcribe_shared(arguments, out, format, device, int8, changes, jobs)
+        return
+    out_dir = None if out is None else Path(out)
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
@@ -121,7 +138,7 @@ def transcribe(
         out_dir.mkdir(parents=True, exist_ok=True)  # a mistaken path is reported before the work
     todo = [task for task in tasks if overwrite or not task.is_done]
     skipped = len(tasks) - len(todo)
-    with progress("transcribing", len(tasks), skipped) as on_progress:
+    with progress("transcribing", len(tasks), skipped) as on_progress, ExitStack() as stack:
         if server:
             from asr.transcription.remote import ask_all
 
@@ -129,15 +146,41 @@ def transcribe(
             results: Results = ask_all(todo, server, model, format, jobs, on_progress, lines)
         else:
             from asr.transcription.batch import transcribe_all
+            from asr.transcription.remote_bundle import local_bundle
 
-            bundle = Path(arguments[0])
             if format != "json":  # the only one with a list of texts: one is found sooner
                 changes["n_best"] = 1
+            bundle = stack.enter_context(local_bundle(arguments[0]))
             results = transcribe_all(todo, bundle, device, int8, changes, jobs, on_progress)
         failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:
         note(f"{len(todo) - failed} written to {out_dir}, {skipped} were there already")
     raise typer.Exit(int(failed > 0))
+
+
+def _transcribe_shared(
+    arguments: list[str], out: str, format: str, device: str, int8: bool,
+    changes: dict[str, object], jobs: int,
+) -> None:  # fmt: skip
+    """Do this machine's part of a job, and report all of it when all of it is done."""
+    from asr.runtime.threads import choose_threads
+    from asr.transcription.remote_bundle import local_bundle, model_digest
+    from asr.transcription.shared import Work, transcribe_shared
+    from asr.transcription.shares import plan
+
+    if format != "json":
+        changes["n_best"] = 1
+    with local_bundle(arguments[0]) as bundle:
+        options = {**changes, "int8": int8, "model": model_digest(bundle)}
+        job = plan(arguments[1:], out, format, options)
+        threads = max(1, choose_threads().number // jobs)
+        work = Work(job, out, format, bundle, device, int8, changes, threads)
+        with progress("transcribing", len(job.tasks)) as on_progress:
+            failed = transcribe_shared(work, jobs, on_progress)
+    for sentence in failed[:_MOST_FAILURES]:
+        note(f"asr: {sentence}")
+    note(f"{len(job.tasks) - len(failed)} are in {out}, {len(failed)} failed")
+    raise typer.Exit(int(bool(failed)))
 
 
 def _report(results: "Results", shown: str | None, alone: bool) -> int:

@@ -14,15 +14,12 @@ from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
 from asr.runtime.processes import end_with_parent
-from asr.transcription.jobs import Task, write_transcript
+from asr.transcription.jobs import Task, in_shares, write_transcript
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
 
 Result = tuple[Task, Transcript | AudioError]
-
-# What a process gets at a time: about ten minutes of speech as WAV, or so many files.
-_SHARE_BYTES, _SHARE_FILES = 20e6, 64
 
 
 def transcribe_all(
@@ -55,7 +52,7 @@ def transcribe_all(
     pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, int8, indices, threads))
     processes = pool._processes  # in Python 3.14: pool.terminate_workers()
     try:
-        shares = _shares(tasks)
+        shares = in_shares(tasks)
         futures = deque(pool.submit(_transcribe_share, s, changes, speed) for s in shares)
         n_done = 0
         while futures:
@@ -72,19 +69,6 @@ def transcribe_all(
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(processes.values()):
             process.terminate()
-
-
-def _shares(tasks: list[Task]) -> Iterator[list[Task]]:
-    share: list[Task] = []
-    n_bytes = 0
-    for task in tasks:
-        share.append(task)
-        n_bytes += task.n_bytes
-        if n_bytes >= _SHARE_BYTES or len(share) == _SHARE_FILES:
-            yield share
-            share, n_bytes = [], 0
-    if share:
-        yield share
 
 
 def _transcribe(

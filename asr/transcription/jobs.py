@@ -1,21 +1,24 @@
 """The recordings of a job, and the files for their transcripts."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from glob import has_magic
-from pathlib import Path
+from pathlib import Path, PurePath
 from stat import S_ISDIR, S_ISREG
 from typing import BinaryIO
 
 from asr.errors import AsrError, AudioError, ConfigError, DataError
 from asr.runtime.files import open_regular, stdin_copy, write_text
+from asr.runtime.storage import RemoteFile, find_remote, is_url
 
 # Why a file's own name cannot be written; any other reason ends the job.
 _OF_NAME = {
     errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOTDIR,
 }  # fmt: skip
+# What a process gets at a time: about ten minutes of speech as WAV, or so many files.
+_SHARE_BYTES, _SHARE_FILES = 20e6, 64
 SUFFIXES = {
     ".3gp", ".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3",
     ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma",
@@ -26,17 +29,19 @@ SUFFIXES = {
 class Task:
     """A recording, and the file for its transcript, if there is one."""
 
-    recording: Path
+    recording: Path | RemoteFile
     out: Path | None
     is_stdin: bool = False
 
     @property
-    def source(self) -> Path | BinaryIO:
+    def source(self) -> Path | RemoteFile | BinaryIO:
         """Return the recording's path, or standard input."""
         return stdin_copy() if self.is_stdin else self.recording
 
     def open(self) -> AbstractContextManager[BinaryIO]:
         """Open the recording for reading. Raises OSError if it is no plain file."""
+        if isinstance(self.recording, RemoteFile):
+            return self.recording.open()
         return nullcontext(stdin_copy()) if self.is_stdin else open_regular(self.recording)
 
     @property
@@ -47,6 +52,8 @@ class Task:
     @property
     def n_bytes(self) -> int:
         """Return the size of the recording; 0 if it cannot be read."""
+        if isinstance(self.recording, RemoteFile):
+            return self.recording.size
         try:
             return self.recording.stat().st_size
         except OSError:
@@ -73,6 +80,20 @@ def write_transcript(task: Task, text: str) -> AudioError | None:
     return None
 
 
+def in_shares(tasks: list[Task]) -> Iterator[list[Task]]:
+    """Yield the tasks in order, in groups that a process gets at a time."""
+    share: list[Task] = []
+    n_bytes = 0
+    for task in tasks:
+        share.append(task)
+        n_bytes += task.n_bytes
+        if n_bytes >= _SHARE_BYTES or len(share) == _SHARE_FILES:
+            yield share
+            share, n_bytes = [], 0
+    if share:
+        yield share
+
+
 def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[Task]:
     """Return the recordings of files, folders (with subfolders) and globs, each once.
 
@@ -86,22 +107,35 @@ def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[
         if len(arguments) > 1:
             raise ConfigError("- stands for one recording, standard input: give no others with it")
         return [Task(Path("-"), out_dir and out_dir / f"stdin.{format}", is_stdin=True)]
-    paths: dict[Path, Path] = {}
+    if out_dir is None:
+        return [Task(recording, None) for recording in _named(arguments, format)]
+    named = find_named(arguments, out_dir, format)
+    tasks = [Task(recording, out_dir / path) for path, recording in named.items()]
+    _check_places(tasks)
+    return tasks
+
+
+def find_named(
+    arguments: list[str], out: Path | str, format: str
+) -> dict[PurePath, Path | RemoteFile]:
+    """Return recordings as `find_tasks` does, by the paths of their transcripts in `out`."""
+    taken: dict[PurePath, Path | RemoteFile] = {}
+    for recording, path in _named(arguments, format).items():
+        if (other := taken.setdefault(path, recording)) != recording:
+            place = out / path if isinstance(out, Path) else f"{out}/{path}"
+            raise ConfigError(
+                f"{other} and {recording} would both be written to {place}: give the "
+                "folder that holds them, or rename one"
+            )
+    return taken
+
+
+def _named(arguments: list[str], format: str) -> dict[Path | RemoteFile, PurePath]:
+    paths: dict[Path | RemoteFile, PurePath] = {}
     for argument in arguments:
         for recording, path in _found(argument):
             paths.setdefault(recording, path.with_suffix(f".{format}"))
-    if out_dir is None:
-        return [Task(recording, None) for recording in paths]
-    taken: dict[Path, Path] = {}
-    for recording, path in paths.items():
-        if (other := taken.setdefault(path, recording)) != recording:
-            raise ConfigError(
-                f"{other} and {recording} would both be written to {out_dir / path}: give the "
-                "folder that holds them, or rename one"
-            )
-    tasks = [Task(recording, out_dir / path) for recording, path in paths.items()]
-    _check_places(tasks)
-    return tasks
+    return paths
 
 
 def _check_places(tasks: list[Task]) -> None:
@@ -114,10 +148,12 @@ def _check_places(tasks: list[Task]) -> None:
             )
 
 
-def _found(argument: str) -> list[tuple[Path, Path]]:
+def _found(argument: str) -> Sequence[tuple[Path | RemoteFile, PurePath]]:
     """Return the recordings of an argument, and their paths relative to it."""
     if not argument:
         raise ConfigError("an empty argument stands for no recording: give files or folders")
+    if is_url(argument):
+        return _found_remote(argument)
     path = Path(argument)
     if S_ISDIR(_mode(path)):
         below = _files(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
@@ -139,12 +175,25 @@ def _found(argument: str) -> list[tuple[Path, Path]]:
     return [(path, Path(path.name))]
 
 
+def _found_remote(url: str) -> Sequence[tuple[RemoteFile, PurePath]]:
+    try:
+        found = find_remote(url, SUFFIXES)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DataError(f"{url}: cannot be listed ({reason}): check the URL and the key") from error
+    if not found:
+        raise DataError(f"{url}: no recording there ({', '.join(sorted(SUFFIXES))}): give another")
+    return found
+
+
 def _files(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in paths if not S_ISDIR(_mode(path)))
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path | RemoteFile) -> tuple[int, int] | None:
     """Return what two paths of one file have in common; None if there is no such file."""
+    if isinstance(path, RemoteFile):
+        return None
     try:
         found = path.stat()
     except OSError:

@@ -1,0 +1,253 @@
+"""Leases under drawn schedules: crashes, pauses past the expiry, skewed clocks, slow requests."""
+
+import asyncio
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asr.transcription.leases import (
+    TRIES,
+    Failure,
+    Output,
+    Share,
+    Worker,
+    as_buckets,
+    last_claim,
+)
+from benchmarks.lease_simulation import Connection, Objects, Simulation, VirtualLoop
+
+EXPIRY, N_WORKERS, END = 20.0, 4, 150.0
+SHARES = [
+    Share(name, tuple(f"out/{name}-{i}" for i in range(size)))
+    for name, size in (("aa1", 3), ("aa2", 1), ("aa3", 4), ("bb1", 2), ("bb2", 5), ("cc1", 3))
+]
+SIZES = {share.name: len(share.outputs) for share in SHARES}
+EVENTS = st.lists(
+    st.tuples(
+        st.floats(0, END),
+        st.integers(0, N_WORKERS - 1),
+        st.sampled_from(["crash", "pause", "slow"]),
+        st.floats(0.1, 3 * EXPIRY),
+    ),
+    max_size=12,
+)
+
+
+class Machine:
+    """A place for a worker, and what happens to it."""
+
+    def __init__(self, world: "World", skew: float, seed: int) -> None:
+        self.world, self.skew, self.rng = world, skew, random.Random(seed)
+        self.slow_until, self.now_at = 0.0, ""
+        self.connection = Connection(world.objects, self.latency)
+        self.task: asyncio.Task[None] | None = None
+
+    def latency(self) -> float:
+        slow = max(0.0, self.slow_until - asyncio.get_running_loop().time())
+        return slow + self.rng.uniform(0.001, 0.5)
+
+    async def live(self) -> None:
+        """Start a worker, and another when it has crashed, until one comes to the end."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self.connection = Connection(self.world.objects, self.latency)
+            worker = Worker(
+                self.connection, self.decode, lambda: loop.time() + self.skew, EXPIRY,
+                self.rng.getrandbits(32), lambda _: setattr(self, "now_at", ""),
+            )  # fmt: skip
+            self.task = asyncio.create_task(worker.run(as_buckets(SHARES)))
+            await asyncio.wait([self.task])
+            if not self.connection.is_dead:
+                return self.task.result()
+            self.skew = self.rng.uniform(-900, 900)  # another machine
+            await asyncio.sleep(self.rng.uniform(0, 10))
+
+    async def decode(
+        self, share: Share, items: Sequence[int]
+    ) -> AsyncIterator[tuple[int, Output | Failure]]:
+        self.now_at = share.name
+        for item in items:
+            name = share.outputs[item]
+            self.world.decoded[name] += 1
+            await self.connection.wait(self.rng.uniform(0.5, 6))
+            if name in self.world.killers:
+                self.crash()
+                await asyncio.sleep(0)
+            failed = name in self.world.failing
+            yield (
+                item,
+                Failure(f"{name} is bad")
+                if failed
+                else Output(f"{name} of {len(items)}".encode(), 1.0),
+            )
+
+    def crash(self) -> None:
+        self.world.lost += SIZES.get(self.now_at, 0)
+        self.world.n_troubles += 1
+        self.connection.is_dead, self.now_at = True, ""
+        if self.task:
+            self.task.cancel()
+
+    async def suffer(self, at: float, kind: str, seconds: float) -> None:
+        await asyncio.sleep(at)
+        now = asyncio.get_running_loop().time()
+        if kind == "crash":
+            self.crash()
+            return
+        # A pause can cost one share, slow requests one whenever a lease expires meanwhile.
+        n = 1 if kind == "pause" else 1 + math.ceil(2 * seconds / EXPIRY)
+        self.world.n_troubles += n
+        self.world.lost += n * max(SIZES.values())
+        if kind == "pause":
+            self.connection.paused_until = now + seconds
+        else:
+            self.slow_until = now + seconds
+
+
+class World:
+    """All machines, and the store."""
+
+    def __init__(self, killers: set[str], failing: set[str]) -> None:
+        self.objects, self.killers, self.failing = Objects(), killers, failing
+        self.decoded: Counter[str] = Counter()
+        self.n_troubles, self.lost = 0, 0  # and how many recordings they can cost
+
+    async def run(
+        self, skews: list[float], seed: int, events: list[tuple[float, int, str, float]]
+    ) -> None:
+        machines = [Machine(self, skew, seed + i) for i, skew in enumerate(skews)]
+        trouble = [
+            asyncio.create_task(machines[which].suffer(at, kind, seconds))
+            for at, which, kind, seconds in events
+        ]
+        await asyncio.wait_for(asyncio.gather(*(m.live() for m in machines)), 24 * 3600)
+        for each in trouble:
+            each.cancel()
+
+
+def live(world: World, *args: object) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(world.run(*args))  # type: ignore[arg-type]
+
+
+OUTPUTS = [output for share in SHARES for output in share.outputs]
+
+
+@settings(max_examples=100)
+@given(
+    events=EVENTS,
+    skews=st.lists(st.floats(-900, 900), min_size=N_WORKERS, max_size=N_WORKERS),
+    seed=st.integers(0, 2**20),
+    bad=st.lists(st.sampled_from(OUTPUTS), max_size=2, unique=True),
+)
+def test_every_output_is_created_once_whatever_happens(
+    events: list[tuple[float, int, str, float]], skews: list[float], seed: int, bad: list[str]
+) -> None:
+    world = World(set(bad[:1]), set(bad[1:]))
+    live(world, skews, seed, events)
+    written = {f"out/{k}": c.decode() for k, (c, _) in world.objects.content["out"].items()}
+    failed = failures(world.objects)
+    assert all(content.startswith(f"{name} of ") for name, content in written.items())
+    assert world.objects.created["out"] == len(written)
+    for share in SHARES:
+        assert f"{share.name}.done" in world.objects.content[share.name[:2]]
+        if last_claim(world.objects.list(share.name[:2]), share) < TRIES:
+            # Decoded in the batch of an undisturbed run: the same to the last digit.
+            whole = {written.get(o, "").removeprefix(f"{o} of ") for o in share.outputs}
+            assert whole <= {str(len(share.outputs)), ""}
+        for output in share.outputs:
+            if output in bad:
+                assert output not in written and output in failed
+                assert world.decoded[output]  # once, if its share died before it was reached
+            elif output not in written:  # one at work on it died or was silent, each time
+                assert output in failed and world.n_troubles >= TRIES
+    # Nothing is decoded again but what is in a share that was interrupted.
+    again = sum(n - 1 for output, n in world.decoded.items() if output not in bad)
+    assert again <= world.lost
+
+
+def failures(objects: Objects) -> dict[str, str]:
+    listed = [
+        json.loads(content) for folder in objects.content.values()
+        for key, (content, _) in folder.items() if ".failed." in key
+    ]  # fmt: skip
+    return {each["output"]: each["reason"] for each in listed}
+
+
+def test_undisturbed_workers_decode_each_recording_once_with_few_requests() -> None:
+    world = World(set(), {"out/bb2-3"})
+    live(world, [0.0] * N_WORKERS, 7, [])
+    assert world.decoded.pop("out/bb2-3") == TRIES
+    assert failures(world.objects) == {"out/bb2-3": "out/bb2-3 is bad"}
+    assert set(world.decoded.values()) == {1} and len(world.decoded) == len(OUTPUTS) - 1
+    assert world.objects.requests["head"] == len(OUTPUTS) + 1
+
+
+def test_what_kills_its_process_is_known_after_three_times() -> None:
+    world = World({"out/aa3-2"}, set())
+    live(world, [0.0] * N_WORKERS, 3, [])
+    assert world.decoded["out/aa3-2"] == TRIES
+    assert "died 3 times" in failures(world.objects)["out/aa3-2"]
+    assert len(world.objects.content["out"]) == len(OUTPUTS) - 1
+
+
+def test_a_share_that_is_given_back_is_taken_at_once() -> None:
+    """Ctrl-C says nothing against a recording: the next worker does not wait, nor goes singly."""
+
+    async def run() -> None:
+        world = World(set(), set())
+        first, second = Machine(world, 0.0, 1), Machine(world, 500.0, 2)
+        task = asyncio.create_task(first.live())
+        await asyncio.sleep(5)
+        assert first.task and first.now_at
+        first.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (freed,) = [
+            key for folder in world.objects.content.values() for key in folder if ".free." in key
+        ]
+        share, _, _ = freed.partition(".")
+        start = asyncio.get_running_loop().time()
+        await second.live()
+        assert f"{share}.lease.2" in world.objects.content[share[:2]]
+        assert not any(".try." in key for f in world.objects.content.values() for key in f)
+        assert len(world.objects.content["out"]) == len(OUTPUTS)
+        assert asyncio.get_running_loop().time() - start < 6.5 * len(OUTPUTS)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+
+
+def test_a_lease_is_alive_as_long_as_it_changes_whatever_the_clocks_say() -> None:
+    """Decoding takes ten times the expiry; the other worker's clock is hours ahead."""
+    world = World(set(), set())
+
+    class Slow(Machine):
+        async def decode(
+            self, share: Share, items: Sequence[int]
+        ) -> AsyncIterator[tuple[int, Output | Failure]]:
+            for item in items:
+                world.decoded[share.outputs[item]] += 1
+                await self.connection.wait(10 * EXPIRY)
+                yield item, Output(share.outputs[item].encode(), 1.0)
+
+    async def run() -> None:
+        await asyncio.gather(*(Slow(world, skew, i).live() for i, skew in enumerate((0.0, 1e4))))
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+    assert set(world.decoded.values()) == {1} and len(world.decoded) == len(OUTPUTS)
+
+
+def test_a_simulated_job_of_many_workers_loses_nothing() -> None:
+    found = Simulation(n_workers=40, n_shares=600, seconds=30, kills=6, seed=1).run()
+    assert found["shares lost"] == found["outputs written twice"] == 0
+    assert found["workers killed"] > 5 and found["shares failed by three kills"] <= 2
+    assert found["shares decoded again"] <= found["of them while decoding"]
+    assert found["requests per share"] < 20
