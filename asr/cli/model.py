@@ -8,8 +8,10 @@ import typer
 from tabulate import tabulate
 
 from asr.cli.options import Bundle, Format, Overrides, app, err, note, show
+from asr.errors import ConfigError
 
 if TYPE_CHECKING:
+    from asr.bundle import Bundle as LoadedBundle
     from asr.compression.compress import Report
 
 
@@ -46,16 +48,35 @@ def export(
     bundle: Bundle,
     out_dir: Annotated[Path, typer.Option("--out", help="A new folder.")],
     kind: Annotated[str, typer.Option("--format", help="onnx, or torch (.pt2).")] = "onnx",
+    int8: Annotated[bool, typer.Option("--int8", help="Compute in 8 bits; for onnx.")] = False,
+    cuts: Annotated[
+        Path | None, typer.Option(help="With --int8: a manifest to calibrate on; default: dev.")
+    ] = None,
 ) -> None:
     """Write encoder and decoder step as graphs for other programs, checked against the model."""
     from asr.bundle import Bundle as Loaded
     from asr.export.export import TOLERANCE
     from asr.export.export import export as run
 
+    if (int8 and kind != "onnx") or (cuts and not int8):
+        raise ConfigError("--int8 is for --format onnx, and --cuts is for --int8")
     loaded = Loaded.load(bundle)
+    if int8:
+        _export_int8(loaded, out_dir, cuts)
+        return
     with err.status("tracing, writing and checking"):
         difference = run(loaded, kind, out_dir)
     show(f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})")
+
+
+def _export_int8(bundle: "LoadedBundle", out: Path, path: Path | None) -> None:
+    from asr.export.calibration import Quantized, find_cuts, quantize_folder
+    from asr.export.export import export as run
+
+    cuts, done = find_cuts(bundle, path), list[Quantized]()
+    with err.status("tracing, writing, calibrating and counting errors"):
+        run(bundle, "onnx", out, lambda folder: done.append(quantize_folder(bundle, cuts, folder)))
+    show(f"{out}: in 8 bits, {done[0]}")
 
 
 @app.command()

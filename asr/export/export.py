@@ -45,17 +45,19 @@ ENCODERS = [get_args(c.model_fields["kind"].annotation)[0] for c in _ATTENTIONS 
 Graph = Callable[..., Sequence[Tensor]]
 
 
-def export(bundle: Bundle, kind: str, out: Path) -> float:
+def export(
+    bundle: Bundle, kind: str, out: Path, finish: Callable[[Path], object] = lambda _: None
+) -> float:
     """Write the graphs and the files needed to use them to a new folder.
 
-    `kind` is `onnx` or `torch`. Returns the largest difference from the model on random input.
+    `kind` is `onnx` or `torch`. `finish` may change what is in the folder before it has its name.
+    Returns the largest difference from the model on random input.
     Raises ConfigError if the kind is unknown, its packages are missing, the model cannot be
     exported or `out` exists; AsrError if the difference is above 1e-4. Nothing is written then.
     """
     if kind not in _KINDS:
         raise ConfigError(
-            f"--format {kind}: only onnx and torch can be exported, both in float32: onnxruntime's "
-            "quantize_dynamic makes 8 bits of an .onnx"
+            f"--format {kind}: only onnx and torch can be exported; --int8 makes 8 bits of an onnx"
         )
     if kind == "onnx" and not all(map(find_spec, ("onnxscript", "onnxruntime"))):
         raise ConfigError(
@@ -78,6 +80,7 @@ def export(bundle: Bundle, kind: str, out: Path) -> float:
             folder = Path(scratch) / out.name
             folder.mkdir()
             difference = _write(bundle, model, kind, folder)
+            finish(folder)
             folder.rename(out)
     except OSError as error:
         raise AsrError(f"{out}: cannot be written ({error.strerror or error})") from error

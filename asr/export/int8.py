@@ -122,7 +122,9 @@ class _Writer:
         dims = self._weights[node.input[1]].dims
         if node.op_type == "MatMul":
             return len(dims) == 2 and dims[0] * dims[1] >= _FEWEST
-        return len(dims) == 4 and all(a.i == 1 for a in node.attribute if a.name == "group")
+        # Features have one channel: their bytes would cost more accuracy than all of a block's.
+        is_alone = all(a.i == 1 for a in node.attribute if a.name == "group")
+        return len(dims) == 4 and dims[1] > 1 and is_alone
 
     def _is_table(self, node: Any) -> bool:
         weight = self._weights.get(node.input[0]) if node.op_type == "Gather" else None
