@@ -75,7 +75,9 @@ def _export_int8(bundle: "LoadedBundle", out: Path, path: Path | None) -> None:
 
     cuts, done = find_cuts(bundle, path), list[Quantized]()
     with err.status("tracing, writing, calibrating and counting errors"):
-        run(bundle, "onnx", out, lambda folder: done.append(quantize_folder(bundle, cuts, folder)))
+        finish = lambda folder: done.append(quantize_folder(bundle, cuts, folder))  # noqa: E731
+        # A byte for a weight, or four for its position and four for it.
+        run(bundle, "onnx", out, finish, dense_from=1 / 8)
     show(f"{out}: in 8 bits, {done[0]}")
 
 
