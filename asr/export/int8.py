@@ -166,8 +166,9 @@ class _Writer:
         if not is_conv:
             return
         name, path = node.output[0], self._paths[node.output[0]]
+        end = path[-1].output[0]
         node.output[0] += ".sums"
-        self._quantize(node.output[0], name + ".bytes", path[-1].output[0])
+        self._quantize(node.output[0], name + ".bytes", end)
         self._bytes[name] = name + ".bytes"
         if len(path) == 1:
             self._dequantize(name)

@@ -161,7 +161,7 @@ def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: 
             found = compiled(feats[:, :T], lengths)
             torch.testing.assert_close(found, graph(feats[:, :T], lengths))
         return
-    with pytest.raises(ConfigError, match=rf"attention\.kind: {kind} .* full, linformer"):
+    with pytest.raises(ConfigError, match=rf"attention\.kind: {kind} .* full, linear"):
         export(made, "torch", tmp_path / "graphs")
     assert not list(tmp_path.iterdir())
 

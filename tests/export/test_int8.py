@@ -12,6 +12,8 @@ from torch import nn
 from asr.bundle import Bundle
 from asr.data.manifest import load_cuts
 from asr.export.calibration import encoder_inputs, greedy_text, open_graph, utterances
+from asr.export.export import _write_onnx
+from asr.export.graphs import Port, Ports
 from asr.export.int8 import quantize, to_int8
 from asr.export.ranges import Histogram, grid_of, observe
 from tests.helpers import run_cli
@@ -63,8 +65,7 @@ def test_the_range_has_the_least_squared_error_of_all(kind: str) -> None:
     errors = [((x - grid.nearest(x)) ** 2).mean() for grid in whole]
     # The search has steps of 2.5 % of the largest value, on both ends.
     assert error <= 1.05 * min(errors)
-    if kind == "outlier":
-        assert error < 0.5 * errors[-1]
+    assert error < 0.95 * errors[-1]  # all values in the range
 
 
 def test_an_outlier_alone_in_its_bin_is_counted() -> None:
@@ -95,10 +96,9 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
     torch.manual_seed(0)
     network = _Net().eval()
     path = tmp_path_factory.mktemp("graph") / "float.onnx"
-    torch.onnx.export(
-        network, tuple(map(torch.from_numpy, _inputs(0).values())), path, dynamo=True,
-        input_names=["x", "mask", "ids"], output_names=["y"], external_data=False, verbose=False,
-    )  # fmt: skip
+    program = torch.export.export(network, tuple(map(torch.from_numpy, _inputs(0).values())))
+    ports = Ports([Port(n, "", ()) for n in ("x", "mask", "ids")], [Port("y", "", ())])
+    _write_onnx(program, ports, path)
     return network, path
 
 
