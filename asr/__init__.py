@@ -34,7 +34,7 @@ _MODULES = (
 def load(bundle: str | Path, device: str = "auto", int8: bool = False) -> "Recognizer":
     """Load a recognizer from a bundle's folder, on `auto`, `cpu` or `cuda`.
 
-    `int8` stores the decoder's larger weights in 8 bits: faster on a CPU, without effect elsewhere.
+    `int8` computes larger maps in 8 bits: faster on a CPU, without effect elsewhere.
 
     Raises asr.BundleError that names the file that is missing or damaged.
     """

@@ -51,6 +51,7 @@ THEMES = {
     "attention": "Attention by length",
     "attention-demo": "The demo by attention",
     "compression": "Compression after training",
+    "int8": "In 8 bits",
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",

@@ -35,7 +35,7 @@ class Settings(BaseSettings):
 
     bundles: Words = Field((), description="Folders of bundles, or NAME=FOLDER.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    int8: bool = Field(False, description="The decoder's larger weights in 8 bits, on a CPU.")
+    int8: bool = Field(False, description="Compute larger maps in 8 bits, on a CPU.")
     api_keys: Keys = Field((), description="Bearer keys, one of which a client must send.")
     allowed_hosts: Words = Field(
         (), description="Names of this service, beside localhost and addresses; * for all."

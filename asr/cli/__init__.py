@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 for _verbs in (
     "new", "recipes", "prepare", "train", "evaluate", "transcribe", "jobs", "pseudo_label", "serve",
-    "model", "bench",
+    "model", "export", "bench",
 ):  # in the order of `asr --help`  # fmt: skip
     import_module(f"asr.cli.{_verbs}")
 

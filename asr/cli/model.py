@@ -1,4 +1,4 @@
-"""Verbs for a recipe or a bundle: `asr info`, `asr export`, `asr compress`."""
+"""Verbs for a recipe or a bundle: `asr info`, `asr compress`."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from tabulate import tabulate
 
-from asr.cli.options import Bundle, Format, Overrides, app, err, note, show
+from asr.cli.options import Bundle, Format, Overrides, app, note, show
 
 if TYPE_CHECKING:
-    from asr.bundle import Bundle as LoadedBundle
     from asr.compression.compress import Report
 
 
@@ -40,36 +39,6 @@ def info(
     if evaluation := facts.get("evaluation"):
         words = f", WER {evaluation['wer']:.2%}" if "wer" in evaluation else ""
         show(f"CER {evaluation['cer']:.2%}{words} on {evaluation['cuts']}")
-
-
-@app.command()
-def export(
-    bundle: Bundle,
-    out_dir: Annotated[Path, typer.Option("--out", help="A new folder; for html a new file.")],
-    kind: Annotated[
-        str, typer.Option("--format", help="onnx, torch (.pt2), or html, one page for browsers.")
-    ] = "onnx",
-) -> None:
-    """Write encoder and decoder step as graphs for other programs, or a page that recognizes."""
-    from asr.bundle import Bundle as Loaded
-
-    if kind == "html":
-        _export_html(Loaded.load(bundle), bundle, out_dir)
-        return
-    from asr.export.export import TOLERANCE
-    from asr.export.export import export as run
-
-    loaded = Loaded.load(bundle)
-    with err.status("tracing, writing and checking"):
-        difference = run(loaded, kind, out_dir)
-    show(f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})")
-
-
-def _export_html(loaded: "LoadedBundle", folder: Path, out: Path) -> None:
-    from asr.export.html import export_html
-
-    n_bytes = export_html(loaded, folder.resolve().name, out)
-    show(f"{out}: {n_bytes / 1e6:.2f} MB, to be opened in a browser")
 
 
 @app.command()

@@ -28,7 +28,7 @@ _UNSHOWN = re.compile(
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Int8 = Annotated[
-    bool, typer.Option("--int8", help="The decoder's larger weights in 8 bits: faster on a CPU.")
+    bool, typer.Option("--int8", help="Compute larger maps in 8 bits: faster on a CPU.")
 ]
 Jobs = Annotated[
     int | None,

@@ -26,6 +26,9 @@ from asr.decoding.ctc_prefix import BLANK
 from asr.errors import AsrError, ConfigError
 from asr.export.graphs import DecoderGraph, EncoderGraph, Ports, describe
 from asr.model.attention import AttentionConfig, EncoderAttentionConfig
+from asr.model.frontend import FRAMES_PER_STEP
+from asr.model.inference.sparse import fastest_form
+from asr.model.projection import sparse_maps
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import EOS, PAD, SOS, UNK
 
@@ -45,17 +48,25 @@ ENCODERS = [get_args(c.model_fields["kind"].annotation)[0] for c in _ATTENTIONS 
 Graph = Callable[..., Sequence[Tensor]]
 
 
-def export(bundle: Bundle, kind: str, out: Path) -> float:
+def export(
+    bundle: Bundle,
+    kind: str,
+    out: Path,
+    finish: Callable[[Path], object] = lambda _: None,
+    dense_from: float = 0.5,
+) -> float:
     """Write the graphs and the files needed to use them to a new folder.
 
-    `kind` is `onnx` or `torch`. Returns the largest difference from the model on random input.
+    `kind` is `onnx` or `torch`. `finish` may change what is in the folder before it has its name.
+    Sparse maps (SET) become dense where at least the share `dense_from` of their weights is there;
+    others are stored as positions and values, each as large as a weight. Returns the largest
+    difference from the model on random input.
     Raises ConfigError if the kind is unknown, its packages are missing, the model cannot be
     exported or `out` exists; AsrError if the difference is above 1e-4. Nothing is written then.
     """
     if kind not in _KINDS:
         raise ConfigError(
-            f"--format {kind}: only onnx and torch can be exported, both in float32: onnxruntime's "
-            "quantize_dynamic makes 8 bits of an .onnx"
+            f"--format {kind}: only onnx and torch can be exported; --int8 makes 8 bits of an onnx"
         )
     if kind == "onnx" and not all(map(find_spec, ("onnxscript", "onnxruntime"))):
         raise ConfigError(
@@ -72,12 +83,16 @@ def export(bundle: Bundle, kind: str, out: Path) -> float:
     model = bundle.model.cpu().eval().requires_grad_(False)
     if not all(layer.attends_to_all_past for layer in model.decoder.each_layer()):
         raise ConfigError("model.decoder.attention: only kind full can be exported")
+    for name, sparse in list(sparse_maps(model)):
+        if sparse.density >= dense_from:
+            model.set_submodule(name, fastest_form(sparse, may_be_sparse=False))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as scratch:
             folder = Path(scratch) / out.name
             folder.mkdir()
             difference = _write(bundle, model, kind, folder)
+            finish(folder)
             folder.rename(out)
     except OSError as error:
         raise AsrError(f"{out}: cannot be written ({error.strerror or error})") from error
@@ -119,6 +134,7 @@ def _examples(
 ) -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
     """Return the modules of both graphs, with an example of their inputs."""
     B, W, T = _TRACED
+    T = _frames(model, T)
     encoder, decoder = EncoderGraph(model), DecoderGraph(model.decoder)
     feats = (torch.randn(B, T, n_freqs), torch.full((B,), T))
     with torch.no_grad():
@@ -138,7 +154,18 @@ def _trace(module: nn.Module, inputs: tuple[Tensor, ...], ports: Ports) -> Any:
     # To torch, a starred argument of the module is one argument.
     shapes = (*free[:2], *([tuple(free[2:])] if free[2:] else []))
     with torch.no_grad():
-        return torch.export.export(module, inputs, dynamic_shapes=shapes)
+        if not isinstance(module, EncoderGraph):
+            return torch.export.export(module, inputs, dynamic_shapes=shapes)
+        # What torch cannot prove of a kind of attention becomes an assertion, which may be stricter
+        # than the kind is: `compare` is the proof.
+        program = torch.export.export(
+            module, inputs, dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True
+        )
+    graph = program.graph_module.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        graph.erase_node(node)
+    program.graph_module.recompile()
+    return program
 
 
 def _write_onnx(program: Any, ports: Ports, path: Path) -> None:
@@ -192,7 +219,8 @@ def compare(model: SpeechTransformer, n_freqs: int, encoder: Graph, decoder: Gra
     """
     rng = torch.Generator().manual_seed(0)
     differences = []
-    for B, W, T in _COMPARED:
+    for B, W, most in _COMPARED:
+        T = _frames(model, most)
         feats_BTF = torch.randn(B, T, n_freqs, generator=rng)
         lengths_B = torch.randint(4, T + 1, (B,), generator=rng)  # 4 frames make a step
         lengths_B[0] = T
@@ -208,6 +236,12 @@ def compare(model: SpeechTransformer, n_freqs: int, encoder: Graph, decoder: Gra
             logp_BWV, *cache = decoder(tokens_BW, mask, *rest, *cache)
             differences.append(_largest(logp_BWV, model.decoder.step(tokens_BW, state)))
     return float(torch.stack(differences).max())
+
+
+def _frames(model: SpeechTransformer, most: int) -> int:
+    """Return a number of frames that the encoder's attention has weights for."""
+    steps = model.config.encoder.longest
+    return most if steps is None else min(most, steps * FRAMES_PER_STEP)
 
 
 def _largest(found: Tensor, wanted: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from asr.errors import AudioError
 from asr.lm.loading import load_language_model
 from asr.model.inference.decoder import for_inference
 from asr.model.inference.frontend import in_tiles
+from asr.model.inference.int8 import in_8_bits
 from asr.model.inference.sparse import prepare_for_inference
 from asr.runtime.devices import choose_device
 from asr.tokenizer import normalize_text
@@ -58,6 +59,8 @@ class Recognizer:
         self.model.decoder = for_inference(self.model.decoder, int8 and on_cpu)
         if on_cpu:
             self.model.frontend = in_tiles(self.model.frontend)
+            if int8:
+                in_8_bits(self.model)
         self.sample_rate = bundle.config.features.sample_rate
         self.decoder = SpeechDecoder(self.model, self.tokenizer)
         self._lms: dict[Path, LanguageModel] = {}

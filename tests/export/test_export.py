@@ -154,9 +154,12 @@ def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: 
     graph, inputs = asr.export.export._examples(model, n_freqs)["encoder"]
     if kind in asr.export.export.ENCODERS:
         program = asr.export.export._trace(graph, inputs, describe(model, n_freqs)["encoder"])
-        feats, lengths = torch.randn(3, 161, n_freqs), torch.tensor([161, 4, 90])
-        found = program.module(check_guards=False)(feats, lengths)
-        torch.testing.assert_close(found, graph(feats, lengths))
+        feats = torch.randn(3, 161, n_freqs)
+        compiled = program.module(check_guards=False)
+        for T in (8, 161, 90):
+            lengths = torch.tensor([T, 4, T // 2])
+            found = compiled(feats[:, :T], lengths)
+            torch.testing.assert_close(found, graph(feats[:, :T], lengths))
         return
     with pytest.raises(ConfigError, match=rf"attention\.kind: {kind} .* full, linear"):
         export(made, "torch", tmp_path / "graphs")

@@ -96,6 +96,18 @@ class LimitedConfig(AttentionConfig):
         return self.length
 
 
+def first_steps(weight: Tensor, axis: int, steps: int) -> Tensor:
+    """Return the first entries of an axis of weights, as many as an input has steps.
+
+    Raises DataError for an input that is longer than the weights; an exported graph has indices in
+    place of that, of which those beyond the weights are an error of its runtime.
+    """
+    if torch.compiler.is_exporting():
+        return weight.index_select(axis, torch.arange(steps, device=weight.device))
+    check_length(steps, weight.shape[axis])
+    return weight.narrow(axis, 0, steps)
+
+
 def check_length(steps: int, longest: int) -> None:
     """Raise DataError for an input that is longer than the weights of its attention."""
     if longest < steps:

@@ -28,7 +28,7 @@ class LunaAttention(Kernel):
 
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         p = self.dropout if self.training else 0.0
-        points_BHMK = self.points_HMK.to(k_BHSK.dtype).expand(len(k_BHSK), -1, -1, -1)
+        points_BHMK = self.points_HMK.to(k_BHSK.dtype).expand(k_BHSK.shape[0], -1, -1, -1)
         found_BHMK = self._pack(attend(points_BHMK, k_BHSK, v_BHSK, mask_BS[:, None, None], p))
         return attend(q_BHTK, found_BHMK, found_BHMK, p=p)
 
@@ -58,6 +58,7 @@ class InducedAttention(LunaAttention):
 class LunaConfig(AttentionConfig):
     """Attention through `points` learned queries."""
 
+    exports = True
     kind: Literal["luna"]
     points: Size = 16
 
@@ -68,6 +69,7 @@ class LunaConfig(AttentionConfig):
 class InducedConfig(AttentionConfig):
     """Attention through `points` inducing points."""
 
+    exports = True
     kind: Literal["isab"]
     points: Size = 16
 

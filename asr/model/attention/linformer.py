@@ -15,7 +15,7 @@ from asr.model.attention.full import (
     Kernel,
     LimitedConfig,
     attend,
-    check_length,
+    first_steps,
 )
 from asr.schema import Size
 
@@ -58,9 +58,8 @@ class LinformerAttention(Kernel):
 
         Raises DataError for an input that is longer than E and F.
         """
-        S = k_BHSK.shape[2]
-        check_length(S, self.length)
-        EF = (self.owner[0] if self.owner else self).EF[..., :S]
+        EF = (self.owner[0] if self.owner else self).EF
+        EF = first_steps(EF, 3, k_BHSK.shape[2])
         k_BHRK = EF[0] @ _without_padding(k_BHSK, mask_BS)
         v_BHRK = EF[-1] @ _without_padding(v_BHSK, mask_BS)
         return attend(q_BHTK, k_BHRK, v_BHRK, p=self.dropout if self.training else 0.0)
@@ -82,6 +81,7 @@ class LinformerConfig(LimitedConfig):
     N(0, 1 / rank) (Wang 2020).
     """
 
+    exports = True
     kind: Literal["linformer"]
     rank: Size = 64
     sharing: Literal["none", "heads", "kv", "layers"] = "heads"
@@ -111,13 +111,18 @@ class ConvLinformerAttention(Kernel):
         if self.training and self.cycle_shift:
             source_BS = cyclic_shift(mask_BS, int(torch.randint(self.stride, ())))
             kv = [x.take_along_dim(source_BS[:, None, :, None], 2) for x in kv]
-        C = min(self.stride, k_BHSK.shape[2])
-        rest = -k_BHSK.shape[2] % C
+        S, C = k_BHSK.shape[2], self.stride
+        if torch.compiler.is_exporting():
+            M = S // C + 2  # of which a graph has two at least, for inputs of any length
+        else:
+            C = min(C, S)  # a wider one would only add padding
+            M = -(-S // C)
+        rest = M * C - S
         k_BHMK, v_BHMK = (
-            (pad(x, (0, 0, 0, rest)).unflatten(2, (-1, C)) * weight[..., :C, :]).sum(3)
+            (pad(x, (0, 0, 0, rest)).unflatten(2, (M, C)) * weight[..., :C, :]).sum(3)
             for x, weight in zip(kv, self.EF, strict=True)
         )
-        mask_BM = pad(mask_BS, (0, rest)).unflatten(1, (-1, C)).any(2)
+        mask_BM = pad(mask_BS, (0, rest)).unflatten(1, (M, C)).any(2)
         p = self.dropout if self.training else 0.0
         return attend(q_BHTK, k_BHMK, v_BHMK, mask_BM[:, None, None], p)
 
@@ -135,6 +140,7 @@ def cyclic_shift(mask_BS: Tensor, by: int) -> Tensor:
 class ConvLinformerConfig(AttentionConfig):
     """Every `stride` steps become one key; `cycle_shift` shifts the windows in training."""
 
+    exports = True
     kind: Literal["conv_linformer"]
     stride: Size = 4
     cycle_shift: bool = True

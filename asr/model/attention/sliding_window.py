@@ -31,6 +31,8 @@ class SlidingWindowAttention(Kernel):
 
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         B, _, S, _ = k_BHSK.shape
+        if torch.compiler.is_exporting():  # of an encoder
+            return attend(q_BHTK, k_BHSK, v_BHSK, self._all_pairs(mask_BS)[:, None])
         p, G = self.dropout if self.training else 0.0, min(self.n_global, S)
         W = min(self.window, -(-S // self.dilation))  # a wider one would only add padding
         q = self._blocks(q_BHTK, W)
@@ -83,6 +85,19 @@ class SlidingWindowAttention(Kernel):
             first = first & (index >= index_S[:G])
         return torch.cat((seen & ~is_global, first), 4)
 
+    def _all_pairs(self, mask_BS: Tensor) -> Tensor:
+        """Return the keys (B, S, S) that each query attends to, for graphs of any length.
+
+        The number of blocks cannot be free in a graph, so it has all pairs of steps.
+        """
+        index_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
+        apart_SS = index_S - index_S[:, None]
+        is_near = (apart_SS.abs() <= self.window * self.dilation) & (apart_SS % self.dilation == 0)
+        is_global_S = index_S < self.n_global
+        seen_SS = is_near | is_global_S | is_global_S[:, None]
+        # As above, a query at padding attends to itself.
+        return (mask_BS[:, None] & seen_SS) | ((apart_SS == 0) & ~is_global_S)
+
     def attend_seen(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, seen_BTS: Tensor
     ) -> Tensor:
@@ -114,6 +129,7 @@ class SlidingWindowAttention(Kernel):
 class SlidingWindowConfig(AttentionConfig):
     """Attention to `window` keys on each side, `dilation` apart, and `global_tokens` first ones."""
 
+    exports = True
     kind: Literal["sliding_window"]
     window: Size = 16
     dilation: Size = 1

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from asr.model.attention.full import Kernel, LimitedConfig, check_length, weighted_sum
+from asr.model.attention.full import Kernel, LimitedConfig, first_steps, weighted_sum
 from asr.schema import Size
 
 
@@ -29,8 +29,8 @@ class DenseSynthesizer(Kernel):
 
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         S = v_BHSK.shape[2]
-        check_length(S, self.length)
-        scores_BHTS = q_BHTK.relu() @ self.W_HKN[..., :S] + self.b_H1N[..., :S]
+        W_HKS, b_H1S = (first_steps(x, 2, S) for x in (self.W_HKN, self.b_H1N))
+        scores_BHTS = q_BHTK.relu() @ W_HKS + b_H1S
         p = self.dropout if self.training else 0.0
         return weighted_sum(scores_BHTS, v_BHSK, mask_BS[:, None, None], p)
 
@@ -38,6 +38,7 @@ class DenseSynthesizer(Kernel):
 class DenseSynthesizerConfig(LimitedConfig):
     """Weights of at most `length` keys from each position alone."""
 
+    exports = True
     kind: Literal["dense_synthesizer"]
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
@@ -59,15 +60,16 @@ class RandomSynthesizer(Kernel):
 
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
         S = v_BHSK.shape[2]
-        check_length(S, self.length)
+        R_HSS = first_steps(first_steps(self.R_HNN, 1, S), 2, S)
         p = self.dropout if self.training else 0.0
-        scores_BHSS = self.R_HNN[:, :S, :S].expand(len(v_BHSK), -1, -1, -1)
+        scores_BHSS = R_HSS.expand(v_BHSK.shape[0], -1, -1, -1)
         return weighted_sum(scores_BHSS, v_BHSK, mask_BS[:, None, None], p)
 
 
 class RandomSynthesizerConfig(LimitedConfig):
     """The same weights for every input, `length` × `length` numbers for each head."""
 
+    exports = True
     kind: Literal["random_synthesizer"]
     length: Size = 256
 

@@ -91,7 +91,7 @@ class Product(Map):
             total_RO.add_(self.bias_O)
 
 
-class _Int8Product(Map):
+class Int8Product(Map):
     """A map with 8-bit weights and a scale for each output; x is quantized in each step."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -106,9 +106,14 @@ class _Int8Product(Map):
         self.n_out = len(weight_OI)
 
     def __call__(self, x_RI: Tensor, scratch: Scratch, slot: str) -> Tensor:  # noqa: ARG002
+        """Map (R, I) to (R, O)."""
+        return self.map(x_RI)
+
+    def map(self, x: Tensor) -> Tensor:
+        """Map (..., I) to (..., O)."""
         linear = torch.ops.quantized.linear_dynamic
-        y_RO: Tensor = linear(x_RI, self._packed, self._reduce_range)
-        return y_RO
+        y: Tensor = linear(x, self._packed, self._reduce_range)
+        return y
 
 
 def _int8_engine() -> str:
@@ -190,4 +195,4 @@ def _product(maps: Sequence[nn.Module], int8: bool) -> Map:
         biases = [w.new_zeros(len(w)) if b is None else b.detach() for w, b in numbers]
         bias_O = torch.cat(biases)
     is_int8 = int8 and weight_OI.numel() >= _INT8_WEIGHTS
-    return _Int8Product(weight_OI, bias_O) if is_int8 else Product(weight_OI, bias_O)
+    return Int8Product(weight_OI, bias_O) if is_int8 else Product(weight_OI, bias_O)

@@ -1,0 +1,80 @@
+"""`asr export`: a model for other programs, phones and browsers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asr.cli.options import Bundle, app, err, show
+from asr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from asr.bundle import Bundle as LoadedBundle
+
+Out = Annotated[Path, typer.Option("--out", help="A new folder; for html a new file.")]
+Kind = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="onnx, torch (.pt2), sherpa (for sherpa-onnx), or html, one page for browsers.",
+    ),
+]
+Int8 = Annotated[bool, typer.Option("--int8", help="Compute in 8 bits; for onnx.")]
+Cuts = Annotated[
+    Path | None, typer.Option(help="With --int8: a manifest to calibrate on; default: dev.")
+]
+
+
+@app.command()
+def export(
+    bundle: Bundle, out: Out, kind: Kind = "onnx", int8: Int8 = False, cuts: Cuts = None
+) -> None:
+    """Write a model for other programs: graphs, which are checked against it, or a page.
+
+    For onnx and torch these are the encoder and a step of the decoder, for sherpa-onnx the encoder
+    with its CTC head.
+    """
+    from asr.bundle import Bundle as Loaded
+
+    if (int8 and kind != "onnx") or (cuts and not int8):
+        raise ConfigError("--int8 is for --format onnx, and --cuts is for --int8")
+    loaded = Loaded.load(bundle)
+    if kind == "html":
+        _page(loaded, bundle.resolve().name, out)
+    elif int8:
+        _in_8_bits(loaded, out, cuts)
+    else:
+        _graphs(loaded, kind, out)
+
+
+def _page(bundle: "LoadedBundle", name: str, out: Path) -> None:
+    from asr.export.html import export_html
+
+    n_bytes = export_html(bundle, name, out)
+    show(f"{out}: {n_bytes / 1e6:.2f} MB, to be opened in a browser")
+
+
+def _in_8_bits(bundle: "LoadedBundle", out: Path, path: Path | None) -> None:
+    from asr.export import export as graphs
+    from asr.export.calibration import Quantized, find_cuts, quantize_folder
+
+    cuts, done = find_cuts(bundle, path), list[Quantized]()
+
+    def finish(folder: Path) -> None:
+        done.append(quantize_folder(bundle, cuts, folder))
+
+    with err.status("tracing, writing, calibrating and counting errors"):
+        # A byte for a weight, or four for its position and four for it.
+        graphs.export(bundle, "onnx", out, finish, dense_from=1 / 8)
+    show(f"{out}: in 8 bits, {done[0]}")
+
+
+def _graphs(bundle: "LoadedBundle", kind: str, out: Path) -> None:
+    from asr.export import export as graphs
+    from asr.export import sherpa
+
+    is_sherpa = kind == "sherpa"
+    with err.status("tracing, writing and checking"):
+        difference = sherpa.export(bundle, out) if is_sherpa else graphs.export(bundle, kind, out)
+    allowed = sherpa.TOLERANCE if is_sherpa else graphs.TOLERANCE
+    show(f"{out}: differs from the model by {difference:.1e} at most (allowed {allowed:g})")

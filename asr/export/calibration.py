@@ -1,0 +1,166 @@
+"""Quantize an exported folder with the utterances of a manifest, and count its errors.
+
+Legend: T frames, F frequency bins.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lhotse import CutSet
+from lhotse.cut import Cut
+
+from asr.bundle import Bundle
+from asr.data.manifest import load_cuts, read_wave, text_of
+from asr.decoding.ctc_greedy import greedy_texts
+from asr.decoding.decode import is_constant
+from asr.errors import AudioError, ConfigError, DataError
+from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.export.export import DESCRIPTION, FREE
+from asr.export.int8 import quantize
+from asr.export.ranges import Batch
+from asr.tokenizer import SOS
+
+log = logging.getLogger(__name__)
+
+_CALIBRATED = 64  # utterances, of which so many go through the decoder too, token by token
+_DECODED = 8
+_NAMES = ("encoder", "decoder")
+
+Run = Callable[[Batch], dict[str, np.ndarray]]
+
+
+@dataclass
+class Quantized:
+    """Bytes of both graphs and errors by greedy CTC, before and after; without the head, none."""
+
+    bytes: tuple[int, int]
+    errors: tuple[ErrorCounts, ErrorCounts] | None
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        before, after = self.bytes
+        sizes = f"{before / 1e6:.2f} -> {after / 1e6:.2f} MB"
+        if self.errors is None:
+            return f"{sizes}; the model has no CTC head, by which CER is measured here"
+        old, new = self.errors
+        return f"{sizes}, CER by greedy CTC {old.rate:.2%} -> {new.rate:.2%}"
+
+
+def find_cuts(bundle: Bundle, path: Path | None) -> CutSet:
+    """Return the cuts to calibrate on: of the manifest that is given, or the recipe's dev set.
+
+    Raises ConfigError where there is neither.
+    """
+    dev = bundle.config.data.dev
+    if path is None and not dev.exists():
+        raise ConfigError(
+            f"--int8 finds the ranges of activations on recordings, and {dev}, the recipe's dev "
+            "set, is not here: give --cuts a manifest"
+        )
+    return load_cuts(path or dev)
+
+
+def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
+    """Replace the ONNX graphs of an exported folder by 8-bit ones, calibrated on some of the cuts.
+
+    Raises DataError where no cut can be read.
+    """
+    normalize = bundle.tokenizer.normalize
+    todo = [cut for cut in cuts if normalize(text_of(cut))]
+    some = list(utterances(bundle, todo[:: -(-len(todo) // _CALIBRATED)] if todo else []))
+    if not some:
+        raise DataError("no utterance with a transcript could be read: check the manifest")
+    inputs = [encoder_inputs(feats) for _, feats in some]
+    old, new = ([folder / f"{n}{end}" for n in _NAMES] for end in (".onnx", ".int8.onnx"))
+    few = range(0, len(some), -(-len(some) // _DECODED))
+    tokens = [bundle.tokenizer.encode(normalize(text_of(some[i][0]))) for i in few]
+    ports = json.loads((folder / DESCRIPTION).read_text("utf-8"))["graphs"]["decoder"]["inputs"]
+    encoder, decoder = map(open_graph, old)
+    steps = list(decoder_inputs(encoder, decoder, [inputs[i] for i in few], tokens, ports))
+    for source, out, batches in zip(old, new, (inputs, steps), strict=True):
+        quantize(source, out, batches)
+    sizes = [sum(path.stat().st_size for path in paths) for paths in (old, new)]
+    has_ctc = bundle.model.ctc_head is not None
+    errors = count_errors(bundle, todo, encoder, open_graph(new[0])) if has_ctc else None
+    for source, out in zip(old, new, strict=True):
+        out.replace(source)
+    return Quantized((sizes[0], sizes[1]), errors)
+
+
+def open_graph(path: Path) -> Run:
+    """Return a function of a graph's inputs by name."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def utterances(bundle: Bundle, cuts: Sequence[Cut]) -> Iterator[tuple[Cut, np.ndarray]]:
+    """Yield cuts with their features (T, F); what cannot be read or is too short is left out."""
+    longest, steps = bundle.config.model.encoder.longest, bundle.config.model.frontend.steps
+    for cut in cuts:
+        try:
+            wave = read_wave(cut, bundle.config.features.sample_rate)
+        except AudioError as error:
+            log.warning("skipped: %s", error)
+            continue
+        feats = bundle.features(wave)
+        fits = longest is None or steps(len(feats)) <= longest
+        if fits and len(feats) >= FREE["time"] and not is_constant(wave):
+            yield cut, feats.numpy()
+
+
+def encoder_inputs(feats_TF: np.ndarray) -> Batch:
+    """Return the encoder's inputs for one utterance."""
+    return {"features": feats_TF[None], "lengths": np.array([len(feats_TF)])}
+
+
+def decoder_inputs(
+    encoder: Run,
+    decoder: Run,
+    inputs: Sequence[Batch],
+    tokens: Sequence[list[int]],
+    ports: Sequence[dict[str, Any]],
+) -> Iterator[Batch]:
+    """Yield the decoder's inputs for each token of these texts, of the encoder's inputs."""
+    sizes = {"batch": 1, "beam": 1, "past": 0}
+    for batch, text in zip(inputs, tokens, strict=True):
+        held = encoder(batch)
+        for port in ports:
+            if "past" in port["axes"]:
+                shape = [sizes.get(axis, axis) for axis in port["axes"]]
+                held[port["name"]] = np.zeros(shape, np.float32)
+        for token in (SOS, *text):
+            held["tokens"] = np.array([[token]])
+            yield (step := {port["name"]: held[port["name"]] for port in ports})
+            held |= {n.removeprefix("new_"): array for n, array in decoder(step).items()}
+
+
+def count_errors(
+    bundle: Bundle, cuts: Sequence[Cut], before: Run, after: Run
+) -> tuple[ErrorCounts, ErrorCounts]:
+    """Return the errors of two encoders' texts by greedy CTC."""
+    counts = [ErrorCounts(), ErrorCounts()]
+    for cut, feats in utterances(bundle, cuts):
+        for i, encoder in enumerate((before, after)):
+            found = encoder(encoder_inputs(feats))
+            text = greedy_text(bundle, found["ctc_log_probs"])
+            counts[i] += character_errors(text_of(cut), text, bundle.tokenizer.normalize)
+    return counts[0], counts[1]
+
+
+def greedy_text(bundle: Bundle, logp: np.ndarray) -> str:
+    """Return the text of log-probabilities (1, steps, tokens) of an utterance."""
+    steps, no_words = torch.tensor([logp.shape[1]]), torch.zeros(logp.shape[2])
+    options = bundle.config.decoding
+    (best,) = greedy_texts(torch.from_numpy(logp), steps, options, no_words)
+    return bundle.tokenizer.decode(best.tokens)
