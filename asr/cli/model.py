@@ -45,17 +45,25 @@ def info(
 def export(
     bundle: Bundle,
     out_dir: Annotated[Path, typer.Option("--out", help="A new folder.")],
-    kind: Annotated[str, typer.Option("--format", help="onnx, or torch (.pt2).")] = "onnx",
+    kind: Annotated[
+        str, typer.Option("--format", help="onnx, torch (.pt2), or sherpa (for sherpa-onnx).")
+    ] = "onnx",
 ) -> None:
-    """Write encoder and decoder step as graphs for other programs, checked against the model."""
-    from asr.bundle import Bundle as Loaded
-    from asr.export.export import TOLERANCE
-    from asr.export.export import export as run
+    """Write encoder and decoder step as graphs for other programs, checked against the model.
 
-    loaded = Loaded.load(bundle)
+    For sherpa-onnx it is one graph, of the encoder and its CTC head.
+    """
+    from asr.bundle import Bundle as Loaded
+    from asr.export import export as graphs
+    from asr.export import sherpa
+
+    loaded, is_sherpa = Loaded.load(bundle), kind == "sherpa"
     with err.status("tracing, writing and checking"):
-        difference = run(loaded, kind, out_dir)
-    show(f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {TOLERANCE:g})")
+        difference = (
+            sherpa.export(loaded, out_dir) if is_sherpa else graphs.export(loaded, kind, out_dir)
+        )
+    allowed = sherpa.TOLERANCE if is_sherpa else graphs.TOLERANCE
+    show(f"{out_dir}: differs from the model by {difference:.1e} at most (allowed {allowed:g})")
 
 
 @app.command()

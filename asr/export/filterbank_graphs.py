@@ -18,10 +18,9 @@ from asr.model.frontend import FRAMES_PER_STEP, padding_mask
 from asr.model.streaming import EncoderState
 
 _LEVEL = 2 * math.log(KALDI_SCALE)
-# Of the state that sherpa-onnx keeps of a Zipformer's front end; it holds the frames before a chunk.
+# The state of a Zipformer's front end, which here holds the frames before a chunk.
 _EMBED = (128, 3, 19)
-EMBED_SIZE = math.prod(_EMBED)
-STATES_OF_LAYER = 6
+_STATES_OF_LAYER = 6
 
 
 class UtteranceGraph(nn.Module):
@@ -31,6 +30,7 @@ class UtteranceGraph(nn.Module):
         super().__init__()
         self.features, self.model = bundle.features, bundle.model
         self.by_corpus = bundle.config.features.normalize == "corpus"
+        self.steps = bundle.config.model.frontend.steps
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """Map (B, T, F) and (B,) to (B, S, V') and (B,)."""
@@ -39,7 +39,7 @@ class UtteranceGraph(nn.Module):
             feats_BTF = self.features.normalized(feats_BTF)
         else:
             feats_BTF = _normalized(feats_BTF, padding_mask(lengths_B, feats_BTF.shape[1]))
-        steps = self.model.frontend.steps(feats_BTF.shape[1])
+        steps = self.steps(feats_BTF.shape[1])
         # A step of padding more, so that there is always one.
         feats_BTF = pad(feats_BTF, (0, 0, 0, FRAMES_PER_STEP))
         memory_BSD, mask_BS = self.model.encode(feats_BTF, lengths_B)
@@ -76,8 +76,9 @@ class ChunkGraph(nn.Module):
             config.encoder.n_layers, config.n_heads, config.d_model,
         )  # fmt: skip
         # sherpa-onnx reads the size of half a convolution; without one a step is not used.
-        self.width = config.encoder.convolution
-        self.reach = max(1, (self.width or 0) // 2)
+        width = config.encoder.convolution
+        self.past = None if width is None else width // 2
+        self.reach = max(1, self.past or 0)
         self.before = bundle.model.frontend.before
         self.n_freqs = bundle.config.features.n_freqs
         self.frames = FRAMES_PER_STEP * self.chunk + bundle.model.frontend.after
@@ -138,19 +139,17 @@ class ChunkGraph(nn.Module):
         """Return the caches of the encoder: keys and values (B, H, L, K), of a convolution too."""
         caches = []
         for i in range(self.n_layers):
-            key, _, value, _, conv, _ = layers[STATES_OF_LAYER * i : STATES_OF_LAYER * (i + 1)]
-            heads = (
-                x.unflatten(2, (self.n_heads, -1)).permute(1, 2, 0, 3) for x in (key, value)
-            )
-            has_past = self.width is not None
-            caches.append((*heads, *([conv[..., : self.width // 2]] if has_past else [])))
+            key, _, value, _, conv, _ = layers[_STATES_OF_LAYER * i : _STATES_OF_LAYER * (i + 1)]
+            heads = (x.unflatten(2, (self.n_heads, -1)).permute(1, 2, 0, 3) for x in (key, value))
+            has_past = self.past is not None
+            caches.append((*heads, *([conv[..., : self.past]] if has_past else [])))
         return caches
 
     def _states(self, state: EncoderState, layers: list[Tensor]) -> list[Tensor]:
         """Return the caches of the encoder in the shapes of the states."""
         stored = list(layers)
         for i, (key, value, *conv) in enumerate(state.caches):
-            at = STATES_OF_LAYER * i
+            at = _STATES_OF_LAYER * i
             stored[at], stored[at + 2] = (x.permute(2, 0, 1, 3).flatten(2) for x in (key, value))
             if conv and conv[0].shape[2]:
                 stored[at + 4] = conv[0]

@@ -27,6 +27,7 @@ RATE = 16_000
 STEPS_PER_SECOND = 50
 _PASSED = 0.94  # share of the lower of two bands that a resampler lets through
 _CROSSINGS = 32  # of its sinc, on each side
+_SILENT = 0.01  # share of samples that are digital silence, if there is any
 _MOST_WEIGHTS = 1 << 21
 
 
@@ -57,6 +58,18 @@ def can_resample(rate: int) -> bool:
     """Tell whether a convolution of bearable size makes waveforms of this rate."""
     ratio = Fraction(rate, RATE)
     return ratio <= 1 and ratio.numerator * ratio.denominator <= _MOST_WEIGHTS
+
+
+def without_offset(wave_1N: Tensor) -> Tensor:
+    """Return a waveform with digital silence at zero, where sherpa-onnx has taken out the mean.
+
+    It is the value of the first or the last sample, if that stands twice in a row often enough.
+    """
+    ends_21 = torch.cat((wave_1N[:, :1], wave_1N[:, -1:]))
+    is_end_2N = wave_1N == ends_21
+    share_2 = (is_end_2N[:, 1:] & is_end_2N[:, :-1]).float().mean(1)
+    level = torch.where(share_2[0] >= share_2[1], ends_21[0], ends_21[1])
+    return wave_1N - torch.where(share_2.max() >= _SILENT, level, 0)
 
 
 class Resampler(nn.Module):
@@ -155,21 +168,26 @@ class WaveformGraph(nn.Module):
     def __init__(self, bundle: Bundle) -> None:
         super().__init__()
         features, config = bundle.features, bundle.config.features
-        self.resample = nn.Identity() if config.sample_rate == RATE else Resampler(config.sample_rate)
+        self.resample = (
+            nn.Identity() if config.sample_rate == RATE else Resampler(config.sample_rate)
+        )
         is_kaldi = isinstance(features, KaldiExtractor)
         self.spectrum = FilterbankGraph(features) if is_kaldi else LogPowerGraph(features)
         self.features, self.by_corpus = features, config.normalize == "corpus"
-        self.model = bundle.model
+        self.model, self.steps = bundle.model, bundle.config.model.frontend.steps
         # Of a step: 1 / 50 s of it, both in samples times 50.
-        self.frame, self.step = config.sample_rate, STEPS_PER_SECOND * FRAMES_PER_STEP * config.hop_length
+        self.frame, self.step = (
+            config.sample_rate,
+            STEPS_PER_SECOND * FRAMES_PER_STEP * config.hop_length,
+        )
 
     def forward(self, wave_1N: Tensor) -> Tensor:
         """Map (1, N) to (1, S', V'), with no step where there are too few samples."""
-        feats_1TF = self.spectrum(self.resample(wave_1N))
+        feats_1TF = self.spectrum(self.resample(without_offset(wave_1N)))
         normalize = self.features.normalized if self.by_corpus else normalized_utterance
         feats_1TF = normalize(feats_1TF)
         frames_1 = torch.ones_like(feats_1TF[..., 0]).sum(1).long()
-        steps = self.model.frontend.steps(feats_1TF.shape[1])
+        steps = self.steps(feats_1TF.shape[1])
         # A step of padding more, so that there is always one.
         padded_1TF = pad(feats_1TF, (0, 0, 0, FRAMES_PER_STEP))
         memory_1SD, _ = self.model.encode(padded_1TF, frames_1)
