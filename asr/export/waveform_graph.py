@@ -171,8 +171,11 @@ class WaveformGraph(nn.Module):
         self.resample = (
             nn.Identity() if config.sample_rate == RATE else Resampler(config.sample_rate)
         )
-        is_kaldi = isinstance(features, KaldiExtractor)
-        self.spectrum = FilterbankGraph(features) if is_kaldi else LogPowerGraph(features)
+        self.spectrum = (
+            FilterbankGraph(features)
+            if isinstance(features, KaldiExtractor)
+            else LogPowerGraph(features)
+        )
         self.features, self.by_corpus = features, config.normalize == "corpus"
         self.model, self.steps = bundle.model, bundle.config.model.frontend.steps
         # Of a step: 1 / 50 s of it, both in samples times 50.

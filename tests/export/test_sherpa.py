@@ -27,7 +27,7 @@ from asr.tokenizer import SPECIAL, Tokenizer
 from tests.helpers import RATE, run_cli, speak, tones_recipe
 
 GREEDY = asr.DecodingOptions(method="ctc_greedy", confidence_threshold=0)
-FOREVER = asr.Endpoint(silence_seconds=99, idle_seconds=99, longest_seconds=99)
+FOREVER = asr.Endpoint(silence_seconds=30, idle_seconds=30, longest_seconds=30)
 FBANK = {"kind": "fbank", "sherpa_onnx": True, "n_mels": 24}
 STREAMING = {"chunk": 5, "left_chunks": 3}
 
