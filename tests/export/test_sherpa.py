@@ -149,7 +149,7 @@ def test_the_graph_of_a_waveform_has_the_log_probabilities_of_the_model(
 ) -> None:
     bundle = random_bundle(features, {"n_layers": 1})
     sherpa.export(bundle, tmp_path / "out")
-    waves = noises(4)
+    waves = [wave - wave.mean() for wave in noises(4)]
     waves[2][:5000] = 0  # digital silence stays silence when the mean is taken out
     waves[2] += 0.1 * (waves[2] != 0)
     step = 4 * bundle.config.features.hop_length / 16000
@@ -208,11 +208,8 @@ def test_features_for_sherpa_onnx_are_those_of_kaldi_native_fbank() -> None:
     np.testing.assert_allclose(found, expected + 2 * np.log(2**15), atol=5e-3)
 
 
-@pytest.mark.parametrize("normalize", ["utterance", "corpus"])
-def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(
-    normalize: str, tmp_path: Path
-) -> None:
-    bundle = random_bundle(FBANK | {"normalize": normalize}, {"n_layers": 1, "convolution": 5})
+def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(tmp_path: Path) -> None:
+    bundle = random_bundle(FBANK, {"n_layers": 1, "convolution": 5})
     sherpa.export(bundle, tmp_path / "out")
     recognizer = sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
         model=str(tmp_path / "out/model.onnx"),
@@ -237,8 +234,7 @@ def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(
         np.testing.assert_allclose(row[:n], offline(bundle, wave)[1].numpy(), atol=1e-3)
 
 
-@pytest.mark.parametrize("convolution", [5, None])
-@pytest.mark.parametrize("frontend", ["vgg", "strided"])
+@pytest.mark.parametrize(("convolution", "frontend"), [(5, "vgg"), (None, "strided")])
 def test_a_stream_has_the_text_of_our_streaming_recognizer(
     convolution: int | None, frontend: str, tmp_path: Path
 ) -> None:
@@ -274,10 +270,10 @@ def test_a_stream_has_the_text_of_our_streaming_recognizer(
 
 
 def test_what_sherpa_onnx_cannot_take_is_refused_before_anything_is_written(
-    tmp_path: Path, learned: Path
+    tmp_path: Path, tiny_bundle: Path
 ) -> None:
     (tmp_path / "there").mkdir()
-    result = run_cli("export", learned, "--format", "sherpa", "--out", tmp_path / "there")
+    result = run_cli("export", tiny_bundle, "--format", "sherpa", "--out", tmp_path / "there")
     assert result.returncode == 2 and result.stderr.count("\n") == 1
     assert "already exists" in result.stderr
     fbank = {"kind": "fbank", "normalize": "corpus"}
