@@ -89,7 +89,7 @@ def variants(
 
 def dynamic(source: Path, out: Path) -> Path:
     """Write what onnxruntime makes of a graph without calibration."""
-    from onnxruntime.quantization import quantize_dynamic  # type: ignore[import-untyped]
+    from onnxruntime.quantization import quantize_dynamic
 
     quantize_dynamic(source, out, per_channel=True)
     return out

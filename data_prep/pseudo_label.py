@@ -21,6 +21,7 @@ from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError, DataError
 from asr.evaluation.agreement import DevGuesses, Expected, Guess, Limits, View, digest, views
 from asr.runtime.files import LOCK, read_bytes, read_json, write_text
+from asr.runtime.storage import is_url
 from asr.runtime.tensors import read_metadata
 from asr.schema import FrozenModel
 from asr.transcription.batch import transcribe_all
@@ -61,6 +62,8 @@ class Labels:
         """
         self.bundle, self.out, self.dev = bundle, out, dev
         self.failed: dict[Path, AudioError] = {}
+        if url := next(filter(is_url, recordings), None):
+            raise ConfigError(f"{url}: a training reads recordings often: give files on a disk")
         if "-" in recordings:
             raise ConfigError("- is read once, and a training reads recordings often: give files")
         config = load_bundle_config(bundle)
@@ -70,7 +73,7 @@ class Labels:
         found = [find_tasks(recordings, self._folder(view), "json") for view in self.views]
         own = out.resolve()  # it may be within the recordings, and then holds copies of them
         pairs = zip(*found, strict=True)
-        self.tasks = [p for p in pairs if own not in p[0].recording.resolve().parents]
+        self.tasks = [p for p in pairs if own not in p[0].path.resolve().parents]
         source = Source(
             bundle=str(bundle.resolve()),
             weights=read_metadata(bundle / WEIGHTS),
@@ -119,9 +122,9 @@ class Labels:
 
     def _unusable(self, task: Task) -> str | None:
         """Return the reason why a recording has no decodings."""
-        if error := self.failed.get(task.recording):
+        if error := self.failed.get(task.path):
             return error.code
-        return "in_dev" if task.recording.resolve() in self.dev_files else None
+        return "in_dev" if task.path.resolve() in self.dev_files else None
 
     def decode(
         self, view: View, device: str, jobs: int, on_progress: Callable[[float], object]
@@ -135,7 +138,7 @@ class Labels:
             todo, self.bundle, device, False, changes, jobs, on_progress, speed
         ):
             if isinstance(found, AudioError):
-                self.failed[task.recording] = found
+                self.failed[task.path] = found
                 yield found
 
     def write(self, limits: Limits) -> tuple[Report, float]:
@@ -184,7 +187,7 @@ class Labels:
         """Return the utterance of a recording, without a text; its id is of its path."""
         assert task.out
         name = task.out.relative_to(self._folder(self.views[0])).with_suffix("").as_posix()
-        return Utterance(f"pseudo-{re.sub(_NOT_IN_ID, '_', name)}", task.recording, "", "")
+        return Utterance(f"pseudo-{re.sub(_NOT_IN_ID, '_', name)}", task.path, "", "")
 
     def _playable(
         self, whole: Utterance, labels: list[Utterance], left_out: list[LeftOut]
@@ -208,7 +211,7 @@ def _is_done(task: Task) -> bool:
     """Return whether a recording has a decoding that is not older."""
     if not (task.is_done and task.out):
         return False
-    recording = task.recording
+    recording = task.path
     return not recording.exists() or task.out.stat().st_mtime >= recording.stat().st_mtime
 
 

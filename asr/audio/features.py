@@ -21,8 +21,9 @@ _DYNAMIC_RANGE = 1e-8
 _TINY_POWER = 1e-20
 # Features whose standard deviation is below this are constant but for rounding errors (speech has
 # about 4, a single impulse 1e-6): dividing by less would only amplify the errors.
-_MIN_STD = 1e-3
-_KALDI_SCALE = 2.0**15  # Kaldi computes with 16-bit samples
+MIN_STD = 1e-3
+KALDI_SCALE = 2.0**15  # Kaldi computes with 16-bit samples
+_SHERPA_GAP_HZ = 400  # between its highest mel bin and half the sample rate
 
 
 class _Framing(FrozenModel):
@@ -68,6 +69,19 @@ class _Framing(FrozenModel):
         return self
 
 
+def log_of_power(power: Tensor) -> Tensor:
+    """Return the natural logarithm of an utterance's power relative to its largest, 80 dB deep."""
+    peak = power.max()
+    floor = (_DYNAMIC_RANGE * peak).clamp(min=_TINY_POWER)
+    return torch.log(power.maximum(floor)) - torch.log(peak.clamp(min=_TINY_POWER))
+
+
+def normalized_utterance(feats_TF: Tensor) -> Tensor:
+    """Return an utterance's features with mean 0 and standard deviation 1 over all of its bins."""
+    std, mean = torch.std_mean(feats_TF, correction=0)
+    return (feats_TF - mean) / std.clamp(min=MIN_STD)
+
+
 class FeatureExtractor(nn.Module):
     """Log power features of one utterance at a time (Cahyawijaya 2021, section 4.1).
 
@@ -99,8 +113,7 @@ class FeatureExtractor(nn.Module):
         feats_TF = self.log_power(wave_N)
         if self.config.normalize == "corpus":
             return self.normalized(feats_TF)
-        std, mean = torch.std_mean(feats_TF, correction=0)
-        return (feats_TF - mean) / std.clamp(min=_MIN_STD)
+        return normalized_utterance(feats_TF)
 
     def normalized(self, feats_TF: Tensor) -> Tensor:
         """Return features with the corpus's statistics taken out."""
@@ -111,10 +124,7 @@ class FeatureExtractor(nn.Module):
 
         (samples,) -> (1 + samples // hop_length, freq), not normalized; independent of the gain.
         """
-        power_TF = self.power(wave_N)
-        peak = power_TF.max()
-        floor = (_DYNAMIC_RANGE * peak).clamp(min=_TINY_POWER)
-        return torch.log(power_TF.maximum(floor)) - torch.log(peak.clamp(min=_TINY_POWER))
+        return log_of_power(self.power(wave_N))
 
     def power(self, wave_N: Tensor) -> Tensor:
         """Return the power or mel spectrogram (time, freq) of the waveform at a peak of 1."""
@@ -155,7 +165,7 @@ class FeatureExtractor(nn.Module):
         mean_F = total_F / count
         variance_F = (squares_F / count - mean_F.square()).clamp(min=0)
         self.mean_F.copy_(mean_F)
-        self.std_F.copy_(variance_F.sqrt().clamp(min=_MIN_STD))
+        self.std_F.copy_(variance_F.sqrt().clamp(min=MIN_STD))
 
 
 class KaldiExtractor(FeatureExtractor):
@@ -163,8 +173,9 @@ class KaldiExtractor(FeatureExtractor):
 
     mel_FM: Tensor
 
-    def __init__(self, config: _Framing, mel_FM: Tensor) -> None:
+    def __init__(self, config: "FbankConfig", mel_FM: Tensor) -> None:
         super().__init__(config, mel_FM)
+        self.floor = config.floor
         self.register_buffer("window", kaldi.povey_window(config.n_fft), persistent=False)
 
     def log_power(self, wave_N: Tensor) -> Tensor:
@@ -182,10 +193,10 @@ class KaldiExtractor(FeatureExtractor):
         """Return log-mel energies of at least a window; without edges only of whole windows."""
         hop = self.config.hop_length
         with torch.autocast(wave_N.device.type, enabled=False):
-            wave_N = wave_N * _KALDI_SCALE
+            wave_N = wave_N * KALDI_SCALE
             if has_edges:
                 wave_N = kaldi.mirrored(wave_N, self.config.n_fft, hop)
-            return kaldi.fbank(wave_N, self.window, self.mel_FM, hop)
+            return kaldi.fbank(wave_N, self.window, self.mel_FM, hop, self.floor)
 
 
 class SpectrogramConfig(_Framing):
@@ -243,10 +254,18 @@ class LogMelConfig(_MelConfig):
 class FbankConfig(_MelConfig):
     """Mel bins as Kaldi computes them: HTK's scale, Povey's window, pre-emphasis 0.97, no dither.
 
-    Their level follows the recording's; `normalize: utterance` removes it.
+    Their level follows the recording's; `normalize: utterance` removes it. With `sherpa_onnx` they
+    are what sherpa-onnx computes: of frequencies up to 400 Hz below half the sample rate, cut off
+    at Kaldi's least energy of samples from -1 to 1, which is 128 of 16-bit samples.
     """
 
     kind: Literal["fbank"] = "fbank"
+    sherpa_onnx: bool = False
+
+    @property
+    def floor(self) -> float:
+        """Return the least energy of 16-bit samples."""
+        return kaldi.FLOOR * (KALDI_SCALE**2 if self.sherpa_onnx else 1)
 
     @property
     def streaming_problem(self) -> str | None:
@@ -263,7 +282,8 @@ class FbankConfig(_MelConfig):
         return KaldiExtractor(self, self._filters())
 
     def _filters(self) -> Tensor:
-        return kaldi.mel_filters(self.sample_rate, self.n_fft, self.n_mels)
+        high_hz = self.sample_rate / 2 - (_SHERPA_GAP_HZ if self.sherpa_onnx else 0)
+        return kaldi.mel_filters(self.sample_rate, self.n_fft, self.n_mels, high_hz)
 
 
 FeaturesConfig = Annotated[

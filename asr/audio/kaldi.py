@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 _LOW_HZ = 20.0  # below, Kaldi ignores the spectrum
-_PREEMPHASIS = 0.97
-_FLOOR = torch.finfo(torch.float32).eps  # of an energy of 16-bit samples
+PREEMPHASIS = 0.97
+FLOOR = torch.finfo(torch.float32).eps  # of an energy of 16-bit samples
 _POVEY = 0.85  # power of a Hann window
 
 
@@ -21,14 +21,14 @@ def povey_window(n_window: int) -> Tensor:
     return (0.5 - 0.5 * phase_W.cos()).clamp(min=0) ** _POVEY
 
 
-def mel_filters(sample_rate: int, n_window: int, n_mels: int) -> Tensor:
-    """Return the weights (bins, mel bins): triangles in mels, of a height of one.
+def mel_filters(sample_rate: int, n_window: int, n_mels: int, high_hz: float) -> Tensor:
+    """Return the weights (bins, mel bins): triangles in mels up to `high_hz`, of a height of one.
 
     The bins are those of a window zero-padded to a power of two. The scale is HTK's.
     """
-    n_fft = _padded(n_window)
+    n_fft = padded(n_window)
     bins_F = _mels(np.arange(n_fft // 2 + 1) * (sample_rate / n_fft))
-    edges = np.linspace(_mels(_LOW_HZ), _mels(sample_rate / 2), n_mels + 2)
+    edges = np.linspace(_mels(_LOW_HZ), _mels(high_hz), n_mels + 2)
     low_M, center_M, high_M = edges[:-2], edges[1:-1], edges[2:]
     rising_FM = (bins_F[:, None] - low_M) / (center_M - low_M)
     falling_FM = (high_M - bins_F[:, None]) / (high_M - center_M)
@@ -50,21 +50,23 @@ def mirrored(wave_N: Tensor, n_window: int, hop: int) -> Tensor:
     return padded[: (n_frames - 1) * hop + n_window]
 
 
-def fbank(wave_N: Tensor, window_W: Tensor, mel_FM: Tensor, hop: int) -> Tensor:
+def fbank(
+    wave_N: Tensor, window_W: Tensor, mel_FM: Tensor, hop: int, floor: float = FLOOR
+) -> Tensor:
     """Return log energies (frames, mel bins) of all whole windows of 16-bit samples (samples,)."""
     n_window = len(window_W)
     frames_TW = wave_N.unfold(0, n_window, hop)
     frames_TW = frames_TW - frames_TW.mean(1, keepdim=True)
     earlier_TW = torch.cat((frames_TW[:, :1], frames_TW[:, :-1]), 1)
-    frames_TW = (frames_TW - _PREEMPHASIS * earlier_TW) * window_W
-    n_zeros = _padded(n_window) - n_window
+    frames_TW = (frames_TW - PREEMPHASIS * earlier_TW) * window_W
+    n_zeros = padded(n_window) - n_window
     spectrum_TF = torch.fft.rfft(nn.functional.pad(frames_TW, (0, n_zeros)))
     power_TF = spectrum_TF.real.square() + spectrum_TF.imag.square()
     energies_TM: Tensor = power_TF @ mel_FM
-    return energies_TM.clamp(min=_FLOOR).log()
+    return energies_TM.clamp(min=floor).log()
 
 
-def _padded(n_window: int) -> int:
+def padded(n_window: int) -> int:
     """Return the power of two that holds a window."""
     return 1 << (n_window - 1).bit_length()
 

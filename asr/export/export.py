@@ -66,7 +66,7 @@ def export(
     """
     if kind not in _KINDS:
         raise ConfigError(
-            f"--format {kind}: only onnx and torch can be exported; --int8 makes 8 bits of an onnx"
+            f"--format {kind}: give onnx, torch, sherpa or html; --int8 makes 8 bits of an onnx"
         )
     if kind == "onnx" and not all(map(find_spec, ("onnxscript", "onnxruntime"))):
         raise ConfigError(

@@ -237,7 +237,7 @@ class _Writer:
             self._made[name] = numpy_helper.from_array(np.asarray(value), name)
         return name
 
-    def _add(self, kind: str, inputs: Sequence[str | None], output: str, **options: int) -> None:
+    def _add(self, kind: str, inputs: Sequence[str], output: str, **options: Any) -> None:
         from onnx import helper
 
         self._nodes.append(helper.make_node(kind, inputs, [output], **options))

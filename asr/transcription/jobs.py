@@ -34,6 +34,12 @@ class Task:
     is_stdin: bool = False
 
     @property
+    def path(self) -> Path:
+        """Return the recording's path, which is on this machine."""
+        assert isinstance(self.recording, Path), "it is at a URL"
+        return self.recording
+
+    @property
     def source(self) -> Path | RemoteFile | BinaryIO:
         """Return the recording's path, or standard input."""
         return stdin_copy() if self.is_stdin else self.recording

@@ -1,0 +1,35 @@
+"""Columns of CTC log-probabilities as sherpa-onnx wants them, and the symbols of these columns.
+
+Legend: B utterances, S steps, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from asr.decoding.ctc_prefix import BLANK
+from asr.tokenizer import SPECIAL, Tokenizer
+
+_BLANK = "<blk>"
+# A table of symbols of bytes up to this one only, with it among them, is read as coded bytes.
+_LAST_BYTE_CODE = 0xC6
+_NO_CODE = "～"
+
+
+def without_special(logits_BSV: Tensor) -> Tensor:
+    """Return the log-probabilities (B, S, V - 3) of the blank, as column 0, and of what is said."""
+    logp_BSV = logits_BSV.log_softmax(-1)
+    return torch.cat((logp_BSV[..., BLANK : BLANK + 1], logp_BSV[..., len(SPECIAL) :]), -1)
+
+
+def first(x: Tensor, n: int) -> Tensor:
+    """Return the first n along axis 1; a slice would make torch prove that there are as many."""
+    return x[:, torch.arange(n, device=x.device)]
+
+
+def symbol_table(tokenizer: Tokenizer) -> str:
+    """Return the lines of `tokens.txt`: a symbol and its column, ▁ for a space."""
+    symbols = [_BLANK, *tokenizer.tokens()[len(SPECIAL) :]]
+    last = max("".join(symbols).replace("▁", "").encode())
+    if last == _LAST_BYTE_CODE:
+        symbols.append(_NO_CODE)
+    return "".join(f"{symbol} {column}\n" for column, symbol in enumerate(symbols))

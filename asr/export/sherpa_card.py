@@ -1,0 +1,185 @@
+"""Words for the folder of `asr export --format sherpa`: the calls that load the model."""
+
+from string import Template
+
+from asr.config import Config
+
+_KINDS = {
+    # Fields of the configuration in Python (a function), C and Kotlin (with its class), and Node.
+    "omnilingual": (
+        "from_omnilingual_asr_ctc", "omnilingual", "OfflineOmnilingualAsrCtcModelConfig",
+        "omnilingual",
+    ),
+    "zipformer_ctc": (
+        "from_zipformer_ctc", "zipformer_ctc", "OfflineZipformerCtcModelConfig", "zipformerCtc",
+    ),
+    "zipformer2_ctc": (
+        "from_zipformer2_ctc", "zipformer2_ctc", "OnlineZipformer2CtcModelConfig", "zipformer2Ctc",
+    ),
+}  # fmt: skip
+
+
+def card(kind: str, config: Config) -> str:
+    """Return the README of an exported model."""
+    function, field, kotlin, node = _KINDS[kind]
+    features = config.features
+    rate = 16000 if kind == "omnilingual" else features.sample_rate
+    bins = 80 if kind == "omnilingual" else features.n_freqs
+    arguments = "" if kind == "omnilingual" else f",\n    sample_rate={rate}, feature_dim={bins}"
+    text = _STREAM if kind == "zipformer2_ctc" else _RECORDING
+    calls = Template(text).substitute(
+        function=function, field=field, kotlin=kotlin, node=node, rate=rate, bins=bins,
+        arguments=arguments,
+    )  # fmt: skip
+    return _HEAD + _NOTES[kind] + calls
+
+
+_HEAD = """# A speech recognizer for sherpa-onnx
+
+Written by `asr export --format sherpa` of lrt-asr: `model.onnx` (float32), `tokens.txt`.
+sherpa-onnx decodes it greedily by CTC, without the decoder and the language model of the bundle.
+Samples are mono, from -1 to 1; sherpa-onnx converts their rate. A space may begin a text.
+Tried in the versions 2.0.1 (Python) and 1.13.8 (Node); the calls in C and Kotlin were read in its
+sources and not run.
+
+"""
+
+_NOTES = {
+    "omnilingual": """Its kind is `omnilingual`: the graph takes the waveform, and computes the
+features of the bundle. sherpa-onnx takes the mean out of the waveform, so that a recording with an
+offset may get another text than `asr transcribe` writes. One utterance is decoded at a time.
+""",
+    "zipformer_ctc": """Its kind is `zipformer_ctc`, for utterances, several at a time
+(`decode_streams`).
+""",
+    "zipformer2_ctc": """Its kind is the online `zipformer2_ctc`, for streams, several at a time
+(`decode_streams`). The length of a chunk is fixed. At the end of a stream add a second of silence:
+the last chunk must be full.
+""",
+}
+
+_RECORDING = """
+Python (`pip install sherpa-onnx`):
+
+```python
+import sherpa_onnx
+recognizer = sherpa_onnx.OfflineRecognizer.$function(
+    model="model.onnx", tokens="tokens.txt"$arguments)
+stream = recognizer.create_stream()
+stream.accept_waveform(sample_rate, samples)
+recognizer.decode_stream(stream)
+print(stream.result.text, stream.result.timestamps)
+```
+
+C:
+
+```c
+SherpaOnnxOfflineRecognizerConfig config;
+memset(&config, 0, sizeof(config));
+config.feat_config.sample_rate = $rate;
+config.feat_config.feature_dim = $bins;
+config.decoding_method = "greedy_search";
+config.model_config.num_threads = 1;
+config.model_config.provider = "cpu";
+config.model_config.tokens = "tokens.txt";
+config.model_config.$field.model = "model.onnx";
+const SherpaOnnxOfflineRecognizer *recognizer = SherpaOnnxCreateOfflineRecognizer(&config);
+const SherpaOnnxOfflineStream *stream = SherpaOnnxCreateOfflineStream(recognizer);
+SherpaOnnxAcceptWaveformOffline(stream, sample_rate, samples, n_samples);
+SherpaOnnxDecodeOfflineStream(recognizer, stream);
+const SherpaOnnxOfflineRecognizerResult *result = SherpaOnnxGetOfflineStreamResult(stream);
+puts(result->text);
+```
+
+Android (Kotlin; both files in the assets of the app):
+
+```kotlin
+val config = OfflineRecognizerConfig(
+    featConfig = FeatureConfig(sampleRate = $rate, featureDim = $bins),
+    modelConfig = OfflineModelConfig(
+        $node = $kotlin(model = "model.onnx"), tokens = "tokens.txt"))
+val recognizer = OfflineRecognizer(assetManager = application.assets, config = config)
+val stream = recognizer.createStream()
+stream.acceptWaveform(samples, sampleRate)
+recognizer.decode(stream)
+println(recognizer.getResult(stream).text)
+```
+
+Node (`npm install sherpa-onnx`, WebAssembly):
+
+```js
+const sherpa = require('sherpa-onnx');
+const recognizer = sherpa.createOfflineRecognizer({
+  featConfig: {sampleRate: $rate, featureDim: $bins},
+  modelConfig: {$node: {model: 'model.onnx'}, tokens: 'tokens.txt'},
+});
+const stream = recognizer.createStream();
+stream.acceptWaveform(sampleRate, samples);
+recognizer.decode(stream);
+console.log(recognizer.getResult(stream).text);
+```
+"""
+
+_STREAM = """
+Python (`pip install sherpa-onnx`):
+
+```python
+import sherpa_onnx
+recognizer = sherpa_onnx.OnlineRecognizer.$function(
+    model="model.onnx", tokens="tokens.txt"$arguments)
+stream = recognizer.create_stream()
+for samples in blocks:
+    stream.accept_waveform(sample_rate, samples)
+    while recognizer.is_ready(stream):
+        recognizer.decode_stream(stream)
+    print(recognizer.get_result(stream))
+```
+
+C:
+
+```c
+SherpaOnnxOnlineRecognizerConfig config;
+memset(&config, 0, sizeof(config));
+config.feat_config.sample_rate = $rate;
+config.feat_config.feature_dim = $bins;
+config.decoding_method = "greedy_search";
+config.model_config.num_threads = 1;
+config.model_config.provider = "cpu";
+config.model_config.tokens = "tokens.txt";
+config.model_config.$field.model = "model.onnx";
+const SherpaOnnxOnlineRecognizer *recognizer = SherpaOnnxCreateOnlineRecognizer(&config);
+const SherpaOnnxOnlineStream *stream = SherpaOnnxCreateOnlineStream(recognizer);
+SherpaOnnxOnlineStreamAcceptWaveform(stream, sample_rate, samples, n_samples);  /* each block */
+while (SherpaOnnxIsOnlineStreamReady(recognizer, stream))
+  SherpaOnnxDecodeOnlineStream(recognizer, stream);
+puts(SherpaOnnxGetOnlineStreamResult(recognizer, stream)->text);
+```
+
+Android (Kotlin; both files in the assets of the app):
+
+```kotlin
+val config = OnlineRecognizerConfig(
+    featConfig = FeatureConfig(sampleRate = $rate, featureDim = $bins),
+    modelConfig = OnlineModelConfig(
+        $node = $kotlin(model = "model.onnx"), tokens = "tokens.txt"))
+val recognizer = OnlineRecognizer(assetManager = application.assets, config = config)
+val stream = recognizer.createStream()
+stream.acceptWaveform(samples, sampleRate)  // each block
+while (recognizer.isReady(stream)) recognizer.decode(stream)
+println(recognizer.getResult(stream).text)
+```
+
+Node (`npm install sherpa-onnx`, WebAssembly):
+
+```js
+const sherpa = require('sherpa-onnx');
+const recognizer = sherpa.createOnlineRecognizer({
+  featConfig: {sampleRate: $rate, featureDim: $bins},
+  modelConfig: {$node: {model: 'model.onnx'}, tokens: 'tokens.txt'},
+});
+const stream = recognizer.createStream();
+stream.acceptWaveform(sampleRate, samples);  // each block
+while (recognizer.isReady(stream)) recognizer.decode(stream);
+console.log(recognizer.getResult(stream).text);
+```
+"""

@@ -1,0 +1,342 @@
+"""Run exported folders in sherpa-onnx itself, and compare texts and log-probabilities with ours."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kaldi_native_fbank as knf
+import numpy as np
+import pytest
+import sherpa_onnx
+import soxr
+import torch
+from torch import Tensor
+
+import asr
+from asr.audio.features import FbankConfig
+from asr.bundle import Bundle
+from asr.config import Config
+from asr.errors import AsrError, ConfigError
+from asr.export import sherpa
+from asr.export.columns import symbol_table
+from asr.export.waveform_graph import Resampler, without_offset
+from asr.tokenizer import SPECIAL, Tokenizer
+from tests.helpers import RATE, run_cli, speak, tones_recipe
+
+GREEDY = asr.DecodingOptions(method="ctc_greedy", confidence_threshold=0)
+FOREVER = asr.Endpoint(silence_seconds=30, idle_seconds=30, longest_seconds=30)
+FBANK = {"kind": "fbank", "sherpa_onnx": True, "n_mels": 24}
+STREAMING = {"chunk": 5, "left_chunks": 3}
+
+
+def random_bundle(features: dict[str, Any], encoder: dict[str, Any]) -> Bundle:
+    """A bundle whose weights are far from uniform, so that texts differ."""
+    torch.manual_seed(3)
+    recipe = tones_recipe(Path("none"))
+    recipe["features"] = features
+    recipe["model"]["encoder"] = encoder
+    config = Config.model_validate(recipe)
+    bundle = Bundle.create(config, Tokenizer.train(["一二三四五", "五四三二一"], config.tokenizer))
+    with torch.no_grad():
+        for parameter in bundle.model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+        if features.get("normalize") == "corpus":
+            bundle.features.mean_F += 12
+            bundle.features.std_F += 2
+    bundle.parts.eval()
+    return bundle
+
+
+def noises(n: int, rate: int = 16000) -> list[np.ndarray]:
+    """Colored noise whose level changes twenty times a second, of 1 to 3 seconds."""
+    rng, waves = np.random.default_rng(5), []
+    for i in range(n):
+        size = rate + i * 2 * rate // n
+        levels = np.repeat(rng.uniform(0, 0.3, 20 * size // rate + 1), rate // 20)[:size]
+        colored = np.convolve(rng.normal(size=size) * levels, rng.normal(size=9) / 3, "same")
+        waves.append(colored.clip(-0.99, 0.99).astype(np.float32))
+    return waves
+
+
+def offline(bundle: Bundle, wave: np.ndarray) -> tuple[str, Tensor]:
+    """The greedy text of an utterance, and the log-probabilities without special tokens."""
+    with torch.no_grad():
+        feats = bundle.features(torch.from_numpy(wave))
+        memory, _ = bundle.model.encode(feats[None], torch.tensor([len(feats)]))
+        assert bundle.model.ctc_head
+        logp = bundle.model.ctc_head(memory).log_softmax(-1)[0]
+    logp = logp[:, [0, *range(len(SPECIAL), logp.shape[1])]]
+    path = torch.unique_consecutive(logp.argmax(1))
+    tokens = [t + len(SPECIAL) - 1 for t in path.tolist() if t]
+    return bundle.tokenizer.decode(tokens), logp
+
+
+def as_sherpa_feeds(wave: np.ndarray) -> np.ndarray:
+    """Mean 0 and variance 1, as for every `omnilingual` model."""
+    return ((wave - wave.mean()) / np.sqrt(wave.var() + 1e-5)).astype(np.float32)[None]
+
+
+def run_onnx(folder: Path, *inputs: np.ndarray) -> list[np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    names = [port.name for port in session.get_inputs()]
+    found: list[np.ndarray] = session.run(None, dict(zip(names, inputs, strict=True)))
+    return found
+
+
+def recognize(recognizer: Any, waves: list[np.ndarray], rate: int = 16000) -> list[Any]:
+    streams = []
+    for wave in waves:
+        streams.append(recognizer.create_stream())
+        streams[-1].accept_waveform(rate, wave)
+    recognizer.decode_streams(streams)
+    return [stream.result for stream in streams]
+
+
+def omnilingual(folder: Path) -> Any:
+    return sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(
+        model=str(folder / "model.onnx"), tokens=str(folder / "tokens.txt")
+    )
+
+
+@pytest.fixture(scope="module")
+def of_tones(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle that has learned tones of 8 kHz, exported by the command line."""
+    folder = tmp_path_factory.mktemp("sherpa") / "tones"
+    result = run_cli("export", learned, "--format", "sherpa", "--out", folder)
+    assert result.returncode == 0, result.stderr
+    assert "allowed 0.001" in result.stdout
+    assert {p.name for p in folder.iterdir()} == {"model.onnx", "tokens.txt", "README.md"}
+    assert [p.name for p in folder.parent.iterdir()] == ["tones"]
+    return folder
+
+
+TEXTS = ["".join(np.random.default_rng(i).choice(list("一二三四五"), 5)) for i in range(20)]
+
+
+def test_a_bundle_of_8_khz_writes_its_texts_and_times_in_sherpa_onnx(
+    learned: Path, of_tones: Path
+) -> None:
+    waves = [speak(text, 50 + i) for i, text in enumerate(TEXTS)]
+    results = recognize(omnilingual(of_tones), waves, RATE)
+    bundle = Bundle.load(learned)
+    bundle.parts.eval()
+    ours = [offline(bundle, wave)[0] for wave in waves]
+    assert [r.text for r in results] == ours
+    assert sum(a == b for a, b in zip(ours, TEXTS, strict=True)) >= 15
+    for result in results:  # a tone lasts 0.12 s
+        places = (np.array(result.timestamps) - 0.02) / 0.12
+        assert np.abs(places - np.arange(len(places))).max() < 0.9
+        assert max(result.timestamps) < len(waves[0]) / RATE
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"kind": "spectrogram"},
+        {"kind": "log_mel", "n_mels": 24, "hop_ms": 20, "normalize": "corpus"},
+        {"kind": "fbank", "n_mels": 24, "hop_ms": 12.5},
+    ],
+    ids=lambda f: f["kind"],
+)
+def test_the_graph_of_a_waveform_has_the_log_probabilities_of_the_model(
+    features: dict[str, Any], tmp_path: Path
+) -> None:
+    bundle = random_bundle(features, {"n_layers": 1})
+    sherpa.export(bundle, tmp_path / "out")
+    waves = [wave - wave.mean() for wave in noises(4)]
+    waves[2][:5000] = 0  # digital silence stays silence when the mean is taken out
+    waves[2] += 0.1 * (waves[2] != 0)
+    step = 4 * bundle.config.features.hop_length / 16000
+    for wave in waves:
+        text, wanted = offline(bundle, wave)
+        (found,) = run_onnx(tmp_path / "out", as_sherpa_feeds(wave))[0]
+        steps = (np.arange(len(found)) * 0.02 / step + 1e-9).astype(int)
+        assert len(found) == int(np.ceil(len(wanted) * step / 0.02 - 1e-9)) and text
+        np.testing.assert_allclose(found, wanted[steps].numpy(), atol=1e-3)
+    results = recognize(omnilingual(tmp_path / "out"), waves)
+    assert [r.text for r in results] == [offline(bundle, w)[0] for w in waves]
+
+
+def test_silence_and_what_is_shorter_than_a_step_are_no_error(of_tones: Path) -> None:
+    for n, value in ((16000, 0.0), (16000, 0.2), (1, 0.5), (100, 0.0), (700, 0.1)):
+        wave = np.full(n, value, np.float32)
+        (found,) = run_onnx(of_tones, as_sherpa_feeds(wave))
+        assert np.isfinite(found).all() and (found.shape[1] > 0) == (n == 16000)
+    assert [r.text for r in recognize(omnilingual(of_tones), [np.zeros(8000, "f4")])] == [""]
+
+
+def test_digital_silence_is_zero_again_and_noise_stays() -> None:
+    rng = np.random.default_rng(0)
+    speech = torch.from_numpy(0.1 + rng.normal(size=(1, 9000)))
+    silent = torch.cat((torch.zeros(1, 1000), speech), 1)
+    torch.testing.assert_close(without_offset(silent * 3 - 0.7), silent * 3)
+    torch.testing.assert_close(without_offset(silent.flip(1) * 3 - 0.7), silent.flip(1) * 3)
+    assert torch.equal(without_offset(speech), speech)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 12000])
+def test_resampling_equals_soxr_below_the_lower_band(rate: int) -> None:
+    t = np.arange(16000) / 16000
+    wave = sum(np.sin(2 * np.pi * f * t + f) for f in (37, 910, 0.4 * rate)) / 3
+    found = Resampler(rate)(torch.from_numpy(wave.astype(np.float32))[None])[0].numpy()
+    assert len(found) == rate
+    expected = soxr.resample(wave, 16000, rate)
+    middle = slice(rate // 10, -rate // 10)
+    np.testing.assert_allclose(found[middle], expected[middle], atol=2e-3)
+    above = np.sin(2 * np.pi * 0.55 * rate * t).astype(np.float32)
+    assert Resampler(rate)(torch.from_numpy(above)[None])[0][middle].abs().max() < 2e-3
+
+
+def test_features_for_sherpa_onnx_are_those_of_kaldi_native_fbank() -> None:
+    wave = noises(1)[0]
+    wave[4000:9000] = 0
+    options = knf.FbankOptions()
+    options.frame_opts.dither = 0
+    options.frame_opts.snip_edges = False
+    options.mel_opts.num_bins, options.mel_opts.high_freq = 80, -400
+    fbank = knf.OnlineFbank(options)
+    fbank.accept_waveform(16000, wave.tolist())
+    fbank.input_finished()
+    expected = np.stack([fbank.get_frame(i) for i in range(fbank.num_frames_ready)])
+    found = FbankConfig(sherpa_onnx=True).build().log_power(torch.from_numpy(wave)).numpy()
+    np.testing.assert_allclose(found, expected + 2 * np.log(2**15), atol=5e-3)
+
+
+def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(tmp_path: Path) -> None:
+    bundle = random_bundle(FBANK, {"n_layers": 1, "convolution": 5})
+    sherpa.export(bundle, tmp_path / "out")
+    recognizer = sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
+        model=str(tmp_path / "out/model.onnx"),
+        tokens=str(tmp_path / "out/tokens.txt"),
+        feature_dim=24,
+    )
+    waves = noises(20)
+    results = recognize(recognizer, waves)
+    ours = [offline(bundle, wave)[0] for wave in waves]
+    assert [r.text for r in results] == ours and len(set(ours)) > 3
+    recognize(recognizer, [np.zeros(480, "f4"), np.zeros(16000, "f4")])
+    feats = [
+        bundle.features.log_power(torch.from_numpy(w)).numpy() - 2 * np.log(2**15)
+        for w in waves[:3]
+    ]
+    longest = max(map(len, feats))
+    batch = np.stack(
+        [np.pad(f, ((0, longest - len(f)), (0, 0)), constant_values=-23) for f in feats]
+    )
+    found, steps = run_onnx(tmp_path / "out", batch, np.array([len(f) for f in feats]))
+    for row, n, wave in zip(found, steps, waves, strict=False):
+        np.testing.assert_allclose(row[:n], offline(bundle, wave)[1].numpy(), atol=1e-3)
+
+
+@pytest.mark.parametrize(("convolution", "frontend"), [(5, "vgg"), (None, "strided")])
+def test_a_stream_has_the_text_of_our_streaming_recognizer(
+    convolution: int | None, frontend: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    encoder = {"n_layers": 2, "convolution": convolution, "streaming": STREAMING}
+    bundle = random_bundle(FBANK | {"normalize": "corpus"}, encoder)
+    if frontend == "strided":
+        values = bundle.config.model_dump()
+        values["model"]["frontend"] = {"kind": "strided", "channels": [4, 8]}
+        bundle = Bundle.create(Config.model_validate(values), bundle.tokenizer)
+        bundle.parts.eval()
+    bundle.save(tmp_path / "bundle", "")
+    sherpa.export(bundle, tmp_path / "out")
+    recognizer = sherpa_onnx.OnlineRecognizer.from_zipformer2_ctc(
+        model=str(tmp_path / "out/model.onnx"),
+        tokens=str(tmp_path / "out/tokens.txt"),
+        feature_dim=24,
+    )
+    ours, waves = asr.load(tmp_path / "bundle", "cpu"), noises(6)
+    streams = [recognizer.create_stream() for _ in waves]
+    while any(len(wave) for wave in waves):
+        for stream, wave in zip(streams, waves, strict=True):
+            stream.accept_waveform(16000, wave[:1600])
+        while ready := [s for s in streams if recognizer.is_ready(s)]:
+            recognizer.decode_streams(ready)
+        waves = [wave[1600:] for wave in waves]
+    texts = [recognizer.get_result(stream) for stream in streams]
+    for wave, text in zip(noises(6), texts, strict=True):
+        results = ours.stream([wave], GREEDY, endpoint=FOREVER)
+        whole = "".join(result.text for result in results if result.is_final)
+        # The last chunk, which is not full, is ours alone.
+        assert whole.startswith(text) and len(whole) - len(text) <= 2 * STREAMING["chunk"]
+    assert any(texts)
+
+
+def test_what_sherpa_onnx_cannot_take_is_refused_before_anything_is_written(
+    tmp_path: Path, tiny_bundle: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    result = run_cli("export", tiny_bundle, "--format", "sherpa", "--out", tmp_path / "there")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "already exists" in result.stderr
+    fbank = {"kind": "fbank", "normalize": "corpus"}
+    for features, encoder, words in (
+        ({"kind": "log_mel"}, {"attention": {"kind": "fnet"}}, "kind: fnet cannot be exported"),
+        (fbank, {}, "level of fbank features"),
+        (fbank, {"streaming": STREAMING}, "features.sherpa_onnx: true"),
+        ({"kind": "log_mel", "sample_rate": 44100}, {}, "44100 cannot be made of the 16000 Hz"),
+        ({"kind": "log_mel", "hop_ms": 2.5}, {}, "hop_ms: 2.5 makes more"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            sherpa.export(random_bundle(features, encoder), tmp_path / "out")
+    recipe = tones_recipe(tmp_path)
+    recipe["model"]["ctc_weight"] = 0
+    recipe["decoding"]["ctc_weight"] = 0
+    with pytest.raises(ConfigError, match="by a CTC head, and this model has none"):
+        sherpa.kind_of(Config.model_validate(recipe))
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_graph_that_differs_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = random_bundle({"kind": "log_mel", "n_mels": 24}, {"n_layers": 1})
+    right = sherpa.opened
+    monkeypatch.setattr(sherpa, "opened", lambda path: lambda *x: [right(path)(*x)[0] + 2e-3])
+    with pytest.raises(AsrError, match=r"differs from the model by \S+e-03"):
+        sherpa.export(bundle, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_symbols_are_read_as_they_are() -> None:
+    recipe = tones_recipe(Path("none"))
+    tokens = Tokenizer.train(["ƠƯ ƠƯ5"], Config.model_validate(recipe).tokenizer)
+    lines = symbol_table(tokens).splitlines()
+    assert lines[0] == "<blk> 0" and {line.split(" ")[0] for line in lines[1:5]} == set("▁ƠƯ5")
+    assert max("".join(lines).replace("▁", "").encode()) != 0xC6  # coded bytes otherwise
+
+
+NODE = """
+const sherpa = require('sherpa-onnx');
+const [folder, samples] = process.argv.slice(2);
+const recognizer = sherpa.createOfflineRecognizer({
+  modelConfig: {omnilingual: {model: folder + '/model.onnx'}, tokens: folder + '/tokens.txt'},
+});
+const found = [];
+for (const wave of JSON.parse(require('fs').readFileSync(samples))) {
+  const stream = recognizer.createStream();
+  stream.acceptWaveform(8000, Float32Array.from(wave));
+  recognizer.decode(stream);
+  found.push(recognizer.getResult(stream).text);
+}
+console.log('found ' + JSON.stringify(found));
+"""
+
+
+def test_the_same_folder_runs_in_node(of_tones: Path, tmp_path: Path) -> None:
+    modules = os.environ.get("NODE_PATH", "")
+    if not shutil.which("node") or not (Path(modules) / "sherpa-onnx").is_dir():
+        pytest.skip("needs the npm package sherpa-onnx in a folder that NODE_PATH names")
+    waves = [speak(text, 50 + i) for i, text in enumerate(TEXTS)]
+    (tmp_path / "waves.json").write_text(json.dumps([wave.tolist() for wave in waves]))
+    command = ["node", "-e", NODE, str(of_tones), str(tmp_path / "waves.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (line,) = (x for x in done.stdout.splitlines() if x.startswith("found "))
+    expected = [r.text for r in recognize(omnilingual(of_tones), waves, RATE)]
+    assert json.loads(line.removeprefix("found ")) == expected
