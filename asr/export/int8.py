@@ -185,8 +185,9 @@ class _Writer:
             node.input[0], node.output[0] = source, self._bytes[name]
             self._nodes.append(node)
         else:
-            zero = self._constant("zero.bytes", np.uint8(0))
-            self._add("Where", [self._mask(node), source, zero], self._bytes[name])
+            mask, zero = self._mask(node), self._constant("zero.bytes", np.uint8(0))
+            assert mask is not None, "a step is a pooling, a mask or a ReLU"
+            self._add("Where", [mask, source, zero], self._bytes[name])
 
     def _write_table(self, node: Any) -> None:
         """Write an embedding: rows of bytes times the scales of rows."""
