@@ -14,7 +14,6 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import from_json
 
-from asr.decoding.hotwords import of_request
 from serve.errors import ApiError, quoted, unknown_model
 from serve.middleware.limits import Load
 from serve.routes.g711 import as_pcm
@@ -192,7 +191,7 @@ class Talk:
             vad = self._options.vad
             silence = vad.silence_duration_ms / 1000 if vad else None
             state = self._websocket.app.state
-            words = of_request("", self._options.transcription.prompt or "")
+            words = self._options.transcription.hotwords
             session = begin(state, self._options.model, format.sample_rate, silence, words)
             self._turn = Turn(session, self._seconds, self._options, self._conversation)
             await self._turns.put(self._turn)

@@ -4,9 +4,12 @@ The newer `session.update` nests what `transcription_session.update` has side by
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, JsonValue
+
+from asr.decoding.hotwords import Hotword, of_request
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
 _OLD_FORMATS: dict[JsonValue, JsonValue] = {
@@ -44,6 +47,11 @@ class TranscriptionOptions(BaseModel):
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
+
+    @cached_property
+    def hotwords(self) -> tuple[Hotword, ...]:
+        """Return the names in the prompt; a long one is read once, not for each turn."""
+        return of_request("", self.prompt or "")
 
 
 class InputUpdate(BaseModel):
@@ -104,7 +112,7 @@ class Options:
 
     def sounds_like(self, other: "Options") -> bool:
         """Tell whether audio is recognized in the same way with both."""
-        mine, theirs = ((o.model, o.format, o.vad) for o in (self, other))
+        mine, theirs = ((o.model, o.format, o.vad, o.transcription.hotwords) for o in (self, other))
         return mine == theirs
 
     def described(self, is_old: bool) -> dict[str, object]:

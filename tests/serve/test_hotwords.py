@@ -100,7 +100,9 @@ def test_a_streamed_session_has_its_own_hotwords(streaming_bundle: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager")
-def test_names_in_a_realtime_prompt_are_hotwords(trained_service: Service) -> None:
+@pytest.mark.parametrize("vad", [None, {"type": "server_vad"}])
+def test_names_in_a_realtime_prompt_are_hotwords(trained_service: Service, vad: Any) -> None:
+    """With server VAD no commit ends the first turn: other names do."""
     _, pcm, phrase = recording()
     texts = []
     url = f"http://{trained_service.host}:{trained_service.port}/v1"
@@ -112,12 +114,16 @@ def test_names_in_a_realtime_prompt_are_hotwords(trained_service: Service) -> No
         for prompt in ("你好！", f"请听：{phrase}。"):
             audio = {
                 "format": {"type": "audio/pcm", "rate": RATE},
-                "transcription": {"prompt": prompt}, "turn_detection": None,
+                "transcription": {"prompt": prompt}, "turn_detection": vad,
             }  # fmt: skip
             session: Any = {"type": "transcription", "audio": {"input": audio}}
             connection.session.update(session=session)
             connection.input_audio_buffer.append(audio=base64.b64encode(pcm).decode())
+            if not vad:
+                connection.input_audio_buffer.commit()
+        if vad:
             connection.input_audio_buffer.commit()
+        for _ in range(2):
             texts += [e.transcript for e in _until_completed(connection)]
     assert [phrase in text for text in texts] == [False, True]
 
