@@ -17,7 +17,7 @@ from asr.audio.features import FeatureExtractor
 from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
 from asr.model.growth import copy_with_more_tokens
-from asr.model.projection import sparse_maps
+from asr.model.projection import sparse_maps, weights_follow
 from asr.model.transformer import SpeechTransformer
 from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.int8 import from_int8, to_int8, without_scales
@@ -103,9 +103,10 @@ class Bundle:
                 f"{folder}: {TOKENIZER} has {tokenizer.vocab_size} tokens, {CONFIG} says "
                 f"{config.tokenizer.vocab_size}: they belong to two models"
             )
-        with shapes_alone():
-            check_shapes(cls.create(config, tokenizer).parts, folder / WEIGHTS)
-        bundle = cls.create(config, tokenizer)
+        with weights_follow():
+            with shapes_alone():
+                check_shapes(cls.create(config, tokenizer).parts, folder / WEIGHTS)
+            bundle = cls.create(config, tokenizer)
         load_weights(bundle.parts, folder / WEIGHTS)
         if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:
             raise BundleError(f"{folder}: {TOKENIZER} and {WEIGHTS} belong to two models")

@@ -120,9 +120,14 @@ class SpeechDecoder:
         if not options.hotwords:
             return Hotwords()
         words, weight = options.hotwords, options.hotword_weight
-        for known, its_weight, hotwords in self._hotwords:
-            if its_weight == weight and (known is words or known == words):
-                return hotwords
+        known = (n for n, each in enumerate(self._hotwords) if each[:2] == (words, weight))
+        n = next(known, None)
+        if n is None:
+            hotwords = Hotwords.of(words, weight, self.tokenizer)
+        else:
+            hotwords = self._hotwords.pop(n)[2]
+        self._hotwords = [(words, weight, hotwords), *self._hotwords[: _MOST_LISTS - 1]]
+        return hotwords
         hotwords = Hotwords.of(words, weight, self.tokenizer)
         self._hotwords = [(words, weight, hotwords), *self._hotwords[: _MOST_LISTS - 1]]
         return hotwords

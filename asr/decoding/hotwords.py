@@ -36,13 +36,16 @@ def as_hotwords(given: Iterable[Given]) -> tuple[Hotword, ...]:
 def parse_hotwords(text: str, name: str = "hotwords") -> tuple[Hotword, ...]:
     """Return the hotwords of a text: a phrase a line, `phrase<TAB>weight` with one of its own.
 
-    Empty lines and those that begin with # are left out. Raises ConfigError for a wrong weight.
+    Empty lines and those that begin with # are left out. Raises ConfigError for a wrong weight, or
+    one without a phrase.
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         phrase, tab, weight = line.partition("\t")
         if not line.strip() or line.lstrip().startswith("#"):
             continue
+        if not phrase.strip():
+            raise ConfigError(f"{name}, line {number}: no phrase before the tab: write one there")
         found.append(Hotword(phrase.strip(), _weight(weight, name, number) if tab else None))
     return tuple(found)
 

@@ -1,9 +1,11 @@
 """Test how low-rank maps start, and how a step of the optimizer moves and decays them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 from torch import nn
 
@@ -159,3 +161,19 @@ def test_the_options_reach_the_units_of_a_layer() -> None:
         LowRankConfig(rank=3, init="spectral").build(16, 64)
     with pytest.raises(ValidationError, match="rate: product is for init: normal"):
         LowRankConfig(rank=3, init="spectral", rate="product")
+
+
+def test_a_bundle_is_loaded_without_an_svd(
+    trained_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "spectral"
+    shutil.copytree(trained_bundle, folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+    config["model"]["projection"]["init"] = "spectral"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    starts = list[LowRank]()
+    monkeypatch.setattr(LowRank, "start_spectral", starts.append)
+    bundle = Bundle.load(folder)
+    assert not starts and isinstance(bundle.config.model.projection, LowRankConfig)
+    bundle.config.model.build(bundle.config.features.n_freqs, bundle.tokenizer.vocab_size)
+    assert starts

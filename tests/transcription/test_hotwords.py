@@ -19,7 +19,7 @@ def test_lists_of_hotwords_are_read(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("\ufeff# names\n三五\n\n 二 四 \t2.5\r\n", "utf-8")
     assert read_hotwords(path) == (Hotword("三五"), Hotword("二 四", 2.5))
-    for wrong in ("三\tmany", "三\t0", "三\t-1", "三\tnan", "三\t1e9"):
+    for wrong in ("三\tmany", "三\t0", "三\t-1", "三\tnan", "三\t1e9", " \t3"):
         with pytest.raises(ConfigError, match="line 1"):
             parse_hotwords(wrong)
     with pytest.raises(ConfigError, match="cannot be read"):
