@@ -18,6 +18,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from asr.transcription.leases import Bucket, Failure, Output, Share, Worker, as_buckets
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 T = TypeVar("T")
 _PAGE = 1000  # names in an answer to LIST
@@ -231,12 +233,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="Decoding of a share.")
     parser.add_argument("--kills", type=float, default=0.05, help="A worker's, in an hour.")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    record.add_option(parser)
+    args = parser.parse_args()
     start = time.process_time()
-    found = Simulation(given.workers, given.shares, given.seconds, given.kills, given.seed).run()
-    for name, value in found.items():
-        print(f"{name:28}{value:14,.{0 if float(value).is_integer() else 2}f}")
-    print(f"{'CPU seconds of this process':28}{time.process_time() - start:14,.1f}")
+    found = Simulation(args.workers, args.shares, args.seconds, args.kills, args.seed).run()
+    rows: list[list[Value]] = [[name, float(value)] for name, value in found.items()]
+    rows.append(["CPU seconds of this process", time.process_time() - start])
+    title = f"Leases of {args.workers:,} workers and {args.shares:,} shares"
+    columns = {"simulated": "", "number": ",.2f"}
+    table = Result(title=title, columns=columns, rows=rows)
+    record.publish(args, "leases", [table])
 
 
 if __name__ == "__main__":

@@ -377,7 +377,7 @@ def answer(served: Service, file: bytes, url: str = URL, **fields: Any) -> dict[
         for each in segments:
             del each["token_ids"], each["words"]
         for each in found["nbest"]:
-            del each["tokens"]
+            del each["tokens"], each["hotword_score"]
         del found["srt"], found["vtt"]
     return {"status": reply.status_code, "body": found}
 

@@ -87,6 +87,6 @@ SCRIPTS = sorted(
 def test_every_benchmark_records_its_results_under_a_known_theme(path: Path) -> None:
     text = path.read_text("utf-8")
     assert "record.add_option(parser)" in text
-    themes = re.findall(r'record\.publish\(args, "([a-z-]+)"', text)
+    themes = re.findall(r'record\.publish\(args, "([a-z0-9-]+)"', text)
     assert themes
     assert set(themes) <= set(tables.THEMES)

@@ -171,9 +171,9 @@ def test_what_cannot_be_exported_is_refused(
 ) -> None:
     result = run_cli("export", bundle, "--format", "int8", "--out", tmp_path / "graphs")
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "--format int8: only onnx and torch" in result.stderr
+    assert "--format int8: give onnx, torch, sherpa or html" in result.stderr
     loaded = Bundle.load(bundle)
-    with pytest.raises(ConfigError, match="--format tflite: only onnx and torch"):
+    with pytest.raises(ConfigError, match="--format tflite: give onnx, torch, sherpa or html"):
         export(loaded, "tflite", tmp_path / "graphs")
     (tmp_path / "there").mkdir()
     with pytest.raises(ConfigError, match="already exists"):
