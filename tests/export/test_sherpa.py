@@ -168,7 +168,7 @@ def test_silence_and_what_is_shorter_than_a_step_are_no_error(of_tones: Path) ->
         wave = np.full(n, value, np.float32)
         (found,) = run_onnx(of_tones, as_sherpa_feeds(wave))
         assert np.isfinite(found).all() and (found.shape[1] > 0 or n < 16000)
-    assert [r.text for r in recognize(omnilingual(of_tones), [np.zeros(8000, "f4")])] == [""]
+    assert len(recognize(omnilingual(of_tones), [np.zeros(8000, "f4"), np.zeros(0, "f4")])) == 2
 
 
 def test_digital_silence_is_zero_again_and_noise_stays() -> None:

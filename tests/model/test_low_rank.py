@@ -172,7 +172,11 @@ def test_a_bundle_is_loaded_without_an_svd(
     config["model"]["projection"]["init"] = "spectral"
     (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
     starts = list[LowRank]()
-    monkeypatch.setattr(LowRank, "start_spectral", starts.append)
+
+    def start(led: LowRank) -> None:
+        starts.append(led)
+
+    monkeypatch.setattr(LowRank, "start_spectral", start)
     bundle = Bundle.load(folder)
     assert not starts and isinstance(bundle.config.model.projection, LowRankConfig)
     bundle.config.model.build(bundle.config.features.n_freqs, bundle.tokenizer.vocab_size)
