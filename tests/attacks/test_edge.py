@@ -374,7 +374,7 @@ def ended(tiny_bundle) -> Iterator[Ended]:
     """A service that is used with secrets, and stopped while an upload is under way."""
     keys, query = "SECRETKEY,other", "?api_key=SECRETKEY&patient=SECRETBOB"
     header = {"authorization": "Bearer SECRETKEY"}
-    options = {"ASR_API_KEYS": keys, "ASR_GRACE_SECONDS": "2"}
+    options = {"ASR_API_KEYS": keys, "ASR_GRACE_SECONDS": "6"}
     with started(tiny_bundle, **options) as (server, address):
         live = address.replace("http", "ws") + "/v1/live" + query
         with connect(live, additional_headers=header, proxy=None) as session:
