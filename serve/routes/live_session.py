@@ -20,6 +20,8 @@ from asr.transcription.transcript import Segment, StreamResult, Transcript
 _LONGEST = 10.0
 # Seconds of new audio for a new partial text, and seconds of audio that may wait for their text.
 _NEW_AUDIO, BACKLOG = 0.7, 30.0
+# Seconds without new audio, after which less is enough.
+_STALLED = 1.0
 
 # From 16-bit mono PCM, and whether a quick result will do, to a transcript.
 Transcribe = Callable[[bytes, bool], Awaitable[Transcript]]
@@ -103,8 +105,7 @@ class Session(LiveSession):
         """
         longest = int(_LONGEST * self._rate)
         while True:
-            async with self._changed:
-                await self._changed.wait_for(self._is_due)
+            await self._until_due()
             if self._n_held > longest or (self.ended and self._n_held):
                 for segment in await self._finish(self._next_segment()):
                     yield StreamResult(segment, True)
@@ -120,6 +121,21 @@ class Session(LiveSession):
                 break
         if self._reason:
             raise self._reason
+
+    async def _until_due(self) -> None:
+        """Wait until there is enough new audio, or some of which no more has come for a while.
+
+        Else a pause that began in it would not be found before more comes.
+        """
+        async with self._changed:
+            while not self._is_due():
+                n_held = self._n_held
+                try:
+                    async with asyncio.timeout(_STALLED):
+                        await self._changed.wait()
+                except TimeoutError:
+                    if self._n_held == n_held > self._n_partial:
+                        return
 
     def _is_due(self) -> bool:
         return self.ended or self._n_held - self._n_partial >= _NEW_AUDIO * self._rate

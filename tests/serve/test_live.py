@@ -24,7 +24,7 @@ import asr
 from asr.evaluation.tune import write_weights
 from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
-from asr.transcription.transcript import Transcript
+from asr.transcription.transcript import Segment, Token, Transcript
 from serve.routes.live_session import Session
 from tests.helpers import (
     LIVE_START,
@@ -384,3 +384,24 @@ def test_a_key_is_required_where_keys_are_set(trained_bundle):
             with live_session(service, **options) as socket:
                 send_audio(socket, b"")
                 assert answers(socket)[-1]["type"] == "end"
+
+
+def test_a_pause_ends_a_segment_though_no_more_audio_comes() -> None:
+    """The last audio is less than what a new partial text waits for while audio arrives."""
+
+    async def transcribe(audio: bytes, _: bool) -> Transcript:
+        seconds = len(audio) / 2 / RATE
+        token = Token("一", 0.0, 0.2)
+        segment = Segment(0.0, seconds, "一", 0.0, "eos", (5,), (1.0,), (token,))
+        return Transcript("一", 0.0, seconds, segments=(segment,))
+
+    async def first_final() -> Segment:
+        session = Session(RATE, transcribe, silence_seconds=0.8)
+        found = session.results()
+        await session.feed(bytes(round(2 * 0.8 * RATE)))
+        assert not (await anext(found)).is_final, "0.6 s of silence are too few"
+        await session.feed(bytes(round(2 * 0.5 * RATE)))
+        async with asyncio.timeout(5):
+            return (await anext(found)).segment
+
+    assert 0.8 < asyncio.run(first_final()).end < 1.3
