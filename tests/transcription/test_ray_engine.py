@@ -28,6 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # else 15, which waits for all other tests
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
         cluster = Cluster(initialize_head=True, head_node_args=node)
