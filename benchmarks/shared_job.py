@@ -281,9 +281,7 @@ def main() -> None:
     found = run(args)
     rows: list[list[Value]] = [[name, float(value)] for name, value in found.items()]
     title = f"{args.recordings} recordings, four processes on two hosts, kill -9 at random"
-    record.publish(
-        args, "shared-job", [Result(title=title, columns={"": "", "n": ",.0f"}, rows=rows)]
-    )
+    record.publish(args, "scale", [Result(title=title, columns={"": "", "n": ",.0f"}, rows=rows)])
     wrong = ("healthy recordings without a transcript", "transcripts written more than once")
     is_more = found["decoded again"] > found["recordings at work at a death"]
     sys.exit(int(is_more or any(found[name] for name in wrong)))

@@ -14,8 +14,8 @@ whatever goes wrong; a lease only keeps others from the same work meanwhile. A l
 when an observer has seen the same version of it for `EXPIRY` seconds of its own monotonic clock:
 no time of one host is compared with that of another. Where a claim ended without a word, its
 share is decoded again as a whole, in the same batches, so that the output is the same to the last
-digit; after a second one its recordings are decoded alone, each attempt recorded before. A recording
-has failed whose process died in three attempts alone: other losses say nothing about it.
+digit; after a second one its recordings are decoded alone, each attempt recorded before. Where the
+process died in three attempts alone, the recording has failed; other losses say nothing about it.
 """
 
 import asyncio
