@@ -2,10 +2,10 @@
 
     python -m benchmarks.shared_job --recordings 500
 
-A host is a network namespace of this machine with a name and a monotonic clock of its own, which
-needs root; with --faketime (libfaketimeMT.so.1 of Debian's package libfaketime) its time of day is
-off by minutes too. S3 is moto's server, with versions of all objects, which tell how often each was
-written. Some recordings of one share are no audio, and one kills its process.
+A host is a network namespace of this machine with a name and a monotonic clock of its own (a time
+namespace), which needs root; the time of day, which has no namespace, is off by minutes in its
+Python. S3 is moto's server, with versions of all objects, which tell how often each was written.
+The recordings of one share are no audio, and one more kills its process.
 """
 
 import argparse
@@ -49,6 +49,7 @@ class Host:
     out: str
     bundle: str
     log: str
+    clock: float = 0.0
     killer: str = ""
     processes: int = 2
     kill_every: float = 0.0
@@ -78,6 +79,8 @@ def run_host(host: Host) -> None:
     log, rng = _Log(host.log), random.Random(host.seed)
     if host.name:
         socket.sethostname(host.name)
+        now = time.time
+        time.time = lambda: now() + host.clock
     log.write(host=socket.gethostname(), clock=time.time(), monotonic=time.monotonic())
     _log_decoding(log, host.killer)
     running = {_fork(host) for _ in range(host.processes)}
@@ -155,14 +158,12 @@ def _ip(arguments: str) -> None:
     subprocess.run(["ip", *arguments.split()], check=True)
 
 
-def _start(host: Host, index: int, port: int, faketime: str, stack: ExitStack) -> Any:
+def _start(host: Host, index: int, port: int, stack: ExitStack) -> Any:
     """Start a host in a namespace of its own."""
     namespace, address = stack.enter_context(_namespace(index))
-    fake = [f"LD_PRELOAD={faketime}", "DONT_FAKE_MONOTONIC=1", f"FAKETIME={_CLOCKS[index]:+}"]
     command = [
         *f"ip netns exec {namespace} unshare --uts --fork --time --monotonic".split(),
         str(1000 * index), "env", f"AWS_ENDPOINT_URL=http://{address}:{port}",
-        *(fake if faketime else ()),
         sys.executable, "-m", "benchmarks.shared_job", "--host", json.dumps(asdict(host)),
     ]  # fmt: skip
     return subprocess.Popen(command)
@@ -253,10 +254,8 @@ def run(args: argparse.Namespace) -> dict[str, float]:
         )  # fmt: skip
         start = time.monotonic()
         hosts = [
-            _start(
-                replace(wild, name=f"host{i}", seed=args.seed + i), i, port, args.faketime, stack
-            )
-            for i in range(2)
+            _start(replace(wild, name=f"host{i}", clock=off, seed=args.seed + i), i, port, stack)
+            for i, off in enumerate(_CLOCKS)
         ]
         assert not any(host.wait() for host in hosts), "a host ended with an error"
         seconds = time.monotonic() - start
@@ -271,7 +270,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="Of a recording, in the mean.")
     parser.add_argument("--kill-every", type=float, default=3.0, help="Seconds, in the mean.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faketime", default="", help="The path of libfaketimeMT.so.1.")
     parser.add_argument("--host", help=argparse.SUPPRESS)
     record.add_option(parser)
     args = parser.parse_args()

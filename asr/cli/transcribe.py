@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from asr.cli.extras import require
 from asr.cli.live import transcribe_live
 from asr.cli.options import (
     Beam,
@@ -214,6 +215,7 @@ def _crew(work: "Work", bundle: str, jobs: int | None, engine: str | None) -> "C
         return LocalCrew(replace(work, threads=threads), jobs or 1)
     if engine != "ray" and not engine.startswith("ray://"):
         raise ConfigError(f"--engine {engine}: give ray, or ray://HOST:PORT")
+    require("ray", "transcribe --engine ray")
     from asr.transcription.ray_engine import RayCrew
 
     return RayCrew(work, bundle, None if engine == "ray" else engine, jobs)

@@ -8,6 +8,7 @@ slow one, and machines without Ray may work on the same job.
 import asyncio
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -135,8 +136,9 @@ def _connect(address: str | None) -> Any:
     import ray
 
     try:
-        if not ray.is_initialized():
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        with warnings.catch_warnings(action="ignore"):
+            if not ray.is_initialized():
+                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         place = address or os.environ.get("RAY_ADDRESS", "ray")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -30,12 +31,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")  # else 15, which waits for all other tests
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
         node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
-        cluster = Cluster(initialize_head=True, head_node_args=node)
-        nodes = [cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(2)]
+        head = {**node, "ray_client_server_port": port}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        nodes = [cluster.add_node(**node) for _ in range(2)]
         cluster.wait_for_nodes()
         try:
-            yield SimpleNamespace(cluster=cluster, nodes=nodes)
+            yield SimpleNamespace(cluster=cluster, nodes=nodes, port=port)
         finally:
             cluster.shutdown()
 
@@ -100,9 +105,9 @@ def test_ray_and_a_plain_machine_work_on_one_job(
     out = tmp_path / "out"
     args = ["transcribe", tiny_bundle, recordings, "--out", f"file://{out}"]
     before = "from asr.transcription import jobs; jobs._SHARE_FILES = 1"
-    address = f"{before}; import os; os.environ['RAY_ADDRESS'] = {cluster.cluster.address!r}"
+    address = f"ray://127.0.0.1:{cluster.port}"
     with (
-        start_cli(*args, "--engine", "ray", "--jobs", "1", before=address) as by_ray,
+        start_cli(*args, "--engine", address, "--jobs", "1", before=before) as by_ray,
         start_cli(*args, before=before) as plain,
     ):
         done = by_ray.result(), plain.result()
@@ -122,7 +127,7 @@ def test_what_is_wrong_is_told_in_a_sentence(
         (tmp_path, "ray", "", "--engine ray is for --out URL"),
         (url, "spark", "", "--engine spark: give ray, or ray://HOST:PORT"),
         (url, "ray", "import sys; sys.modules['ray'] = None",
-         "asr transcribe needs the extra 'ray': pip install 'lrt-asr[ray]'"),
+         "asr transcribe --engine ray needs the extra 'ray': pip install 'lrt-asr[ray]'"),
     ):  # fmt: skip
         done = run_cli(*args, out, "--engine", engine, before=before)
         assert done.returncode == 2 and sentence in done.stderr
