@@ -127,6 +127,11 @@ def transcribe(
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
     words = read_hotwords(hotwords) if hotwords else ()
     changes["hotwords"] = words or None
+    if engine and (live or not is_url(out or "")):
+        raise ConfigError(
+            f"--engine {engine} is for --out URL: give s3://…, or file:// and a folder that all "
+            "nodes see"
+        )
     if live or rate:
         if server or out is not None or format != "txt" or not live:
             raise ConfigError(
@@ -144,11 +149,6 @@ def transcribe(
         cores = context.find_root().params.get("threads") or 1
         _transcribe_shared(arguments, out, format, device, int8, changes, jobs, engine, cores)
         return
-    if engine:
-        raise ConfigError(
-            f"--engine {engine} is for --out URL: give s3://…, or file:// and a folder that all "
-            "nodes see"
-        )
     jobs = jobs or 1
     out_dir = None if out is None else Path(out)
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)

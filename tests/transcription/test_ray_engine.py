@@ -17,9 +17,11 @@ import soundfile as sf
 from asr.transcription import jobs
 from asr.transcription.shared import Work, transcribe_shared, work_on
 from asr.transcription.shares import plan
-from tests.helpers import RATE, run_cli, speak, start_cli
+from tests.helpers import RATE, run_cli, speak, start_cli, wait_for
 
 N, SHARE = 60, 4
+# Ray leaves files open.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         nodes = [cluster.add_node(**node) for _ in range(2)]
         cluster.wait_for_nodes()
         try:
-            yield SimpleNamespace(cluster=cluster, nodes=nodes, port=port)
+            yield SimpleNamespace(
+                cluster=cluster, nodes=nodes,
+                address=f"ray://{cluster.head_node.node_ip_address}:{port}",
+            )  # fmt: skip
         finally:
             cluster.shutdown()
 
@@ -100,17 +105,18 @@ def test_a_node_that_is_lost_costs_its_shares_alone(
 
 @pytest.mark.slow
 def test_ray_and_a_plain_machine_work_on_one_job(
-    cluster: Any, recordings: Path, tiny_bundle: Path, tmp_path: Path
+    cluster: Any, tiny_bundle: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "in").mkdir()
+    for i in range(N):
+        sf.write(tmp_path / "in" / f"{i}.wav", speak("一二三四五" * 30, i), RATE)
     out = tmp_path / "out"
-    args = ["transcribe", tiny_bundle, recordings, "--out", f"file://{out}"]
+    args = ["transcribe", tiny_bundle, tmp_path / "in", "--out", f"file://{out}"]
     before = "from asr.transcription import jobs; jobs._SHARE_FILES = 1"
-    address = f"ray://127.0.0.1:{cluster.port}"
-    with (
-        start_cli(*args, "--engine", address, "--jobs", "1", before=before) as by_ray,
-        start_cli(*args, before=before) as plain,
-    ):
-        done = by_ray.result(), plain.result()
+    with start_cli(*args, "--engine", cluster.address, "--jobs", "1", before=before) as by_ray:
+        wait_for(lambda: by_ray.ends(0.001) or list(out.rglob("*.lease.1")), 300)
+        plain = run_cli(*args, before=before)
+        done = by_ray.result(), plain
     assert [each.returncode for each in done] == [0, 0], done
     assert all(f"{N} are in file://{out}, 0 failed" in each.stderr for each in done)
     assert len(list(out.glob("*.txt"))) == N
