@@ -79,7 +79,15 @@ SCRIPTS = sorted(
     path
     for path in record.FOLDER.parent.glob("*.py")
     if path.stem
-    not in ("__init__", "record", "tables", "torch_baseline", "engines", "random_models")
+    not in (
+        "__init__",
+        "record",
+        "tables",
+        "torch_baseline",
+        "engines",
+        "random_models",
+        "local_s3",
+    )  # fmt: skip
 )
 
 
