@@ -32,6 +32,10 @@ Folder._create = killed
 """
 
 
+class Killed(BaseException):
+    """The end of a process."""
+
+
 def files(folder: Path) -> dict[str, bytes]:
     found = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
@@ -43,7 +47,7 @@ def test_a_killed_run_goes_on_from_the_storage(s3: Any, tones: Path, tmp_path: P
     recipe, done = write_recipe(tmp_path / "r.yaml", values), []
     command = ["train", recipe, "--out", "s3://job/run", "--resume"]
     here = f"{with_keys()}; import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-    for at in (7, 20):  # among the objects of a state, the list of which is not yet written
+    for at in (12, 25):  # among the objects of a state, the list of which is not yet written
         ended = run_cli(*command, before=here + KILL.format(at=at))
         assert ended.returncode == -9, ended.stderr
         (left,) = tmp_path.glob("asr-*")
@@ -99,7 +103,7 @@ def test_a_state_is_stored_whole_or_not_at_all(
                     possible.append(files(mirror.folder))
                     mirror.save(True)
                     possible = possible[-1:]
-            except InterruptedError:
+            except Killed:
                 pass
     mirror = Mirror(url, root / "last")
     mirror.load()
@@ -120,7 +124,7 @@ def _die_after(patch: pytest.MonkeyPatch, n_requests: int) -> None:
             nonlocal left
             left -= 1
             if left < 0:
-                raise InterruptedError
+                raise Killed
             return real(self, *args)
 
         patch.setattr(Folder, name, request)
@@ -174,6 +178,6 @@ def test_storage_that_does_not_answer_is_named(
     monkeypatch.setattr(storage, "_PAUSE", 0.001)
     monkeypatch.setattr(type(mirror._store.system), "pipe_file", unreachable)
     mirror.save(False)
-    assert "no route): check the URL and the key; the next state tries again" in caplog.text
+    assert "(no route)): check the URL and the key; the next state tries again" in caplog.text
     with pytest.raises(AsrError, match=r"memory://away: cannot be written .*no route"):
         train(Config.model_validate(tones_recipe(tones)), "memory://away")
