@@ -93,7 +93,8 @@ def read_bytes_of(url: str, offset: int = 0, size: int = _MOST_BYTES + 1) -> byt
     """
     system, path = file_system(url)
     try:
-        found = patiently(lambda: cast(bytes, system.cat_file(path, offset, offset + size)))
+        end = offset + size
+        found = patiently(lambda: cast(bytes, system.cat_file(path, start=offset, end=end)))
     except OSError as error:
         if error.errno != errno.EIO:
             raise

@@ -129,11 +129,11 @@ def test_storage_that_is_away_ends_a_run_and_skips_nothing(
     monkeypatch.setattr(storage, "_PAUSE", 0.001)
     read, n_reads = type(system).cat_file, []
 
-    def away(self: Any, path: str, *args: Any) -> Any:
+    def away(self: Any, path: str, **given: Any) -> Any:
         n_reads.append(path)
         if len(n_reads) > 9:
             raise ConnectionError("no route")
-        return read(self, path, *args)
+        return read(self, path, **given)
 
     monkeypatch.setattr(type(system), "cat_file", away)
     config = Config.model_validate(tones_recipe(tones, data={"train": "s3://job/shards"}))
