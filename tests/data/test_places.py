@@ -127,15 +127,15 @@ def test_storage_that_is_away_ends_a_run_and_skips_nothing(
 ) -> None:
     system, _ = storage.file_system("s3://job")
     monkeypatch.setattr(storage, "_PAUSE", 0.001)
-    read, n_reads = type(system).cat_file, []
+    read, n_reads = system.cat_file, []
 
-    def away(self: Any, path: str, **given: Any) -> Any:
+    def away(path: str, **given: Any) -> Any:
         n_reads.append(path)
         if len(n_reads) > 9:
             raise ConnectionError("no route")
-        return read(self, path, **given)
+        return read(path, **given)
 
-    monkeypatch.setattr(type(system), "cat_file", away)
+    monkeypatch.setattr(system, "cat_file", away)
     config = Config.model_validate(tones_recipe(tones, data={"train": "s3://job/shards"}))
     with pytest.raises(AsrError, match=r"s3://job/shards/.*no route.* continue with --resume"):
         train(config, tmp_path / "run")
