@@ -93,7 +93,7 @@ def read_bytes_of(url: str, offset: int = 0, size: int = _MOST_BYTES + 1) -> byt
     """
     system, path = file_system(url)
     try:
-        end = offset + size
+        end = offset + min(size, _MOST_BYTES + 1)
         found = patiently(lambda: cast(bytes, system.cat_file(path, start=offset, end=end)))
     except OSError as error:
         if error.errno != errno.EIO:

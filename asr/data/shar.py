@@ -53,6 +53,8 @@ def fetch(cut: Cut) -> Cut:
         return replace(cut)  # drop what lhotse's sampler adds, which its resampling rejects
     if not isinstance(cut, DataCut) or not cut.has_recording:
         return cut
+    if not any(source.type in (URL, MEMBER) for source in cut.recording.sources):
+        return cut
     sources = [_fetched(source) for source in cut.recording.sources]
     return replace(cut, recording=replace(cut.recording, sources=sources))
 

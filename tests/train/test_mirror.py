@@ -42,12 +42,12 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_killed_run_goes_on_from_the_storage(s3: Any, tones: Path, tmp_path: Path) -> None:
-    values = tones_recipe(tones)
+    values = tones_recipe(tones, training={"epochs": 1})
     whole = train(Config.model_validate(values), tmp_path / "whole")
     recipe, done = write_recipe(tmp_path / "r.yaml", values), []
     command = ["train", recipe, "--out", "s3://job/run", "--resume"]
     here = f"{with_keys()}; import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
-    for at in (12, 25):  # among the objects of a state, the list of which is not yet written
+    for at in (9, 12):  # among the objects of a state, the list of which is not yet written
         ended = run_cli(*command, before=here + KILL.format(at=at))
         assert ended.returncode == -9, ended.stderr
         (left,) = tmp_path.glob("asr-*")
