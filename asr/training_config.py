@@ -36,14 +36,21 @@ def _check_place(value: object) -> Path | str:
     return check_local(Path(value))
 
 
+def _check_places(value: object) -> object:
+    """Return several places, where one is given as well; what is none is for pydantic to refuse."""
+    if isinstance(value, str | Path):
+        return (_check_place(value),)
+    return tuple(map(_check_place, value)) if isinstance(value, list | tuple) else value
+
+
 Url = Annotated[str, PlainValidator(_check_url)]
 # A local path, or as a string a URL.
 PathOrUrl = Annotated[Path | str, PlainValidator(_check_place), PlainSerializer(str)]
 # One manifest is written as a path, several as a list of paths.
 Manifests = Annotated[
-    tuple[PathOrUrl, ...],
+    tuple[Path | str, ...],
     Field(min_length=1, max_length=100),
-    BeforeValidator(lambda value: [value] if isinstance(value, str | Path) else value),
+    BeforeValidator(_check_places),
     PlainSerializer(lambda paths: paths[0] if len(paths) == 1 else paths),
 ]
 

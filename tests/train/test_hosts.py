@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from asr.train.mirror import Mirror
 from tests.helpers import tones_recipe, write_recipe
 
 STEPS = 2  # between two states
@@ -74,7 +75,9 @@ def hosts() -> Iterator[list[str]]:
             shutil.rmtree(Path("/etc/netns", name), ignore_errors=True)
 
 
-def start(hosts: list[str], i: int, folder: Path, **environment: str) -> subprocess.Popen[str]:
+def start(
+    hosts: list[str], i: int, folder: Path, out: str = "run", **environment: str
+) -> subprocess.Popen[str]:
     """One host's torchrun, in a folder of its own, with the recipe beside it."""
     name, own = hosts[i], folder / str(i)
     own.mkdir(exist_ok=True)
@@ -85,7 +88,7 @@ def start(hosts: list[str], i: int, folder: Path, **environment: str) -> subproc
         "--rdzv-conf", f"is_host={1 - i}", "--local-addr", f"10.77.0.{i + 1}",
     ]  # fmt: skip
     command = [folder / "lose.py", name, own / "steps", "train", folder / "r.yaml"]
-    command += ["--out", "run", "--resume"]
+    command += ["--out", out, "--resume"]
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see docs/train.md
     return subprocess.Popen(
@@ -153,9 +156,12 @@ def test_two_hosts_are_one_and_survive_the_loss_of_either(
     assert_same(calm / "0" / "run", second / "0" / "run", 0)
 
     first = folder_with_recipe(tmp_path / "first", tones)  # where all meet: both start again
-    lost, left = start(hosts, 0, first, LOSE=hosts[0]), start(hosts, 1, first)
+    out = f"file://{tmp_path}/storage/run"
+    lost, left = start(hosts, 0, first, out, LOSE=hosts[0]), start(hosts, 1, first, out)
     assert finish(lost, left) == [-9, 1]
-    assert finish(start(hosts, 0, first), start(hosts, 1, first)) == [0, 0]
+    assert finish(start(hosts, 0, first, out), start(hosts, 1, first, out)) == [0, 0]
     done = steps(first, 0)
     assert LOST_AT - STEPS <= done[LOST_AT] <= LOST_AT
-    assert_same(calm / "0" / "run", first / "0" / "run", 0)
+    mirror = Mirror(out, tmp_path / "found")
+    mirror.load()
+    assert_same(calm / "0" / "run", mirror.folder, 0)
