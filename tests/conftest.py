@@ -19,6 +19,7 @@ from hypothesis import settings
 import asr
 from asr.bundle import Bundle
 from asr.config import Config
+from asr.runtime import storage
 from asr.tokenizer import Tokenizer
 from asr.transcription.recognizer import Recognizer
 from data_prep.corpus_writer import Utterance, write_corpus
@@ -112,6 +113,8 @@ def s3() -> Iterator[Any]:
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
     }.items():  # fmt: skip
         patch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()  # of the server of another module
+    storage._file_system.cache_clear()
     try:
         system = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
         system.mkdir("job")
