@@ -29,6 +29,8 @@ def _check_url(value: object) -> str:
 
 
 def _check_place(value: object) -> Path | str:
+    if isinstance(value, str) and value.startswith("file:///"):
+        value = value.removeprefix("file://")
     if isinstance(value, str) and value.startswith(_STORAGE):
         return _check_url(value)
     if not isinstance(value, str | Path):

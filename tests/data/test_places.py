@@ -120,6 +120,8 @@ def test_what_a_recipe_allows(tmp_path: Path, tiny_bundle: Path) -> None:
             load_config(recipe, [f"data.dev={place}"])
     with pytest.raises(ConfigError, match=r"data\.allow\.0: not a place in storage"):
         load_config(recipe, ["data.allow=[/etc]"])
+    here = load_config(recipe, [f"data.dev=file://{tmp_path}/dev.jsonl"])
+    assert here.data.dev == tmp_path / "dev.jsonl"  # which is opened as any other file
     stranger = copied(tiny_bundle, tmp_path / "b", data__train="s3://a/b.jsonl")
     with pytest.raises(DataError, match="an address"):
         list(read_texts(Bundle.load(stranger).config.data.train[0]))
