@@ -1,7 +1,7 @@
 """`asr transcribe`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from asr.transcription.transcript import Transcript
 
     Results = Iterator[tuple[Task, Transcript | str | AudioError]]
+    OnProgress = Callable[[float], object]
+    Way = Callable[[list[Task], OnProgress], Results]
 
 Arguments = Annotated[
     list[str],
@@ -121,17 +123,13 @@ def transcribe(
     With --server URL the key is in ASR_API_KEY, if the service requires one.
     """
     from asr.runtime.storage import is_url
-    from asr.transcription.jobs import find_tasks
 
     changes = decoding_changes(beam, method, lm, lm_weight, confidence)
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
+    is_shared = is_url(out or "")
+    _check_way(is_shared, engine, live or bool(rate), bool(server or overwrite))
     words = read_hotwords(hotwords) if hotwords else ()
     changes["hotwords"] = words or None
-    if engine and (live or not is_url(out or "")):
-        raise ConfigError(
-            f"--engine {engine} is for --out URL: give s3://…, or file:// and a folder that all "
-            "nodes see"
-        )
     if live or rate:
         if server or out is not None or format != "txt" or not live:
             raise ConfigError(
@@ -139,43 +137,78 @@ def transcribe(
                 "--server, --out and --format are not for it"
             )
         transcribe_live(arguments, device, int8, changes, rate)
-        return
-    if out and is_url(out):
-        if server or overwrite:
-            raise ConfigError(
-                "--out URL is for machines that share the work, which write nothing twice: leave "
-                "out --server and --overwrite, or give a folder"
-            )
+    elif out and is_shared:
         cores = context.find_root().params.get("threads") or 1
         _transcribe_shared(arguments, out, format, device, int8, changes, jobs, engine, cores)
-        return
-    jobs = jobs or 1
-    out_dir = None if out is None else Path(out)
-    tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
+    else:
+        with ExitStack() as stack:
+            if server:
+                way = _by_server(server, model, format, jobs or 1, as_text(words))
+            else:
+                way = _by_bundle(stack, arguments[0], format, device, int8, changes, jobs or 1)
+                arguments = arguments[1:]
+            _transcribe_here(arguments, None if out is None else Path(out), format, overwrite, way)
+
+
+def _check_way(is_shared: bool, engine: str | None, live: bool, alone: bool) -> None:
+    """Raise ConfigError where options are for another way of working than that of --out."""
+    if engine and (live or not is_shared):
+        raise ConfigError(
+            f"--engine {engine} is for --out URL: give s3://…, or file:// and a folder that all "
+            "nodes see"
+        )
+    if is_shared and alone and not live:
+        raise ConfigError(
+            "--out URL is for machines that share the work, which write nothing twice: leave "
+            "out --server and --overwrite, or give a folder"
+        )
+
+
+def _transcribe_here(
+    arguments: list[str], out_dir: Path | None, format: str, overwrite: bool, way: "Way"
+) -> None:
+    """Print the texts of recordings, or write them to a folder."""
+    from asr.transcription.jobs import find_tasks
+
+    tasks = find_tasks(arguments, out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
         raise ConfigError(f"--format {format} is a file per recording: add --out DIR")
     if out_dir:
         out_dir.mkdir(parents=True, exist_ok=True)  # a mistaken path is reported before the work
     todo = [task for task in tasks if overwrite or not task.is_done]
     skipped = len(tasks) - len(todo)
-    with progress("transcribing", len(tasks), skipped) as on_progress, ExitStack() as stack:
-        if server:
-            from asr.transcription.remote import ask_all
-
-            lines = as_text(words)
-            results: Results = ask_all(todo, server, model, format, jobs, on_progress, lines)
-        else:
-            from asr.transcription.batch import transcribe_all
-            from asr.transcription.remote_bundle import local_bundle
-
-            if format != "json":  # the only one with a list of texts: one is found sooner
-                changes["n_best"] = 1
-            bundle = stack.enter_context(local_bundle(arguments[0]))
-            results = transcribe_all(todo, bundle, device, int8, changes, jobs, on_progress)
+    with progress("transcribing", len(tasks), skipped) as on_progress:
+        results = way(todo, on_progress)
         failed = _report(results, None if out_dir else format, alone=len(tasks) == 1)
     if out_dir:
         note(f"{len(todo) - failed} written to {out_dir}, {skipped} were there already")
     raise typer.Exit(int(failed > 0))
+
+
+def _by_server(server: str, model: str | None, format: str, jobs: int, hotwords: str) -> "Way":
+    from asr.transcription.remote import ask_all
+
+    return lambda tasks, on_progress: ask_all(
+        tasks, server, model, format, jobs, on_progress, hotwords
+    )
+
+
+def _by_bundle(
+    stack: ExitStack, bundle: str, format: str, device: str, int8: bool,
+    changes: dict[str, object], jobs: int,
+) -> "Way":  # fmt: skip
+    """Return the way of this machine's processes; `stack` keeps a bundle that is fetched."""
+    from asr.transcription.batch import transcribe_all
+    from asr.transcription.remote_bundle import local_bundle
+
+    if format != "json":  # the only one with a list of texts: one is found sooner
+        changes["n_best"] = 1
+
+    def way(tasks: list["Task"], on_progress: "OnProgress") -> "Results":
+        folder = stack.enter_context(local_bundle(bundle))
+        return transcribe_all(tasks, folder, device, int8, changes, jobs, on_progress)
+
+    return way
 
 
 def _transcribe_shared(
