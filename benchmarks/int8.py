@@ -113,7 +113,7 @@ def main() -> None:
         errors = dict.fromkeys(runs, ErrorCounts())
         seconds, chosen = 0.0, list(load_cuts(args.cuts))
         chosen = chosen[:: max(1, len(chosen) // args.utterances)][: args.utterances]
-        for cut, feats in utterances(bundle, chosen):
+        for cut, _, feats in utterances(bundle, chosen):
             seconds += cut.duration
             for name, (_, run) in runs.items():
                 start = time.process_time()

@@ -147,7 +147,7 @@ def test_export_in_8_bits_writes_the_models_texts(
     bundle = Bundle.load(learned)
     model, run = bundle.model.eval(), open_graph(tmp_path / "graphs/encoder.onnx")
     texts = []
-    for _, feats in utterances(bundle, list(load_cuts(cuts))):
+    for *_, feats in utterances(bundle, list(load_cuts(cuts))):
         with torch.no_grad():
             wanted = EncoderGraph(model)(torch.from_numpy(feats[None]), torch.tensor([len(feats)]))
         both = (wanted[2].numpy(), run(encoder_inputs(feats))["ctc_log_probs"])
@@ -163,7 +163,8 @@ def test_export_in_8_bits_writes_the_models_texts(
     [
         (["--int8"], "give --cuts a manifest"),
         (["--int8", "--cuts", "nowhere.jsonl.gz"], "nowhere.jsonl.gz"),
-        (["--int8", "--format", "torch"], "--int8 is for --format onnx"),
+        (["--int8", "--format", "torch"], "--int8 is for --format onnx and sherpa"),
+        (["--int8", "--format", "sherpa"], "give --cuts a manifest"),
         (["--cuts", "nowhere.jsonl.gz"], "--cuts is for --int8"),
     ],
 )
