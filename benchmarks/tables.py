@@ -52,6 +52,7 @@ THEMES = {
     "attention-demo": "The demo by attention",
     "compression": "Compression after training",
     "int8": "In 8 bits",
+    "sherpa": "In sherpa-onnx",
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",

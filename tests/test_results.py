@@ -75,11 +75,9 @@ def test_rows_that_do_not_fit_their_columns_are_refused() -> None:
         Result(title="t", columns={"a": "no format"}, rows=[[1]])
 
 
+_HELPERS = ("chromium", "engines", "random_models", "record", "tables", "torch_baseline")
 SCRIPTS = sorted(
-    path
-    for path in record.FOLDER.parent.glob("*.py")
-    if path.stem
-    not in ("__init__", "record", "tables", "torch_baseline", "engines", "random_models")
+    path for path in record.FOLDER.parent.glob("*.py") if path.stem not in ("__init__", *_HELPERS)
 )
 
 

@@ -234,9 +234,7 @@ def _waves(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
         wave_1N *= torch.linspace(0.01, 1, wave_1N.shape[1])
         feats_TF = bundle.features(graph.resample(wave_1N)[0])
         (logp_1SV,) = _model_log_probs(bundle, [feats_TF])
-        steps = torch.arange(len(logp_1SV))
-        first = -(-steps * graph.step // graph.frame)
-        pairs.append((run(wave_1N)[0][0][first], logp_1SV))
+        pairs.append((run(wave_1N)[0][0][graph.places(len(logp_1SV))], logp_1SV))
     return pairs
 
 

@@ -1,10 +1,8 @@
 """Run exported folders in sherpa-onnx itself, and compare texts and log-probabilities with ours."""
 
-import json
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from asr.export.columns import symbol_table
 from asr.export.sherpa_int8 import Feed, as_fed, quantize_folder
 from asr.export.waveform_graph import Resampler, without_offset
 from asr.tokenizer import SPECIAL, Tokenizer
+from benchmarks.sherpa import in_node
 from tests.helpers import RATE, run_cli, speak, tones_recipe
 
 GREEDY = asr.DecodingOptions(method="ctc_greedy", confidence_threshold=0)
@@ -354,32 +353,11 @@ def test_symbols_are_read_as_they_are() -> None:
     assert max("".join(lines).replace("▁", "").encode()) != 0xC6  # coded bytes otherwise
 
 
-NODE = """
-const sherpa = require('sherpa-onnx');
-const [folder, model, samples] = process.argv.slice(2);
-const recognizer = sherpa.createOfflineRecognizer({
-  modelConfig: {omnilingual: {model: folder + '/' + model}, tokens: folder + '/tokens.txt'},
-});
-const found = [];
-for (const wave of JSON.parse(require('fs').readFileSync(samples))) {
-  const stream = recognizer.createStream();
-  stream.acceptWaveform(8000, Float32Array.from(wave));
-  recognizer.decode(stream);
-  found.push(recognizer.getResult(stream).text);
-}
-console.log('found ' + JSON.stringify(found));
-"""
-
-
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_folder_runs_in_node(model: str, of_tones: Path, tmp_path: Path) -> None:
+def test_the_same_folder_runs_in_node(model: str, of_tones: Path) -> None:
     modules = os.environ.get("NODE_PATH", "")
     if not shutil.which("node") or not (Path(modules) / "sherpa-onnx").is_dir():
         pytest.skip("needs the npm package sherpa-onnx in a folder that NODE_PATH names")
-    waves = [speak(text, 50 + i) for i, text in enumerate(TEXTS)]
-    (tmp_path / "waves.json").write_text(json.dumps([wave.tolist() for wave in waves]))
-    command = ["node", "-e", NODE, str(of_tones), model, str(tmp_path / "waves.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (line,) = (x for x in done.stdout.splitlines() if x.startswith("found "))
-    expected = [r.text for r in recognize(omnilingual(of_tones, model), waves, RATE)]
-    assert json.loads(line.removeprefix("found ")) == expected
+    waves = [speak(text, 50 + i).astype(np.float32) for i, text in enumerate(TEXTS)]
+    found, _ = in_node(of_tones / model, "omnilingual", 80, RATE, waves)
+    assert found == [r.text for r in recognize(omnilingual(of_tones, model), waves, RATE)]
