@@ -152,8 +152,10 @@ def main() -> None:
     args = parser.parse_args()
     bundle = Bundle.load(args.bundle)
     kind, features = sherpa.kind_of(bundle.config), bundle.config.features
-    some = [(text_of(cut), wave) for cut, wave, _ in utterances(bundle, list(load_cuts(args.cuts)))]
-    texts, waves = [list(column) for column in zip(*some[: args.most], strict=True)]
+    cuts = list(load_cuts(args.cuts))
+    cuts = cuts[:: max(1, len(cuts) // args.most)][: args.most]
+    some = [(text_of(cut), wave) for cut, wave, _ in utterances(bundle, cuts)]
+    texts, waves = [list(column) for column in zip(*some, strict=True)]
     after = features.sample_rate if kind == ONLINE else 0
     fed = [np.pad(wave, (0, after)) for wave in waves]
     ours, spent = by_the_model(args.bundle, kind == ONLINE, fed)
@@ -170,8 +172,8 @@ def main() -> None:
 
     add("the model, ctc_greedy", ours, spent, None, None)
     with tempfile.TemporaryDirectory() as scratch:
-        folder, cuts = Path(scratch) / "out", find_cuts(bundle, args.dev)
-        sherpa.export(bundle, folder, lambda path: quantize_folder(bundle, cuts, path))
+        folder, dev = Path(scratch) / "out", find_cuts(bundle, args.dev)
+        sherpa.export(bundle, folder, lambda path: quantize_folder(bundle, dev, path))
         ways = [("sherpa_onnx (Python)", in_python)]
         if (Path(os.environ.get("NODE_PATH", "")) / "sherpa-onnx").is_dir():
             ways.append(("sherpa-onnx (WebAssembly, Node)", in_node))

@@ -53,6 +53,7 @@ THEMES = {
     "compression": "Compression after training",
     "int8": "In 8 bits",
     "sherpa": "In sherpa-onnx",
+    "page": "In a browser",
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",

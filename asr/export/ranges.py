@@ -11,6 +11,7 @@ import numpy as np
 
 LARGEST = 255  # of an unsigned byte
 _BINS = 2048
+_MARGIN = 1.25
 _SHARES = np.linspace(1, 0.25, 31)  # of the largest value, or the least one, that a range ends at
 
 Batch = dict[str, np.ndarray]
@@ -43,6 +44,10 @@ class Histogram:
     low: float
     high: float
     counts_N: np.ndarray
+
+    def whole(self) -> Grid:
+        """Return the grid of all values, and of somewhat larger ones of recordings not seen."""
+        return grid_of(_MARGIN * self.low, _MARGIN * self.high)
 
     def best(self) -> Grid:
         """Return the grid with the least sum of squared errors, values beyond its ends included.

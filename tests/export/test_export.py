@@ -182,3 +182,15 @@ def test_what_cannot_be_exported_is_refused(
     with pytest.raises(ConfigError, match=r"pip install 'lrt-asr\[export\]'"):
         export(loaded, "onnx", tmp_path / "graphs")
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("kind", ["html", "sherpa"])
+def test_a_model_without_a_ctc_head_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    changes = {"model": {"ctc_weight": 0.0}, "decoding": {"ctc_weight": 0.0}}
+    config = Config.model_validate(tones_recipe(tmp_path, **changes))
+    made = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))
+    made.save(tmp_path / "bundle", "")
+    result = run_cli("export", tmp_path / "bundle", "--format", kind, "--out", tmp_path / "x.html")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "model.ctc_weight" in result.stderr and "above 0" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]

@@ -193,8 +193,10 @@ def test_names_are_text_and_the_policy_forbids_all_else(
 ) -> None:
     name = "</script><img src=https://x.test/a onerror=alert(1)>"
     file = tmp_path / "page.html"
-    file.write_text(build_page(Bundle.load(tiny_bundle), name), "utf-8")
-    assert "<img" not in file.read_text("utf-8")
+    content = build_page(Bundle.load(tiny_bundle), name)
+    file.write_text(content, "utf-8")
+    assert "<img" not in content and "<!--" not in content
+    assert content.lower().count("</script") == content.count("<script")
     for page in _opened(browser, file, is_attacked=True):
         expect(page.locator("#model")).to_have_text(name)
         blocked = page.evaluate(

@@ -19,7 +19,7 @@ from asr.export.ranges import Histogram, grid_of, observe
 from tests.helpers import run_cli
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -66,6 +66,26 @@ def test_the_range_has_the_least_squared_error_of_all(kind: str) -> None:
     # The search has steps of 2.5 % of the largest value, on both ends.
     assert error <= 1.05 * min(errors)
     assert error < 0.95 * errors[-1]  # all values in the range
+
+
+def test_convolutions_have_a_margin_and_maps_the_least_error(
+    graph: tuple[nn.Module, Path], tmp_path: Path
+) -> None:
+    quantize(graph[1], tmp_path / "int8.onnx", [_inputs(i) for i in range(4)])
+    weights = onnx.load(tmp_path / "int8.onnx").graph.initializer
+    scales = {w.name: float(onnx.numpy_helper.to_array(w)) for w in weights if not w.dims}
+    source = onnx.load(graph[1])
+    names = [name for node in source.graph.node for name in node.output]
+    names = [name for name in names if f"{name}.scale" in scales]
+    source.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in names)
+    session = onnxruntime.InferenceSession(source.SerializeToString())
+    found = observe(session, names, [_inputs(i) for i in range(4)])
+    whole = {n for n in names if scales[f"{n}.scale"] == pytest.approx(found[n].whole().scale)}
+    best = {n for n in names if scales[f"{n}.scale"] == pytest.approx(found[n].best().scale)}
+    # What is around the second and the third convolution; and what the two maps get.
+    assert len(whole) == 3 and best == set(names) - whole
+    ends = found[names[0]].low, found[names[0]].high
+    assert found[names[0]].whole().scale == pytest.approx(1.25 * (ends[1] - ends[0]) / 255)
 
 
 def test_an_outlier_alone_in_its_bin_is_counted() -> None:
