@@ -20,9 +20,10 @@ COPY asr asr
 COPY data_prep data_prep
 COPY serve serve
 COPY recipes recipes
-RUN pip install --no-cache-dir --no-deps --no-build-isolation . && useradd --create-home asr
+RUN pip install --no-cache-dir --no-deps --no-build-isolation . && useradd --create-home --uid 1000 asr
 
-USER asr
+# By number, so that Kubernetes sees that it is not root.
+USER 1000
 EXPOSE 8000
 HEALTHCHECK --start-period=60s CMD \
     ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/ready')"]

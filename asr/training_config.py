@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
+    PlainValidator,
     PositiveFloat,
     PositiveInt,
     model_validator,
@@ -16,12 +16,43 @@ from pydantic import (
 from asr.schema import FrozenModel, LocalPath, check_local
 
 Speed = Annotated[float, Field(ge=0.1, le=10)]
+_STORAGE = ("s3://", "s3a://", "gs://", "gcs://", "hdfs://", "file://", "memory://")
+
+
+def _check_url(value: object) -> str:
+    """Return the URL of a place in storage. Raises ValueError for anything else."""
+    if not isinstance(value, str) or not value.startswith(_STORAGE) or ".." in value.split("/"):
+        raise ValueError(
+            f"not a place in storage: give one such as s3://bucket/folder ({value!r:.60})"
+        )
+    return value
+
+
+def _check_place(value: object) -> Path | str:
+    if isinstance(value, str) and value.startswith("file:///"):
+        value = value.removeprefix("file://")
+    if isinstance(value, str) and value.startswith(_STORAGE):
+        return _check_url(value)
+    if not isinstance(value, str | Path):
+        raise ValueError(f"Input is not a valid path (given: {value!r:.60})")
+    return check_local(Path(value))
+
+
+def _check_places(value: object) -> object:
+    """Return several places, where one is given as well; what is none is for pydantic to refuse."""
+    if isinstance(value, str | Path):
+        return (_check_place(value),)
+    return tuple(map(_check_place, value)) if isinstance(value, list | tuple) else value
+
+
+Url = Annotated[str, PlainValidator(_check_url)]
+# A local path, or as a string a URL.
+PathOrUrl = Annotated[Path | str, PlainValidator(_check_place), PlainSerializer(str)]
 # One manifest is written as a path, several as a list of paths.
 Manifests = Annotated[
-    tuple[Path, ...],
+    tuple[Path | str, ...],
     Field(min_length=1, max_length=100),
-    BeforeValidator(lambda value: [value] if isinstance(value, str | Path) else value),
-    AfterValidator(lambda paths: tuple(map(check_local, paths))),
+    BeforeValidator(_check_places),
     PlainSerializer(lambda paths: paths[0] if len(paths) == 1 else paths),
 ]
 
@@ -41,14 +72,16 @@ class ReplayConfig(FrozenModel):
 class DataConfig(FrozenModel):
     """Where the cuts are, and how they become batches; durations are in seconds.
 
-    `train` is a manifest, or a list of several without an id in common. `batch_seconds` is the
+    `train` is a manifest, or a list of several without an id in common. Both may be URLs; `allow`
+    are the folders, by URL, of recordings elsewhere that manifests may name. `batch_seconds` is the
     audio in a batch of one process, before padding; an optimizer step uses `training.accumulate`
     such batches of each process. `speed_factors` other than 1 add copies of the training cuts at
     these speeds.
     """
 
     train: Manifests
-    dev: LocalPath
+    dev: PathOrUrl
+    allow: Annotated[tuple[Url, ...], Field(max_length=100, exclude_if=lambda urls: not urls)] = ()
     batch_seconds: PositiveFloat = 120.0
     speed_factors: Annotated[tuple[Speed, ...], Field(min_length=1, max_length=100)] = (1.0,)
     min_seconds: PositiveFloat = 0.1

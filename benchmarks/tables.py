@@ -60,6 +60,7 @@ THEMES = {
     "streaming": "Text while one speaks",
     "speculation": "Speculative joint search",
     "contention": "Where others need the cores",
+    "scale": "Jobs of many machines",
     "leases": "Shared jobs, simulated",
     "gpu": "On a GPU",
     "installation": "What an installation takes",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
 import soundfile as sf
@@ -24,6 +24,7 @@ from rich.progress import track
 
 from asr.data.cuts import CONVERTED_FROM
 from asr.errors import AudioError, DataError
+from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
 from asr.schema import FrozenModel
 from asr.tokenizer import normalize_text
@@ -42,7 +43,7 @@ class Utterance:
     """
 
     id: str
-    path: Path
+    path: Path | RemoteFile
     text: str
     speaker: str
     start: float = 0.0
@@ -189,7 +190,7 @@ def _cuts(
 
     # A conversation holds hundreds of utterances in a row: probe it once.
     @lru_cache(maxsize=256)
-    def probed(path: Path) -> sf._SoundFileInfo | str:
+    def probed(path: Path | RemoteFile) -> sf._SoundFileInfo | str:
         try:
             return probe(path)
         except AudioError as error:
@@ -207,13 +208,15 @@ def _cuts(
 
 
 def _cut_or_reason(
-    utterance: Utterance, probed: Callable[[Path], sf._SoundFileInfo | str], synthetic: bool
+    utterance: Utterance,
+    probed: Callable[[Path | RemoteFile], sf._SoundFileInfo | str],
+    synthetic: bool,
 ) -> MonoCut | MultiCut | str:
     text = normalize_text(utterance.text, "keep")  # a recipe may keep the case
     if not text:
         return "empty_transcript"
     try:
-        f"{utterance.id} {utterance.speaker} {utterance.path.absolute()}".encode()
+        f"{utterance.id} {utterance.speaker} {_source(utterance.path)[1]}".encode()
     except UnicodeEncodeError:
         return "undecodable_name"
     info = probed(utterance.path)
@@ -228,14 +231,20 @@ def _cut_or_reason(
     return _cut(utterance, text, info, seconds, synthetic)
 
 
+def _source(path: Path | RemoteFile) -> tuple[str, str]:
+    """Return the type of a recording's source, as lhotse names it, and the source."""
+    return ("url", path.url) if isinstance(path, RemoteFile) else ("file", str(path.absolute()))
+
+
 def _cut(
     utterance: Utterance, text: str, info: sf._SoundFileInfo, seconds: float, synthetic: bool
 ) -> MonoCut | MultiCut:
     key, channels = utterance.id, list(range(info.channels))
+    kind, source = _source(utterance.path)
     is_part = utterance.start > 0 or utterance.seconds is not None
     recording = Recording(
-        id=utterance.path.stem if is_part else key,
-        sources=[AudioSource("file", channels, str(utterance.path.absolute()))],
+        id=PurePath(source).stem if is_part else key,
+        sources=[AudioSource(kind, channels, source)],
         sampling_rate=info.samplerate,
         num_samples=info.frames,
         duration=info.frames / info.samplerate,

@@ -1,5 +1,6 @@
 """Check that a recording is whole without decoding it."""
 
+import errno
 import re
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import numpy as np
 import soundfile as sf
 
 from asr.audio.decoder import is_truncated_wav
-from asr.errors import AudioError
+from asr.errors import AsrError, AudioError
+from asr.runtime.storage import RemoteFile
 
 # What to do if every recording of a corpus has the same fault.
 FIXES = {
@@ -19,39 +21,71 @@ FIXES = {
 }
 
 
-def probe(path: Path) -> sf._SoundFileInfo:
+def probe(path: Path | RemoteFile) -> sf._SoundFileInfo:
     """Return soundfile's info (frames, samplerate in Hz, channels) of a recording that is whole.
 
     Reads the header and the last sample; only float files, which alone can hold NaN, are decoded.
     Raises AudioError whose `code` is missing, unreadable, shorten_compressed, no_samples, truncated
-    or not_finite.
+    or not_finite, and AsrError where storage does not answer.
     """
+    if isinstance(path, RemoteFile):
+        return _probe_remote(path)
     if not path.is_file():
         raise AudioError(f"{path}: there is no such file: check the corpus", "missing")
     try:
         with path.open("rb") as opened:
-            header = opened.read(1024)
-        sphere = header if header.startswith(b"NIST_1A") else b""
-        if b"embedded-shorten" in sphere:
-            fix = FIXES["shorten_compressed"]
-            raise AudioError(f"{path}: is compressed by shorten: {fix}", "shorten_compressed")
+            sphere = _sphere(path, opened.read(1024))
         info = sf.info(str(path), verbose=True)
-        announced = re.search(rb"^sample_count -i (\d+)", sphere, re.MULTILINE)
-        is_short = announced is not None and int(announced[1]) > info.frames
-        if is_short or is_truncated_wav(info.extra_info):
-            raise AudioError(f"{path}: is shorter than its header says: copy it again", "truncated")
-        if info.frames <= 0:
-            raise AudioError(f"{path}: holds no samples: remove it", "no_samples")
+        _check_length(path, sphere, info)
         with sf.SoundFile(path) as file:
             _check_samples(path, file)
     except (sf.LibsndfileError, OSError) as error:
-        raise AudioError(
-            f"{path}: cannot be read as audio ({error}): copy it again", "unreadable"
-        ) from error
+        raise _unreadable(path, error) from error
     return info
 
 
-def _check_samples(path: Path, file: sf.SoundFile) -> None:
+def _probe_remote(file: RemoteFile) -> sf._SoundFileInfo:
+    try:
+        with file.open() as opened:
+            sphere = _sphere(file, opened.read(1024))
+            opened.seek(0)
+            info = sf.info(opened, verbose=True)
+            _check_length(file, sphere, info)
+            opened.seek(0)
+            with sf.SoundFile(opened) as sound:
+                _check_samples(file, sound)
+    except OSError as error:
+        if error.errno == errno.EIO:  # of the storage, not of the recording
+            raise AsrError(f"{file}: {error.strerror}: try again when it does") from error
+        raise _unreadable(file, error) from error
+    except sf.LibsndfileError as error:
+        raise _unreadable(file, error) from error
+    return info
+
+
+def _sphere(path: Path | RemoteFile, header: bytes) -> bytes:
+    """Return the header of a SPHERE file, none of others. Raises AudioError for compressed ones."""
+    sphere = header if header.startswith(b"NIST_1A") else b""
+    if b"embedded-shorten" in sphere:
+        fix = FIXES["shorten_compressed"]
+        raise AudioError(f"{path}: is compressed by shorten: {fix}", "shorten_compressed")
+    return sphere
+
+
+def _check_length(path: Path | RemoteFile, sphere: bytes, info: sf._SoundFileInfo) -> None:
+    announced = re.search(rb"^sample_count -i (\d+)", sphere, re.MULTILINE)
+    is_short = announced is not None and int(announced[1]) > info.frames
+    if is_short or is_truncated_wav(info.extra_info):
+        raise AudioError(f"{path}: is shorter than its header says: copy it again", "truncated")
+    if info.frames <= 0:
+        raise AudioError(f"{path}: holds no samples: remove it", "no_samples")
+
+
+def _unreadable(path: Path | RemoteFile, error: Exception) -> AudioError:
+    return AudioError(f"{path}: cannot be read as audio ({error}): copy it again", "unreadable")
+
+
+def _check_samples(path: Path | RemoteFile, file: sf.SoundFile) -> None:
     try:
         file.seek(file.frames - 1)
         has_last = len(file.read(1)) > 0

@@ -196,15 +196,17 @@ class Labels:
 
         What cannot be converted is left out.
         """
-        if not labels or not needs_conversion(whole.path):
+        path = whole.path
+        assert isinstance(path, Path)
+        if not labels or not needs_conversion(path):
             return labels
         flac = self.out / _CONVERTED / f"{whole.id}.flac"
         try:
-            to_flac(whole.path, flac)
+            to_flac(path, flac)
         except AudioError as error:
             left_out += [LeftOut(one.id, SPLIT, str(one.path), error.code) for one in labels]
             return []
-        return [replace(one, path=flac, converted_from=one.path) for one in labels]
+        return [replace(one, path=flac, converted_from=path) for one in labels]
 
 
 def _is_done(task: Task) -> bool:

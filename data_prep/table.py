@@ -15,14 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from typing import cast
 
 from asr.audio.media import is_installed
 from asr.errors import AudioError, ConfigError, DataError
+from asr.runtime.storage import RemoteFile, find_remote
 from asr.runtime.threads import usable_cpus
 from asr.transcription.jobs import SUFFIXES
 from data_prep.convert import needs_conversion, to_flac
 from data_prep.corpus_writer import LeftOut, Report, Utterance, write_corpus
+from data_prep.remote import folder_for
 from data_prep.transcripts import Line, Transcripts, read_transcripts
 
 log = logging.getLogger(__name__)
@@ -38,16 +41,16 @@ Splits = dict[str, list[Utterance]]
 
 
 def prepare(
-    recordings: Path,
+    recordings: Path | str,
     transcripts: Path,
-    out: Path,
+    out: Path | str,
     *,
     columns: Mapping[str, str] | None = None,
     dev: float = 0.1,
     test: float = 0.1,
     jobs: int | None = None,
 ) -> Report:
-    """Write the cuts of a folder of recordings and its table to `out`.
+    """Write the cuts of a folder of recordings and its table to `out`; strings are URLs.
 
     `dev` and `test` are shares of the utterances. Where the table has no column of splits, whole
     speakers go to dev and test; with too few speakers whole recordings do, which is said. Raises
@@ -55,22 +58,26 @@ def prepare(
     """
     if dev + test >= 1:
         raise ConfigError(f"dev and test are {dev:g} and {test:g} of all: leave some for training")
-    if not recordings.is_dir():
+    if isinstance(recordings, Path) and not recordings.is_dir():
         raise DataError(f"{recordings}: there is no such folder: give the folder of the recordings")
     table = read_transcripts(transcripts, columns)
     if table.encoding != "utf-8":
         log.warning("%s is read as %s: save it as UTF-8 if its text looks wrong",
                     table.path, table.encoding)  # fmt: skip
     left_out: list[LeftOut] = []
-    pairs = _utterances(table, recordings, out, left_out)
-    splits = _as_the_table_says(pairs) or _split(pairs, {"test": test, "dev": dev})
-    if not splits["dev"]:
-        log.warning("too few utterances: none is left for dev, which training needs")
-    usable = _converted(splits, recordings, out, left_out, jobs)
-    return write_corpus(usable, out, corpus=recordings.name, left_out=left_out, jobs=jobs)
+    with folder_for(out) as folder:
+        pairs = _utterances(table, recordings, folder, left_out)
+        splits = _as_the_table_says(pairs) or _split(pairs, {"test": test, "dev": dev})
+        if not splits["dev"]:
+            log.warning("too few utterances: none is left for dev, which training needs")
+        usable = _converted(splits, recordings, folder, left_out, jobs)
+        name = PurePosixPath(str(recordings)).name
+        return write_corpus(usable, folder, corpus=name, left_out=left_out, jobs=jobs)
 
 
-def _utterances(table: Transcripts, recordings: Path, out: Path, left_out: list[LeftOut]) -> Pairs:
+def _utterances(
+    table: Transcripts, recordings: Path | str, out: Path, left_out: list[LeftOut]
+) -> Pairs:
     """Return the lines whose recordings are there, each with its utterance; list the others."""
     files = _Files(recordings, table.path.parent, out / _CONVERTED)
     pairs, said = [], []
@@ -84,7 +91,7 @@ def _utterances(table: Transcripts, recordings: Path, out: Path, left_out: list[
             left_out.append(LeftOut(f"line {line.number}", "", line.audio, "missing"))
             said.append(f"{table.path}, line {line.number}: {error}")
             continue
-        pairs.append((line, _utterance(line, path, recordings)))
+        pairs.append((line, _utterance(line, path, files.within[path])))
     _say(said)
     if not pairs:
         raise DataError(
@@ -95,9 +102,9 @@ def _utterances(table: Transcripts, recordings: Path, out: Path, left_out: list[
     return pairs
 
 
-def _utterance(line: Line, path: Path, root: Path) -> Utterance:
+def _utterance(line: Line, path: Path | RemoteFile, within: PurePath) -> Utterance:
     """Return an utterance, whose id is its path in the folder, and its start in a longer file."""
-    name = path.relative_to(root).with_suffix("").as_posix().replace("/", "-")
+    name = within.with_suffix("").as_posix().replace("/", "-")
     id = re.sub(r"\s", "_", name) + (f"-{line.start:.2f}" if line.seconds is not None else "")
     return Utterance(id, path, line.text, line.speaker or "", line.start, line.seconds)
 
@@ -105,19 +112,17 @@ def _utterance(line: Line, path: Path, root: Path) -> Utterance:
 class _Files:
     """The recordings below a folder, found as tables name them."""
 
-    def __init__(self, root: Path, beside: Path, converted: Path) -> None:
+    def __init__(self, root: Path | str, beside: Path, converted: Path) -> None:
         self.root, self.beside = root, beside
-        self.exact: dict[str, Path] = {}
-        self.similar: dict[str, set[Path]] = defaultdict(set)
-        for path in root.rglob("*"):
-            is_own = path.absolute().is_relative_to(converted.absolute())
-            if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
-                within = path.relative_to(root)
-                self.exact[within.as_posix()] = path
-                for similar in (within, within.with_suffix(""), path.name, path.stem):
-                    self.similar[_key(str(similar))].add(path)
+        self.exact: dict[str, Path | RemoteFile] = {}
+        self.similar: dict[str, set[Path | RemoteFile]] = defaultdict(set)
+        self.within = dict(_recordings(root, converted))
+        for path, within in self.within.items():
+            self.exact[within.as_posix()] = path
+            for similar in (within, within.with_suffix(""), within.name, within.stem):
+                self.similar[_key(str(similar))].add(path)
 
-    def find(self, audio: str) -> Path:
+    def find(self, audio: str) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
 
         A path is relative to the folder or to the table, or absolute, with or without its suffix;
@@ -137,11 +142,31 @@ class _Files:
 
     def _places(self, written: str) -> Iterator[str]:
         """Yield the paths in the folder that a path in the table may mean."""
+        if isinstance(self.root, str):
+            yield written.removeprefix(self.root.rstrip("/") + "/")
+            return
         for base in (self.root, self.beside):
             path = base.absolute() / written
             yield os.path.relpath(path, self.root)
             with suppress(OSError, ValueError, RuntimeError):  # it may be no possible path
                 yield os.path.relpath(path.resolve(), self.root.resolve())
+
+
+def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | RemoteFile, PurePath]]:
+    """Yield the recordings below a folder, without converted ones, and their paths in it."""
+    if isinstance(root, str):
+        try:
+            yield from find_remote(root, SUFFIXES)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise DataError(
+                f"{root}: cannot be listed ({reason}): check the URL and the key"
+            ) from error
+        return
+    for path in root.rglob("*"):
+        is_own = path.absolute().is_relative_to(converted.absolute())
+        if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
+            yield path, path.relative_to(root)
 
 
 def _key(path: str) -> str:
@@ -200,23 +225,26 @@ def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
 
 
 def _converted(
-    splits: Splits, root: Path, out: Path, left_out: list[LeftOut], jobs: int | None
+    splits: Splits, root: Path | str, out: Path, left_out: list[LeftOut], jobs: int | None
 ) -> Splits:
     """Return the splits that are not empty, with FLAC in `out` where libsndfile reads no file.
+
+    Recordings by URL stay as they are.
 
     Raises ConfigError where PyAV is needed and not installed.
     """
 
     paths = list(dict.fromkeys(one.path for one in chain(*splits.values())))
-    foreign = dict.fromkeys(path for path in paths if needs_conversion(path))
+    here = [path for path in paths if isinstance(path, Path)]
+    foreign = dict.fromkeys(path for path in here if needs_conversion(path))
     if foreign and not is_installed():
         raise ConfigError(
             f"{next(iter(foreign))}: is one of {len(foreign)} recordings that PyAV decodes, which "
             "is not installed: pip install 'lrt-asr[media]'"
         )
 
-    def convert(path: Path) -> Path | AudioError:
-        if path not in foreign:
+    def convert(path: Path | RemoteFile) -> Path | RemoteFile | AudioError:
+        if isinstance(path, RemoteFile) or isinstance(root, str) or path not in foreign:
             return path
         flac = out / _CONVERTED / f"{path.relative_to(root)}.flac"
         try:
@@ -235,7 +263,8 @@ def _converted(
             if isinstance(path, AudioError):
                 left_out.append(LeftOut(one.id, split, str(one.path), path.code))
             else:
-                source = None if path == one.path else one.path
+                is_new = isinstance(one.path, Path) and path != one.path
+                source = cast(Path, one.path) if is_new else None
                 usable[split].append(replace(one, path=path, converted_from=source))
     return usable
 

@@ -5,6 +5,8 @@ import gc
 import itertools
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import settings
 import asr
 from asr.bundle import Bundle
 from asr.config import Config
+from asr.runtime import storage
 from asr.tokenizer import Tokenizer
 from asr.transcription.recognizer import Recognizer
 from data_prep.corpus_writer import Utterance, write_corpus
@@ -88,6 +91,38 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
         return folder
 
     return make
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    """A server of S3 in a process of its own, by the environment; yields its file system."""
+    pytest.importorskip("moto")
+    s3fs = pytest.importorskip("s3fs")
+    code = (
+        "import logging, time; logging.getLogger('werkzeug').setLevel(logging.ERROR)\n"
+        "from moto.server import ThreadedMotoServer as S\n"
+        "s = S(ip_address='127.0.0.1', port=0, verbose=False); s.start()\n"
+        "print(s.get_host_and_port()[1], flush=True); time.sleep(3600)"
+    )
+    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    port = server.stdout.readline().strip()
+    patch = pytest.MonkeyPatch()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+    }.items():  # fmt: skip
+        patch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()  # of the server of another module
+    storage._file_system.cache_clear()
+    try:
+        system = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+        system.mkdir("job")
+        yield system
+    finally:
+        patch.undo()
+        server.kill()
+        server.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -314,6 +314,12 @@ def start_cli(
         yield CliRun(_ask_cli_server(asked), Path(out.name), Path(err.name))
 
 
+def with_keys(**more: str) -> str:
+    """Statements that give a forked process the variables of this one's S3."""
+    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return f"import os; os.environ.update({keys | more!r})"
+
+
 def _ask_cli_server(asked: dict[str, Any]) -> int:
     server = _cli_server()
     assert server.stdin and server.stdout

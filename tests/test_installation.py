@@ -70,12 +70,12 @@ installed_modules = functools.cache(packages_distributions)
 
 
 def modules_of(packages: set[str]) -> set[str]:
-    """The top-level modules of installed packages."""
-    return {
-        module
-        for module, names in installed_modules().items()
-        if packages & set(map(canonicalize_name, names))
+    """The top-level modules of packages; of one that is not installed, as Ray, its name."""
+    found = {
+        module: set(map(canonicalize_name, names)) for module, names in installed_modules().items()
     }
+    absent = packages - set().union(*found.values())
+    return {module for module, names in found.items() if packages & names} | absent
 
 
 @functools.cache

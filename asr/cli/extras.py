@@ -13,6 +13,7 @@ MODULES = {
         "prometheus_client", "websockets",
     ),
     "cloud": ("fsspec",),  # and by name the package of a URL's kind
+    "ray": ("ray",),
 }  # fmt: skip
 
 

@@ -49,11 +49,15 @@ def hkust(corpus: Corpus, out_dir: Out, jobs: Jobs = None) -> None:
 
 @prepare_app.command()
 def table(
-    recordings: Annotated[Path, typer.Argument(help="A folder of recordings, in any format.")],
+    recordings: Annotated[
+        str, typer.Argument(help="A folder of recordings, in any format, or its URL.")
+    ],
     transcripts: Annotated[
         Path, typer.Argument(help="Their texts: csv, tsv, jsonl, or a Kaldi or metadata folder.")
     ],
-    out_dir: Out,
+    out_dir: Annotated[
+        str, typer.Argument(metavar="OUT_DIR", help="Folder for the cuts, or its URL.")
+    ],
     audio_column: Column = None,
     text_column: Column = None,
     speaker_column: Column = None,
@@ -62,21 +66,21 @@ def table(
     jobs: Jobs = None,
 ) -> None:
     """Prepare recordings of your own with a table of their texts, speakers kept apart."""
+    from asr.runtime.storage import is_url
     from data_prep.table import prepare
 
+    source, out = (place if is_url(place) else Path(place) for place in (recordings, out_dir))
     named = {
         "audio": audio_column,
         "text": text_column,
         "speaker": speaker_column,
     }
     columns = {kind: name for kind, name in named.items() if name}
-    report = prepare(
-        recordings, transcripts, out_dir, columns=columns, dev=dev, test=test, jobs=jobs
-    )
+    report = prepare(source, transcripts, out, columns=columns, dev=dev, test=test, jobs=jobs)
     show_report(report, out_dir)
 
 
-def show_report(report: "Report", folder: Path) -> None:
+def show_report(report: "Report", folder: Path | str) -> None:
     """Print the counts of a prepared corpus, and what was left out."""
     head = ("split", "utterances", "speakers", "hours", "characters", "left out")
     rows = [
@@ -85,7 +89,7 @@ def show_report(report: "Report", folder: Path) -> None:
     ]
     show(tabulate(rows, head, intfmt=",", floatfmt=".2f"))
     if reasons := _reasons(report.left_out):
-        show(f"left out: {reasons}; listed in {folder / 'left_out.tsv'}")
+        show(f"left out: {reasons}; listed in {folder}/left_out.tsv")
 
 
 def _reasons(left_out: dict[str, int]) -> str:

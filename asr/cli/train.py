@@ -19,7 +19,7 @@ Resume = Annotated[bool, typer.Option(help="Continue the run that --out holds.")
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe, such as recipes/demo/lrt.yaml.")],
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Default: exp/CORPUS/RECIPE.")
+        str | None, typer.Option("--out", help="A folder or its URL; default: exp/CORPUS/RECIPE.")
     ] = None,
     resume: Resume = False,
     overrides: Overrides = None,
@@ -32,7 +32,7 @@ def train(
     config = load_config(recipe, overrides)  # before the slow imports: mistakes show at once
     from asr.train.run import train as run
 
-    out_dir = out_dir or Path("exp") / recipe.resolve().parent.name / recipe.stem
+    out_dir = out_dir or str(Path("exp") / recipe.resolve().parent.name / recipe.stem)
     changes = "".join(f" --set '{change}'" for change in overrides or [])
     with resumable(f"asr train {recipe}{changes} --out {out_dir} --resume"):
         run(config, out_dir, resume, device)

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from asr.cli.extras import require
 from asr.cli.live import transcribe_live
 from asr.cli.options import (
     Beam,
@@ -28,6 +30,7 @@ from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
     from asr.transcription.jobs import Task
+    from asr.transcription.shared import Crew, Work
     from asr.transcription.transcript import Transcript
 
     Results = Iterator[tuple[Task, Transcript | str | AudioError]]
@@ -51,11 +54,19 @@ Out = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option(help="Write existing files of --out again.")]
 Jobs = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=1,
         help="Processes, which share the threads of `asr --threads` and all GPUs; with --server, "
-        "concurrent requests.",
+        "concurrent requests; with --engine ray, actors. Default: 1; as many actors as fit.",
+    ),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ray|ray://HOST:PORT",
+        help="With --out URL: actors of a Ray cluster do the work, one for each GPU, or for as "
+        "many cores as `asr --threads` says (1).",
     ),
 ]
 Server = Annotated[
@@ -85,6 +96,7 @@ Model = Annotated[str | None, typer.Option(help="The server's model, if it has s
 
 @app.command()
 def transcribe(
+    context: typer.Context,
     arguments: Arguments,
     format: Annotated[Literal["txt", "json", "srt", "vtt", "tsv"], typer.Option()] = "txt",
     out: Out = None,
@@ -97,7 +109,8 @@ def transcribe(
     hotwords: Words = None,
     device: Device = "auto",
     int8: Int8 = False,
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
+    engine: Engine = None,
     server: Server = None,
     model: Model = None,
     live: Live = False,
@@ -114,6 +127,11 @@ def transcribe(
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
     words = read_hotwords(hotwords) if hotwords else ()
     changes["hotwords"] = words or None
+    if engine and (live or not is_url(out or "")):
+        raise ConfigError(
+            f"--engine {engine} is for --out URL: give s3://…, or file:// and a folder that all "
+            "nodes see"
+        )
     if live or rate:
         if server or out is not None or format != "txt" or not live:
             raise ConfigError(
@@ -128,8 +146,10 @@ def transcribe(
                 "--out URL is for machines that share the work, which write nothing twice: leave "
                 "out --server and --overwrite, or give a folder"
             )
-        _transcribe_shared(arguments, out, format, device, int8, changes, jobs)
+        cores = context.find_root().params.get("threads") or 1
+        _transcribe_shared(arguments, out, format, device, int8, changes, jobs, engine, cores)
         return
+    jobs = jobs or 1
     out_dir = None if out is None else Path(out)
     tasks = find_tasks(arguments if server else arguments[1:], out_dir, format)
     if len(tasks) > 1 and not out_dir and format not in ("txt", "json"):
@@ -160,27 +180,45 @@ def transcribe(
 
 def _transcribe_shared(
     arguments: list[str], out: str, format: str, device: str, int8: bool,
-    changes: dict[str, object], jobs: int,
+    changes: dict[str, object], jobs: int | None, engine: str | None, cores: int,
 ) -> None:  # fmt: skip
     """Do this machine's part of a job, and report all of it when all of it is done."""
-    from asr.runtime.threads import choose_threads
+    from asr.runtime.storage import is_url
     from asr.transcription.remote_bundle import local_bundle, model_digest
     from asr.transcription.shared import Work, transcribe_shared
     from asr.transcription.shares import plan
 
+    if engine:  # paths are read by other machines too
+        arguments = [a if is_url(a) or a == "-" else str(Path(a).absolute()) for a in arguments]
     if format != "json":
         changes["n_best"] = 1
     with local_bundle(arguments[0]) as bundle:
         options = {**changes, "int8": int8, "model": model_digest(bundle)}
         job = plan(arguments[1:], out, format, options)
-        threads = max(1, choose_threads().number // jobs)
-        work = Work(job, out, format, bundle, device, int8, changes, threads)
+        work = Work(job, out, format, bundle, device, int8, changes, cores)
+        crew = _crew(work, arguments[0], jobs, engine)
         with progress("transcribing", len(job.tasks)) as on_progress:
-            failed = transcribe_shared(work, jobs, on_progress)
+            failed = transcribe_shared(work, crew, on_progress)
     for sentence in failed[:_MOST_FAILURES]:
         note(f"asr: {sentence}")
     note(f"{len(job.tasks) - len(failed)} are in {out}, {len(failed)} failed")
     raise typer.Exit(int(bool(failed)))
+
+
+def _crew(work: "Work", bundle: str, jobs: int | None, engine: str | None) -> "Crew":
+    """Return who works here: processes, or actors of Ray. Raises ConfigError where none can."""
+    from asr.runtime.threads import choose_threads
+    from asr.transcription.shared import LocalCrew
+
+    if not engine:
+        threads = max(1, choose_threads().number // (jobs or 1))
+        return LocalCrew(replace(work, threads=threads), jobs or 1)
+    if engine != "ray" and not engine.startswith("ray://"):
+        raise ConfigError(f"--engine {engine}: give ray, or ray://HOST:PORT")
+    require("ray", "transcribe --engine ray")
+    from asr.transcription.ray_engine import RayCrew
+
+    return RayCrew(work, bundle, None if engine == "ray" else engine, jobs)
 
 
 def _report(results: "Results", shown: str | None, alone: bool) -> int:

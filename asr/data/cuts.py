@@ -2,7 +2,7 @@
 
 import gzip
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +13,7 @@ from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line, deserialize_item
 
 from asr.data.noise import NOISE_SEED, VOICE_SEED
+from asr.data.places import open_place
 from asr.data.recordings import (
     RATES,
     check_audio,
@@ -20,7 +21,6 @@ from asr.data.recordings import (
     check_seconds,
     check_transforms,
 )
-from asr.runtime.files import open_regular
 
 # The key in a text's `custom` of the file whose converted copy a cut reads.
 CONVERTED_FROM = "converted_from"
@@ -28,19 +28,19 @@ _LINE = 1 << 26  # bytes; recordings may be inside
 _MOST_SILENCE = 1 << 24  # samples of a mix that are of no recording, 17 minutes at 16 kHz
 
 
-def read_cuts(manifest: Path) -> Iterator[Cut]:
-    """Yield the cuts of a file of JSON lines, gzipped or not.
+def read_cuts(manifest: Path | str, allowed: Sequence[str] = ()) -> Iterator[Cut]:
+    """Yield the cuts of a file of JSON lines, gzipped or not; see `check_recording`.
 
     Many types of exceptions mean that a line is wrong; TypeError, that it could run a command.
     """
-    return map(parse_line, read_lines(manifest))
+    return (parse_line(line, allowed) for line in read_lines(manifest))
 
 
-def read_lines(manifest: Path) -> Iterator[bytes]:
+def read_lines(manifest: Path | str) -> Iterator[bytes]:
     """Yield the lines of a manifest. Raises OSError or ValueError for what has no end."""
     with ExitStack() as opened:
-        file: BinaryIO | gzip.GzipFile = opened.enter_context(open_regular(manifest))
-        if manifest.suffix == ".gz":
+        file: BinaryIO | gzip.GzipFile = opened.enter_context(open_place(manifest))
+        if str(manifest).endswith(".gz"):
             file = opened.enter_context(gzip.GzipFile(fileobj=file))
         while line := file.readline(_LINE):
             if len(line) == _LINE:
@@ -48,7 +48,7 @@ def read_lines(manifest: Path) -> Iterator[bytes]:
             yield line
 
 
-def parse_line(line: bytes) -> Cut:
+def parse_line(line: bytes, allowed: Sequence[str] = ()) -> Cut:
     """Return the cut of a line; see `read_cuts`."""
     cut = deserialize_item(decode_json_line(line.decode("utf-8")))
     if not isinstance(cut, Cut):
@@ -59,7 +59,7 @@ def parse_line(line: bytes) -> Cut:
             raise TypeError(f"{cut.id}: a track is a {type(part).__name__}")
         _check_part(part)
     for recording in recordings_of(cut):
-        check_recording(cut.id, recording)
+        check_recording(cut.id, recording, allowed)
     if isinstance(cut, MixedCut):
         _check_mix(cut)
     _check_texts(cut)

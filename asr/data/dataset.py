@@ -18,14 +18,15 @@ from asr.audio.augmentation import VoicesConfig
 from asr.audio.features import FeatureExtractor
 from asr.data.manifest import read_wave, text_of
 from asr.data.pauses import with_noise
-from asr.data.voices import Voices, voice_seed
+from asr.data.voices import Voices, voice_seed, without_voice_seed
 from asr.errors import AudioError
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
 
 _ID_BYTES = 200
-# Features of this many bytes are kept for the next epochs: some 37 h at 40 bins and a hop of 20 ms.
+# So many bytes are kept for the next epochs: features of 37 h at 40 bins and a hop of 20 ms, or
+# samples of 4.6 h at 16 kHz.
 _KEPT_BYTES = 2**30
 
 
@@ -71,8 +72,8 @@ class MicroBatches:
 class SpeechDataset(Dataset[MicroBatches]):
     """Reads the recordings of a step's batches and computes their features.
 
-    Those of a small corpus are kept in memory: they are the same in every epoch, but for pauses,
-    noise and voices. Workers keep none, since each lives for an epoch.
+    Those of a small corpus are kept in memory, with `voices` its samples: they are the same in
+    every epoch, but for pauses and noise. Workers keep none, since each lives for an epoch.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class SpeechDataset(Dataset[MicroBatches]):
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
         self.voices = Voices(voices, features) if voices else None
         self.failed: set[str] = set()
-        self._kept: dict[str, tuple[Cut, Tensor]] = {}
+        self._kept: dict[tuple[str, bool], tuple[Cut, Tensor]] = {}
         self._room = 0 if num_workers else _KEPT_BYTES
         # The id that each worker reads at the moment, to be reported if the worker dies.
         self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
@@ -119,27 +120,30 @@ class SpeechDataset(Dataset[MicroBatches]):
             self.reading[worker.id].value = cut_id.encode()[: _ID_BYTES - 1]
 
     def _read(self, cut: Cut) -> Tensor | None:
-        kept = self._kept.get(cut.id)
-        if kept and kept[0] == cut:  # another with its id may have pauses, or be of dev
-            return kept[1]
-        self._note(cut.id)
+        """Return the features of a cut, None where it cannot be read."""
+        seeded = self.voices is not None and voice_seed(cut) is not None
         try:
-            wave_N = read_wave(cut, self.sample_rate)
-            wave_N = with_noise(wave_N, self.sample_rate, cut)
-            feats_TF: Tensor = (
-                self.voices.features_of(wave_N, cut) if self.voices else self.features(wave_N)
-            )
+            stored = self._stored(cut, seeded)
+            if self.voices is None or not seeded:
+                return stored
+            return self.voices.features_of(stored, cut)
         except AudioError as error:
             if cut.id not in self.failed:
                 log.warning("skipped: %s", error)
                 self.failed.add(cut.id)
             return None
-        if feats_TF.nbytes <= self._room and not kept and _is_unchanged(cut):
-            self._kept[cut.id] = cut, feats_TF
-            self._room -= feats_TF.nbytes
-        return feats_TF
 
-
-def _is_unchanged(cut: Cut) -> bool:
-    """Tell whether a cut is itself in every epoch, without pauses and without another voice."""
-    return isinstance(cut, DataCut) and voice_seed(cut) is None
+    def _stored(self, cut: Cut, samples: bool) -> Tensor:
+        """Return the samples of a cut or its features, from memory where it holds them."""
+        same, key = without_voice_seed(cut), (cut.id, samples)
+        kept = self._kept.get(key)
+        if kept and kept[0] == same:  # another with its id may have pauses, or be of dev
+            return kept[1]
+        self._note(cut.id)
+        wave_N = with_noise(read_wave(cut, self.sample_rate), self.sample_rate, cut)
+        found: Tensor = wave_N if samples else self.features(wave_N)
+        # With pauses it is another in each epoch.
+        if found.nbytes <= self._room and not kept and isinstance(cut, DataCut):
+            self._kept[key] = same, found
+            self._room -= found.nbytes
+        return found

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,9 @@ from lhotse.cut import Cut
 from torch import Tensor
 
 from asr.data.cuts import check_files, origins, parse_line, read_cuts, read_lines
+from asr.data.places import is_allowed, is_manifest
 from asr.data.shar import fetch, load_shar
-from asr.errors import AudioError, DataError
+from asr.errors import AsrError, AudioError, DataError
 from asr.schema import check_local
 from asr.tokenizer import normalize_text
 from asr.training_config import DataConfig
@@ -33,26 +34,22 @@ def text_of(cut: Cut) -> str:
     return " ".join(s.text for s in cut.supervisions if s.text)
 
 
-def load_cuts(path: Path) -> CutSet:
+def load_cuts(path: Path | str, allowed: Sequence[str] = ()) -> CutSet:
     """Return the cuts of a manifest by `asr prepare` or lhotse, or of a folder of lhotse Shar.
 
-    Raises DataError if the manifest is missing, empty or invalid.
+    `allowed` are prefixes of URLs: it and its recordings may be below them, for which the user must
+    have named them. Raises DataError if the manifest is missing, empty or invalid.
     """
+    found, is_folder = _find(path, allowed)
     try:
-        check_local(path)
-    except ValueError as error:
-        raise DataError(str(error)) from error
-    if not path.exists():
-        raise DataError(f"{path}: there is no such manifest: write it with `asr prepare`")
-    # lhotse could take a relative path for a command or an address, so it sees none.
-    found = path.absolute()
-    try:
-        cuts = load_shar(found) if path.is_dir() else CutSet.from_cuts(read_cuts(found))
+        cuts = load_shar(found) if is_folder else CutSet.from_cuts(read_cuts(found, allowed))
+    except AsrError:
+        raise
     except Exception as error:  # lhotse raises many types on a broken file
         reason = " ".join(str(error).split()) or type(error).__name__
+        broken = _broken_lines(found, allowed)
         raise DataError(
-            f"{path}: is not a lhotse manifest of cuts ({_broken_lines(path)}{reason:.300}): "
-            "prepare it again"
+            f"{path}: is not a lhotse manifest of cuts ({broken}{reason:.300}): prepare it again"
         ) from error
     if not len(cuts):
         raise DataError(f"{path}: holds no utterances: prepare it again")
@@ -64,8 +61,28 @@ def load_cuts(path: Path) -> CutSet:
     return cuts
 
 
-def load_training_cuts(data: DataConfig) -> CutSet:
-    """Return the cuts of all training manifests of a recipe.
+def _find(path: Path | str, allowed: Sequence[str]) -> tuple[Path | str, bool]:
+    """Return where a manifest is, and whether it is a folder of shards. Raises DataError."""
+    if isinstance(path, str):
+        url = path.rstrip("/")
+        if is_allowed(f"{url}/", allowed):
+            return url, not is_manifest(url)
+        raise DataError(
+            f"{path} is an address, which only `asr train` opens for the recipe that names it: "
+            "give a manifest on a disk"
+        )
+    try:
+        check_local(path)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    if not path.exists():
+        raise DataError(f"{path}: there is no such manifest: write it with `asr prepare`")
+    # lhotse could take a relative path for a command or an address, so it sees none.
+    return path.absolute(), path.is_dir()
+
+
+def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
+    """Return the cuts of all training manifests of a recipe; for URLs see `load_cuts`.
 
     Manifests that were prepared apart may number their utterances alike: an id that an earlier one
     has gets the number of its manifest. Raises DataError as `load_cuts` does, and where one
@@ -73,7 +90,7 @@ def load_training_cuts(data: DataConfig) -> CutSet:
     """
     known: dict[str, Cut] = {}
     for number, path in enumerate(data.train, 1):
-        for cut in load_cuts(path):
+        for cut in load_cuts(path, allowed):
             other = known.get(cut.id)
             if other and origins(other) & origins(cut):
                 raise DataError(
@@ -85,13 +102,13 @@ def load_training_cuts(data: DataConfig) -> CutSet:
     return CutSet.from_cuts(known.values())
 
 
-def _broken_lines(path: Path) -> str:
+def _broken_lines(path: Path | str, allowed: Sequence[str]) -> str:
     """Return which lines of a manifest are not cuts, the first five by number; empty if none."""
     broken = []
     with contextlib.suppress(OSError, EOFError, zlib.error, ValueError):
         for number, line in enumerate(read_lines(path), 1):
             try:
-                parse_line(line)
+                parse_line(line, allowed)
             except Exception:  # as above
                 broken.append(str(number))
     more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
@@ -108,6 +125,8 @@ def read_wave(cut: Cut, sample_rate: int) -> Tensor:
             wave_CN = fetched.load_audio()
         if wave_CN is None:
             raise ValueError("there is none")
+    except AsrError:  # the storage does not answer
+        raise
     except Exception as error:  # lhotse's audio backends raise many types
         # After its first line, lhotse describes its objects.
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -15,6 +15,8 @@ import soundfile
 from lhotse import AudioSource, Recording
 from lhotse.augmentation import AudioTransform, Narrowband, Resample, Speed, Tempo
 
+from asr.data.places import is_allowed
+
 # The only sources and transforms that a manifest may name; in shards, `shar` stands for a
 # recording beside it.
 _SOURCES = {"file", "memory", "shar"}
@@ -22,6 +24,7 @@ _TRANSFORMS = {"Speed", "Tempo", "Resample", "Volume", "Narrowband", "Clipping"}
 # A path that is a command, standard input or an address, or is inside a tar file, which lhotse
 # would open itself.
 _NOT_A_FILE = re.compile(r"pipe:|-\Z|[A-Za-z][A-Za-z0-9+.-]*://|.*\.tar/", re.DOTALL)
+URL = "url"  # the type of a source by URL, which `shar.fetch` reads
 RATES = range(1_000, 384_001)  # resampling from a lower one makes any recording large
 _NARROWBAND = 8000
 _MOST_TERMS = 1 << 12
@@ -30,19 +33,22 @@ _MOST_TRANSFORMS = 64
 _MOST_CHANGE = 10.0  # of a recording's length, by all its transforms
 
 
-def check_recording(cut_id: str, recording: Recording) -> None:
+def check_recording(cut_id: str, recording: Recording, allowed: Sequence[str] = ()) -> None:
     """Check the description of a recording, its audio is not read.
 
-    Raises TypeError for what could run a command or fetch a file, ValueError for absurd values.
+    `allowed` are the prefixes of URLs that may be read. Raises TypeError for what could run a
+    command or fetch a file, ValueError for absurd values.
     """
     if len(recording.sources) > _MOST_CHANNELS:
         raise ValueError(f"{cut_id}: its recording has {len(recording.sources)} sources")
     for source in recording.sources:
-        if source.type not in _SOURCES:
+        if source.type in (URL, "file") and is_allowed(str(source.source), allowed):
+            source.type = URL
+        elif source.type not in _SOURCES:
             raise TypeError(
                 f"{cut_id}: a recording's source is a {source.type}, which is not run or fetched"
             )
-        if source.type == "file" and _NOT_A_FILE.match(source.source):
+        elif source.type == "file" and _NOT_A_FILE.match(source.source):
             raise TypeError(
                 f"{cut_id}: {source.source} is a command, an address or inside a tar file, which "
                 "is not run, fetched or opened: give a file's path"

@@ -51,6 +51,14 @@ def voice_seed(cut: Cut) -> int | None:
     return (part.custom or {}).get(VOICE_SEED)
 
 
+def without_voice_seed(cut: Cut) -> Cut:
+    """Return an utterance as it was before `with_voice_seeds`."""
+    if isinstance(cut, MixedCut) or voice_seed(cut) is None:
+        return cut
+    custom = {key: value for key, value in (cut.custom or {}).items() if key != VOICE_SEED}
+    return fastcopy(cut, custom=custom or None)
+
+
 class Voices:
     """Computes the features of utterances as another person might have said them elsewhere."""
 

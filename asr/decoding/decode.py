@@ -128,9 +128,6 @@ class SpeechDecoder:
             hotwords = self._hotwords.pop(n)[2]
         self._hotwords = [(words, weight, hotwords), *self._hotwords[: _MOST_LISTS - 1]]
         return hotwords
-        hotwords = Hotwords.of(words, weight, self.tokenizer)
-        self._hotwords = [(words, weight, hotwords), *self._hotwords[: _MOST_LISTS - 1]]
-        return hotwords
 
     def _search(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None

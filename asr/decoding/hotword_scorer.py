@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.hotwords import Hotword
-from asr.decoding.phrase_trie import PhraseTrie
+from asr.decoding.phrase_trie import PhraseTrie, State
 from asr.tokenizer import UNK, Tokenizer
 
 _MOST_NAMED = 10  # skipped phrases that a warning names
@@ -56,22 +56,30 @@ class HotwordScorer:
         self._first_V[torch.tensor(tokens, device=device)] = torch.tensor(values, device=device)
         self._states = [[trie.start()] * like_BW.shape[1] for _ in like_BW]
         self._bonus_BWV: Tensor | None = None
+        self._of_state: dict[State, tuple[Tensor, Tensor]] = {}
 
     def bonuses(self) -> Tensor:
         """Return what each token adds to each hypothesis, (B, W, V); EOS as the end of the text."""
         if self._bonus_BWV is None:
-            device, V = self._first_V.device, len(self._first_V)
+            device = self._first_V.device
             added_BW = torch.tensor([[s.added for s in row] for row in self._states], device=device)
             self._bonus_BWV = self._first_V - added_BW[..., None]
-            places, values = list[int](), list[float]()
-            for i, state in enumerate(s for row in self._states for s in row):
-                for token, value in self._trie.following(state) if state.matches else ():
-                    places.append(i * V + token)
-                    values.append(value)
-            if places:
-                index = torch.tensor(places, device=device)
-                self._bonus_BWV.view(-1)[index] = torch.tensor(values, device=device)
+            for bonus_WV, row in zip(self._bonus_BWV, self._states, strict=True):
+                for bonus_V, state in zip(bonus_WV, row, strict=True):
+                    if state.matches:
+                        tokens, values = self._following(state)
+                        bonus_V[tokens] = values
         return self._bonus_BWV
+
+    def _following(self, state: State) -> tuple[Tensor, Tensor]:
+        """Return the tokens that continue matches, and what each adds; hypotheses share states."""
+        found = self._of_state.get(state)
+        if found is None:
+            tokens, values = zip(*self._trie.following(state), strict=True)
+            device = self._first_V.device
+            found = torch.tensor(tokens, device=device), torch.tensor(values, device=device)
+            self._of_state[state] = found
+        return found
 
     @property
     def rest_BW(self) -> Tensor:

@@ -58,7 +58,7 @@ def find_cuts(bundle: Bundle, path: Path | None) -> CutSet:
     Raises ConfigError where there is neither.
     """
     dev = bundle.config.data.dev
-    if path is None and not dev.exists():
+    if path is None and (isinstance(dev, str) or not dev.exists()):
         raise ConfigError(
             f"--int8 finds the ranges of activations on recordings, and {dev}, the recipe's dev "
             "set, is not here: give --cuts a manifest"

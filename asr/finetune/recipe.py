@@ -41,6 +41,7 @@ def adapt(
     values["data"] |= {
         "train": str(corpus.train),
         "dev": str(corpus.dev),
+        "allow": [],
         "batch_seconds": batch_seconds,
         "replay": _replay(replay) if replay else None,
     }

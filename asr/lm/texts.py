@@ -21,9 +21,9 @@ _LONGEST_COUNT = 15  # digits; sums of counts stay exact
 _SPACE = "▁"
 
 
-def read_texts(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, or the transcripts of a manifest."""
-    if path.is_dir() or path.name.endswith((".jsonl", ".jsonl.gz")):
+def read_texts(path: Path | str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file, or the transcripts of a manifest, not of one by URL."""
+    if isinstance(path, str) or path.is_dir() or path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from map(text_of, load_cuts(path))
         return
     try:

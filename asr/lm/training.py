@@ -82,7 +82,7 @@ class _Reader:
         self.names = self.tokenizer.tokens()
         self.is_token_V = writable(self.names)
 
-    def texts(self, path: Path) -> Counts:
+    def texts(self, path: Path | str) -> Counts:
         """Count the n-grams of a file of sentences."""
         collector = Collector(self.tokenizer)
         for text in self._counted(read_texts(path)):
@@ -98,10 +98,10 @@ class _Reader:
         kind = "words" + f", {left_out:,} others are left out" * bool(left_out)
         return self._counts(path, collector, kind, has_ends=not is_whole)
 
-    def dev(self, manifest: Path) -> Counts | None:
-        """Count the n-grams of the dev transcripts; None where there is no such manifest."""
-        if not manifest.exists():
-            log.warning("%s: there is no such manifest: nothing is measured", manifest)
+    def dev(self, manifest: Path | str) -> Counts | None:
+        """Count the n-grams of the dev transcripts; None where there is no such manifest here."""
+        if isinstance(manifest, str) or not manifest.exists():
+            log.warning("%s: there is no such manifest here: nothing is measured", manifest)
             return None
         return self.texts(manifest)
 
@@ -112,7 +112,9 @@ class _Reader:
                 self.on_lines(self.n_lines)
             yield line
 
-    def _counts(self, path: Path, collector: Collector, kind: str, *, has_ends: bool) -> Counts:
+    def _counts(
+        self, path: Path | str, collector: Collector, kind: str, *, has_ends: bool
+    ) -> Counts:
         unknown = collector.unknown
         if not collector.n_texts:
             raise DataError(

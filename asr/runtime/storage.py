@@ -1,11 +1,13 @@
 """Files and folders by URL (s3://, gs://, file://, memory://), by fsspec.
 
-Only a URL that the user gives on the command line comes here: paths in manifests, bundles and
-requests are never taken for URLs. Credentials are those of the environment.
+Only a URL that the user gives on the command line or in a recipe comes here, and those in manifests
+below what the recipe names (`data.places`): paths in bundles and requests are never taken for URLs.
+Credentials are those of the environment.
 """
 
 import errno
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +46,7 @@ def file_system(url: str) -> tuple[Any, str]:
     assert found, url
     protocol = found[1]
     try:
-        system = _file_system(protocol)
+        system = _file_system(protocol, os.getpid())
         return system, str(system._strip_protocol(url)).rstrip("/")
     except ImportError as error:
         needs = _PACKAGES.get(protocol, f"a further package ({error})")
@@ -54,7 +56,8 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 @cache
-def _file_system(protocol: str) -> Any:
+def _file_system(protocol: str, _process: int) -> Any:
+    """Return the file system, another one in each forked process: connections are not shared."""
     import fsspec  # type: ignore[import-untyped]
 
     return fsspec.filesystem(protocol, use_listings_cache=False)

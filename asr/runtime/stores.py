@@ -1,6 +1,7 @@
 """A folder by URL in which a file is created once, whoever else tries."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -62,6 +63,11 @@ class Folder:
             temporary.replace(path)
         else:
             patiently(lambda: self.system.pipe_file(f"{self.path}/{name}", content))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if there is one."""
+        with suppress(FileNotFoundError):
+            patiently(lambda: self.system.rm_file(f"{self.path}/{name}"))
 
     def read(self, name: str) -> bytes:
         """Return a file's content. Raises OSError if there is none."""

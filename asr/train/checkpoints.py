@@ -45,9 +45,15 @@ class Checkpoints(Callback):
     """
 
     def __init__(
-        self, folder: Path, module: TrainingModule, datamodule: TrainingData, on_best: OnBest
+        self,
+        folder: Path,
+        module: TrainingModule,
+        datamodule: TrainingData,
+        on_best: OnBest,
+        on_saved: Callable[[], None] = lambda: None,
     ) -> None:
-        self.folder, self.datamodule, self.on_best = folder, datamodule, on_best
+        self.folder, self.datamodule = folder, datamodule
+        self.on_best, self.on_saved = on_best, on_saved
         self.training, self.metric = module.config.training, module.dev_metrics[-1]
         self.last = folder / LAST
         self.history: list[dict[str, float]] = []
@@ -138,6 +144,7 @@ class Checkpoints(Callback):
         self.datamodule.done = done
         if trainer.is_global_zero:
             write_atomically(self.last, lambda path: self._write_state(trainer, path))
+            self.on_saved()
         else:
             trainer.save_checkpoint(self.last)  # writes nothing, and waits for rank 0
 

@@ -18,6 +18,7 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.data.dataset import MicroBatches, SpeechDataset
 from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_wave
+from asr.data.places import allowed_by
 from asr.data.replay import Replay
 from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
 from asr.errors import AudioError, ConfigError
@@ -77,11 +78,13 @@ class SpeechDataModule(TrainingData):
             f"{2 * training.accumulate}, the same steps in half the memory"
         )
         normalize = config.tokenizer.normalize
-        self.utterances = filter_cuts(load_training_cuts(data), data, data.train_names, normalize)
+        allowed = allowed_by([*data.train, data.dev], data.allow)
+        cuts = load_training_cuts(data, allowed)
+        self.utterances = filter_cuts(cuts, data, data.train_names, normalize)
         self.train_cuts: CutSet = perturb_speed(self.utterances, data.speed_factors)
         self.short_cuts = self._shortest()
         self.replay = Replay(config, data.replay) if data.replay else None
-        self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev), data, data.dev, normalize)
+        self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev, allowed), data, data.dev, normalize)
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
     def __str__(self) -> str:

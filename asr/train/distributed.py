@@ -1,7 +1,10 @@
 """The processes of one run, as torchrun starts them: their ranks, sums and signals."""
 
+import fcntl
 import os
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,6 +28,7 @@ T = TypeVar("T")
 _TIMEOUT = timedelta(minutes=10)
 # Seconds; torchrun forwards a Ctrl-C to processes that already got it from the terminal.
 _SAME_PRESS = 3.0
+_SIOCGIFADDR = 0x8915  # Linux's request for the address of an interface, netdevice(7)
 
 
 def rank() -> int:
@@ -53,6 +58,7 @@ def init_distributed(device: torch.device) -> Iterator[torch.device]:
                 f"{torch.cuda.device_count()}: start as many by --nproc-per-node"
             )
         torch.cuda.set_device(device)
+    _choose_interface()
     try:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_TIMEOUT)
@@ -61,10 +67,33 @@ def init_distributed(device: torch.device) -> Iterator[torch.device]:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"the processes of the run cannot meet at {where} ({reason}): start them by "
-            "`torchrun --standalone`, or give it another --master-port"
+            "`torchrun --standalone`, or give it another --master-port; on several machines, name "
+            "the network that joins them by GLOO_SOCKET_IFNAME"
         ) from error
     yield device
     dist.destroy_process_group()
+
+
+def _choose_interface() -> None:
+    """Let gloo use the network by which the first machine of several is reached.
+
+    By itself it takes the address of this machine's name, which often is a loopback.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") in (None, os.environ["WORLD_SIZE"]):
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing
+        except OSError:  # no network, or one of IPv6 alone
+            return
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:  # it has no address
+                continue
+            if found[20:24] == own and name != "lo":
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def rank_zero_first(work: Callable[[], T]) -> T:
@@ -79,6 +108,22 @@ def rank_zero_first(work: Callable[[], T]) -> T:
         if not rank():
             all_reduce_sum(torch.tensor(done))
     return result
+
+
+def from_rank_zero(work: Callable[[], bytes]) -> bytes:
+    """Return in all processes what the work gives, which rank 0 alone does.
+
+    So other machines need none of its files. Where it fails, the others exit silently.
+    """
+    content = rank_zero_first(lambda: b"" if rank() else work())
+    if world_size() == 1:
+        return content
+    size = torch.tensor(len(content))
+    dist.broadcast(size, 0)
+    found = np.frombuffer(content, np.uint8) if not rank() else np.empty(int(size), np.uint8)
+    data = torch.from_numpy(found.copy())
+    dist.broadcast(data, 0)
+    return data.numpy().tobytes()
 
 
 @contextmanager

@@ -7,10 +7,11 @@ weights; the best epochs; TensorBoard's curves. Checkpoints are read as tensors 
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -30,12 +31,23 @@ from asr.tokenizer import Tokenizer
 from asr.train.callbacks import MemoryProbe
 from asr.train.checkpoints import Checkpoints, average_into, check_room, has_run, states
 from asr.train.datamodule import SpeechDataModule
-from asr.train.distributed import init_distributed, rank, rank_zero_first, sole_run, world_size
+from asr.train.distributed import (
+    all_reduce_sum,
+    from_rank_zero,
+    init_distributed,
+    rank,
+    rank_zero_first,
+    sole_run,
+    world_size,
+)
 from asr.train.energy import CostMeter
+from asr.train.mirror import run_folder
 from asr.train.module import SpeechModule
 from asr.train.trainer import fit
 
 log = logging.getLogger(__name__)
+
+Place = TypeVar("Place", Path, str)
 
 _FINISHED = "finished"
 # Sections that must not change when a run resumes; of `data`, the keys of `_FREE` may.
@@ -43,45 +55,56 @@ _FIXED = ("seed", "data", "features", "tokenizer", "model")
 _FREE = {"batch_seconds": 1.0, "num_workers": 0}
 
 
-def train(config: Config, out: Path, resume: bool = False, device: str = "auto") -> Path:
-    """Train a recipe into the bundle `out`, and return it; under torchrun, with its processes.
+def train(config: Config, place: Place, resume: bool = False, device: str = "auto") -> Place:
+    """Train a recipe into the bundle at `place`, and return it; under torchrun, with its processes.
 
-    Raises ConfigError where `out` holds another run, or the recipe uses a language model that is
-    not in it; DataError where the cuts are unusable.
+    It is a folder's path or, as a string, its URL. Raises ConfigError where it holds another run,
+    or the recipe uses a language model that is not in it; DataError where the cuts are unusable.
     """
     decoding = config.decoding
-    if decoding.lm_weight and decoding.lm and not is_within(out, decoding.lm):
+    if decoding.lm_weight and decoding.lm and not is_within(Path(place), decoding.lm):
         raise ConfigError(
-            f"decoding.lm: {decoding.lm} is not in {out}, and a bundle opens no file outside its "
+            f"decoding.lm: {decoding.lm} is not in {place}, and a bundle opens no file outside its "
             "folder: leave decoding.lm and lm_weight out, and set them after the training by "
             "`asr tune --write` or by --lm"
         )
-    chosen, state = choose_device(device), out / "training"
+    chosen = choose_device(device)
     if config.training.precision == "bfloat16" and not has_bfloat16(chosen):
         raise ConfigError(
             "training.precision: bfloat16 is for a GPU or a processor with avx512_bf16 or "
             "amx_bf16, which this one lacks: set it to auto"
         )
-    with init_distributed(chosen) as chosen, sole_run(state):
+    with init_distributed(chosen) as chosen, run_folder(place) as (out, mirror):
+        _train(config, out, resume, chosen, mirror)
+    return place
+
+
+def _train(
+    config: Config, out: Path, resume: bool, device: torch.device, mirror: Callable[[bool], None]
+) -> None:
+    """Train in a folder; see `mirror.run_folder`."""
+    with sole_run(state := out / "training"):
         if rank():
             logging.getLogger("asr").setLevel(logging.WARNING)
-        if rank_zero_first(lambda: _is_finished(config, out, resume)):
+        _check_same_folder(state)
+        if from_rank_zero(lambda: b"yes" if _is_finished(config, out, resume) else b""):
             log.info("%s: this run is finished, nothing is left to do", out)
-            return out
+            return
+        rank_zero_first(lambda: None if rank() else mirror(True))
         keep_buffers()
         L.seed_everything(config.seed, verbose=False)
-        datamodule, bundle = rank_zero_first(lambda: _prepare(config, state))
+        datamodule, bundle = _prepare(config, state)
         dev_texts = (config.tokenizer.normalize(text_of(cut)) for cut in datamodule.dev_cuts)
         replayed = datamodule.replay.utterances if datamodule.replay else ()
         texts = [text_of(cut) for cut in chain(datamodule.utterances, replayed)]
         module = SpeechModule(bundle, datamodule.total_steps, texts, have_words(dev_texts))
-        writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, chosen)
-        checkpoints = Checkpoints(state, module, datamodule, writer.write)
-        fit(module, checkpoints, chosen, writer.cost, MemoryProbe(datamodule))
+        writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, device)
+        checkpoints = Checkpoints(state, module, datamodule, writer.write, lambda: mirror(False))
+        fit(module, checkpoints, device, writer.cost, MemoryProbe(datamodule))
         if not rank():
             writer.write(checkpoints, is_finished=True)
             (state / _FINISHED).touch()
-    return out
+            mirror(True)
 
 
 @dataclass
@@ -135,6 +158,16 @@ class _BundleWriter:
         }
 
 
+def _check_same_folder(state: Path) -> None:
+    """Raise ConfigError where rank 0 lacks the state that another machine has of the run."""
+    n_found = int(all_reduce_sum(torch.tensor(int(bool(states(state))))))
+    if not rank() and n_found and not states(state):
+        raise ConfigError(
+            f"{state.parent}: another machine has this run there, and this one, which is the first "
+            "now, has not: give a folder that all of them see"
+        )
+
+
 def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     """Return whether this run was finished before. Raises ConfigError for a different one."""
     if not has_run(out, resume):
@@ -161,25 +194,14 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
 def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     """Return the data and fresh weights, with tokens and statistics of its training cuts alone.
 
-    `training.init` names a bundle that supplies weights, tokens and statistics instead. A run that
-    resumes, and all processes but rank 0, use the tokens that the run began with. Raises AsrError
-    where the disk has no room for what the run will write, or the bundle is of another model.
+    Raises AsrError where the disk has no room for what the run will write.
     """
-    datamodule, init = SpeechDataModule(config), config.training.init
-    if rank() or states(state):
-        tokenizer = _tokenizer_of_run(state, config)
-    elif init:
-        tokenizer = _tokenizer_of_init(init, config, datamodule)
-    else:
-        tokenizer = Tokenizer.train(map(text_of, datamodule.train_cuts), config.tokenizer)
-    bundle = Bundle.create(config, tokenizer)
-    if init:
-        load_weights(bundle.parts, init / WEIGHTS)
-    elif config.features.normalize == "corpus":
-        bundle.features.fit(datamodule.sample_waveforms())
+    datamodule = rank_zero_first(lambda: SpeechDataModule(config))
+    tokens = from_rank_zero(lambda: _tokenizer(config, state, datamodule).model)
+    tokenizer = Tokenizer(tokens, config.tokenizer.normalize)
+    bundle = rank_zero_first(lambda: _fresh_bundle(config, tokenizer, datamodule))
     datamodule.read_with(bundle)
-    if not rank():
-        _write_run_files(config, bundle, state)
+    rank_zero_first(lambda: None if rank() else _write_run_files(config, bundle, state))
     expected, n_tokens = config.tokenizer.vocab_size, tokenizer.vocab_size
     if config.tokenizer.kind == "char" and expected not in (None, n_tokens):
         log.warning(
@@ -188,6 +210,25 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     size = count_parameters(bundle.model) / 1e6
     log.info("%s; %d tokens; %.2f M parameters", datamodule, n_tokens, size)
     return datamodule, bundle
+
+
+def _tokenizer(config: Config, state: Path, datamodule: SpeechDataModule) -> Tokenizer:
+    """Return the tokens: those that a run to resume began with, or `training.init`'s, or new."""
+    if states(state):
+        return _tokenizer_of_run(state, config)
+    if init := config.training.init:
+        return _tokenizer_of_init(init, config, datamodule)
+    return Tokenizer.train(map(text_of, datamodule.train_cuts), config.tokenizer)
+
+
+def _fresh_bundle(config: Config, tokenizer: Tokenizer, datamodule: SpeechDataModule) -> Bundle:
+    """Return new weights, or those of `training.init`. Raises AsrError if it is another model."""
+    bundle = Bundle.create(config, tokenizer)
+    if init := config.training.init:
+        load_weights(bundle.parts, init / WEIGHTS)
+    elif config.features.normalize == "corpus":
+        bundle.features.fit(datamodule.sample_waveforms())
+    return bundle
 
 
 def _tokenizer_of_init(init: Path, config: Config, datamodule: SpeechDataModule) -> Tokenizer:

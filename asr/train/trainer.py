@@ -1,5 +1,6 @@
 """Lightning's trainer runs the epochs, in one process or in many; its errors are explained."""
 
+import io
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from asr.errors import AsrError, ConfigError, is_out_of_memory
 from asr.train.checkpoints import Checkpoints, states
 from asr.train.datamodule import TrainingData
-from asr.train.distributed import is_lost_peer, world_size
+from asr.train.distributed import from_rank_zero, is_lost_peer, rank, world_size
 from asr.train.progress import TrainingProgress
 from asr.train.step import TrainingModule
 
@@ -35,6 +36,12 @@ class SummedGradients(DDPStrategy):
     def configure_ddp(self) -> None:
         """Leave the module as it is."""
 
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
+        """Return the state that rank 0 has; other machines need not have the file."""
+        state = from_rank_zero(lambda: Path(checkpoint_path).read_bytes())
+        found: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+        return found
+
 
 def fit(
     module: TrainingModule, checkpoints: Checkpoints, device: torch.device, *callbacks: Callback
@@ -47,9 +54,11 @@ def fit(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning|lhotse|torch")
         logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-        checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        if not rank():
+            checkpoints.folder.mkdir(parents=True, exist_ok=True)
         trainer = _trainer(checkpoints, device, *callbacks)
-        resumed = _sound_state(states(checkpoints.folder))
+        found = from_rank_zero(lambda: _sound_state(states(checkpoints.folder)).encode())
+        resumed = checkpoints.folder / found.decode() if found else None
         log.info("learning curves: tensorboard --logdir %s", trainer.log_dir)
         try:
             trainer.fit(module, checkpoints.datamodule, ckpt_path=resumed, weights_only=True)
@@ -88,8 +97,8 @@ def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callbac
     )
 
 
-def _sound_state(paths: list[Path]) -> Path | None:
-    """Return the latest state that is whole; None where there are no states.
+def _sound_state(paths: list[Path]) -> str:
+    """Return the name of the latest state that is whole; none where there are no states.
 
     Raises ConfigError where none is whole.
     """
@@ -101,8 +110,8 @@ def _sound_state(paths: list[Path]) -> Path | None:
                 raise
             log.warning("%s; the run continues from %s", error, paths[i + 1].name)
         else:
-            return path
-    return None
+            return path.name
+    return ""
 
 
 def _check_state(path: Path) -> None:

@@ -14,8 +14,8 @@ whatever goes wrong; a lease only keeps others from the same work meanwhile. A l
 when an observer has seen the same version of it for `EXPIRY` seconds of its own monotonic clock:
 no time of one host is compared with that of another. Where a claim ended without a word, its
 share is decoded again as a whole, in the same batches, so that the output is the same to the last
-digit; after a second one its recordings are decoded alone, each attempt recorded before, so that
-one that kills its process is known after three.
+digit; after a second one its recordings are decoded alone, each attempt recorded before. Where the
+process died in three attempts alone, the recording has failed; other losses say nothing about it.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ from functools import cached_property
 from typing import Protocol
 
 EXPIRY = 60.0  # seconds; a sign of life comes four times in them
-TRIES = 3  # of a recording: with its share, the last one alone
+TRIES = 3  # of a recording that fails; of one whose process dies, those alone
+_TOGETHER = 2  # claims of a share that decode it as a whole
 FULL = "full"
 
 
@@ -219,12 +220,12 @@ class Worker:
             listing = await self._store.list(share.name[:2])
         missing = await self._missing(share, listing)
         spent = sum(f"{share.name}.free.{g}" not in listing for g in range(1, claim))
-        seconds, again = 0.0, missing
-        if missing and spent < TRIES - 1:
+        seconds, again, n_failed = 0.0, missing, 0
+        if missing and spent < _TOGETHER:
             seconds, again = await self._together(share, missing)
-            spent += 1
+            n_failed = 1
         for item in again:
-            seconds += await self._alone(share, item, spent, listing)
+            seconds += await self._alone(share, item, n_failed, listing)
         done = {"recordings": len(share.outputs), "decoded": len(missing), "seconds": seconds}
         await self._create(share.name[:2], f"{share.name}.done", json.dumps(done))
 
@@ -247,11 +248,11 @@ class Worker:
         return seconds, failed
 
     async def _alone(
-        self, share: Share, item: int, spent: int, listing: Mapping[str, str]
+        self, share: Share, item: int, n_failed: int, listing: Mapping[str, str]
     ) -> float:
-        """Decode a recording that failed `spent` times; return its seconds, 0 if it fails again."""
-        reason = f"the process that decoded it died {TRIES} times: is it damaged, or too large?"
-        for number in range(min(spent, TRIES - 1) + 1, TRIES + 1):
+        """Decode a recording that failed so often; return its seconds, 0 if it fails again."""
+        reason = f"what decoded it alone died {TRIES} times: is it damaged, or too large?"
+        for number in range(n_failed + 1, TRIES + 1):
             name = f"{share.name}.try.{item}.{number}"
             if name in listing or not await self._create(share.name[:2], name):
                 continue

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from asr.errors import AsrError, AudioError
 from asr.runtime.processes import end_with_parent
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DEATHS = 6  # of processes in turn, none of which has finished a share meanwhile
-_ENDING = 10.0  # seconds for processes that are told to end
+DEATHS = 6  # of processes in turn, none of which has finished a share meanwhile
+ENDING = 10.0  # seconds for processes that are told to end
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,25 @@ class Work:
     threads: int
 
 
-def transcribe_shared(work: Work, jobs: int, on_progress: Callable[[float], object]) -> list[str]:
+class Crew(Protocol):
+    """The workers of one machine, or of a cluster."""
+
+    def watch(self) -> Iterator[int]:
+        """Yield how many recordings are done here, until the workers have come to the end."""
+
+    def end(self) -> None:
+        """End the workers, which give back what they have claimed."""
+
+
+def transcribe_shared(work: Work, crew: Crew, on_progress: Callable[[float], object]) -> list[str]:
     """Work until all shares are done, here or elsewhere; return why recordings have no transcript.
 
-    `on_progress` gets the number of recordings that this machine has done. Raises what a process
+    `on_progress` gets the number of recordings that the crew has done. Raises what a process
     raises, and AsrError where they die again and again.
     """
     announce(work.job, work.out)
     with _ended_by_signals():
-        crew = _Crew(work)
         try:
-            for index in range(jobs):
-                crew.start(index)
             for n_done in crew.watch():
                 on_progress(n_done)
         finally:
@@ -72,14 +79,15 @@ def transcribe_shared(work: Work, jobs: int, on_progress: Callable[[float], obje
     ]
 
 
-class _Crew:
-    """The processes of one machine."""
+class LocalCrew:
+    """Processes of this machine, `jobs` of them."""
 
-    def __init__(self, work: Work) -> None:
-        self._work, self._context = work, multiprocessing.get_context("spawn")
+    def __init__(self, work: Work, jobs: int) -> None:
+        self._work, self._jobs = work, jobs
+        self._context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, tuple[int, BaseProcess]] = {}
 
-    def start(self, index: int) -> None:
+    def _start(self, index: int) -> None:
         """Start a process; the index chooses its GPU."""
         ours, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_run, args=(self._work, index, theirs))
@@ -89,6 +97,8 @@ class _Crew:
 
     def watch(self) -> Iterator[int]:
         """Yield how many recordings are done here, until all processes have come to the end."""
+        for index in range(self._jobs):
+            self._start(index)
         n_done, n_deaths = 0, 0
         while self._processes:
             for pipe in wait(list(self._processes)):
@@ -101,13 +111,13 @@ class _Crew:
                     if process.exitcode == 0:
                         continue
                     n_deaths += 1
-                    if n_deaths >= _DEATHS:
+                    if n_deaths >= DEATHS:
                         raise AsrError(
                             f"{n_deaths} processes died in turn (out of memory?): start again "
                             "with fewer --jobs, what is done is not done again"
                         ) from None
                     log.warning("a process died (exit code %s): another starts", process.exitcode)
-                    self.start(index)
+                    self._start(index)
                     continue
                 if isinstance(told, Exception):
                     raise told
@@ -120,7 +130,7 @@ class _Crew:
         for process in left:
             process.terminate()
         for process in left:
-            process.join(_ENDING)
+            process.join(ENDING)
             process.kill()
 
 
@@ -144,7 +154,7 @@ def _run(work: Work, index: int, pipe: Connection) -> None:
     end_with_parent()
     code = 0
     try:
-        asyncio.run(work_on(work, index, lambda share: pipe.send(len(share.outputs))))
+        asyncio.run(_work_until_told(work, index, pipe))
     except asyncio.CancelledError:
         code = 1
     except AsrError as error:
@@ -154,11 +164,15 @@ def _run(work: Work, index: int, pipe: Connection) -> None:
     os._exit(code)  # a thread may still decode, which would be waited for
 
 
-async def work_on(work: Work, index: int, on_share: Callable[[Share], object]) -> None:
-    """Work on a job in this process, on one of the GPUs in turn, until all of it is done."""
+async def _work_until_told(work: Work, index: int, pipe: Connection) -> None:
     task = asyncio.current_task()
     assert task
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await work_on(work, index, lambda share: pipe.send(len(share.outputs)))
+
+
+async def work_on(work: Work, index: int, on_share: Callable[[Share], object]) -> None:
+    """Work on a job in this process, on one of the GPUs in turn, until all of it is done."""
     decode = _Decoder(work, index)
     await decode.load()
     store = JobStore(work.out, work.job.name)

@@ -8,12 +8,13 @@ import torch
 from lhotse import CutSet
 from lhotse.cut import Cut
 
-from asr.audio.augmentation import PausesConfig
+from asr.audio.augmentation import PausesConfig, VoicesConfig
 from asr.audio.features import LogMelConfig
 from asr.data import dataset as module
 from asr.data.dataset import SpeechDataset
 from asr.data.manifest import load_cuts, text_of
 from asr.data.pauses import augment_with_pauses
+from asr.data.voices import with_voice_seeds
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from tests.helpers import RATE
 
@@ -36,10 +37,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def dataset(cuts: list[Cut], num_workers: int = 0) -> SpeechDataset:
+def dataset(
+    cuts: list[Cut], num_workers: int = 0, voices: VoicesConfig | None = None
+) -> SpeechDataset:
     tokenizer = Tokenizer.train(map(text_of, cuts), TokenizerConfig())
     features = LogMelConfig(kind="log_mel", sample_rate=RATE, n_mels=20).build()
-    return SpeechDataset(features, tokenizer, RATE, num_workers)
+    return SpeechDataset(features, tokenizer, RATE, num_workers, voices)
 
 
 def test_a_recording_is_read_once_and_its_features_stay(cuts: list[Cut], reads: list[str]) -> None:
@@ -76,3 +79,18 @@ def test_what_has_no_room_is_read_in_every_epoch(
     for _ in range(2):
         data[[cuts]]
     assert len(reads) == 2 * len(cuts)
+
+
+def test_with_voices_a_recording_is_read_once_and_each_epoch_has_its_own(
+    cuts: list[Cut], reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    voices = VoicesConfig(pitch=1.3, noise=1.0)
+    epochs = [list(with_voice_seeds(cuts, Random(epoch))) for epoch in (1, 2)] + [cuts]
+    data = dataset(cuts, voices=voices)
+    kept = [data[[epoch]].batches[0].feats_BTF for epoch in epochs]
+    # Once for its samples, once for the features that it has without another voice.
+    assert reads == [cut.id for cut in cuts] * 2
+    monkeypatch.setattr(module, "_KEPT_BYTES", 1)
+    for epoch, feats_BTF in zip(epochs, kept, strict=True):
+        assert torch.equal(dataset(cuts, voices=voices)[[epoch]].batches[0].feats_BTF, feats_BTF)
+    assert kept[0].shape != kept[1].shape or not torch.equal(kept[0], kept[1])

@@ -2,22 +2,25 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile as sf
+import torch
 from lhotse import CutSet
 from lhotse.cut import Cut
 
 from asr.cli import app
 from asr.data.manifest import load_cuts, read_wave
 from asr.data.sampling import perturb_speed
-from asr.errors import ConfigError, DataError
+from asr.errors import AsrError, ConfigError, DataError
+from asr.runtime import storage
 from data_prep import table as table_module
 from data_prep.corpus_writer import Utterance
 from data_prep.table import prepare
 from data_prep.transcripts import Line, read_transcripts
-from tests.helpers import encode, run_cli
+from tests.helpers import encode, run_cli, with_keys
 
 TEXTS = {"ann/1": "今天天气很好", "ann/2": "Hello there", "bob/1": "明天见", "cat/1": "two words"}
 
@@ -373,3 +376,44 @@ def test_headers_quotes_and_times(takes: Path, tmp_path: Path) -> None:
 def test_a_kaldi_folder_has_no_columns(takes: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no columns: omit --text-column"):
         read_transcripts(kaldi(tmp_path, takes), {"text": "x"})
+
+
+def test_a_corpus_by_url_is_that_of_its_recordings(s3: Any, takes: Path, tmp_path: Path) -> None:
+    """The same utterances as from a disk; what is broken is left out, an outage ends the work."""
+    (takes / "bob/2.wav").write_bytes(b"RIFF no audio")
+    rows = lines("{0}.wav,{1},{2}\n") + "bob/2.wav,five,bob\n"
+    table = write(tmp_path / "t.csv", "audio,text,speaker\n" + rows)
+    prepare(takes, table, tmp_path / "out")
+    s3.put(f"{takes}/", "job/takes/", recursive=True)
+    done = run_cli("prepare", "table", "s3://job/takes", table, "s3://job/made", before=with_keys())
+    assert done.returncode == 0, done.stderr
+    s3.get("job/made/", str(tmp_path / "made"), recursive=True)
+    assert {p.name for p in (tmp_path / "made").iterdir()} == {
+        p.name for p in (tmp_path / "out").iterdir()
+    }
+    for split in ("train", "dev", "test"):
+        here = load_cuts(tmp_path / f"out/{split}.jsonl.gz")
+        there = load_cuts(f"s3://job/made/{split}.jsonl.gz", ["s3://job"])
+        for a, b in zip(here, there, strict=True):
+            assert (a.id, a.supervisions, a.duration) == (b.id, b.supervisions, b.duration)
+            assert torch.equal(read_wave(a, 16000), read_wave(b, 16000))
+    left_out = (tmp_path / "made/left_out.tsv").read_text("utf-8")
+    assert "s3://job/takes/bob/2.wav\tunreadable" in left_out
+
+
+def test_storage_that_is_away_ends_a_preparation(
+    takes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, _ = storage.file_system("memory://takes")
+    for name in TEXTS:
+        memory.pipe_file(f"/takes/{name}.wav", (takes / f"{name}.wav").read_bytes())
+
+    def away(*_: Any, **__: Any) -> None:
+        raise ConnectionResetError("by peer")
+
+    monkeypatch.setattr(storage, "_PAUSE", 0.001)
+    monkeypatch.setattr(type(memory), "_open", away)
+    table = write(tmp_path / "t.csv", "audio,text\n" + lines("{0}.wav,{1}\n"))
+    with pytest.raises(AsrError, match=r"does not answer \(by peer\): try again"):
+        prepare("memory://takes", table, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from asr.runtime.storage import RemoteFile, find_remote
 from asr.runtime.stores import Folder, version
 from asr.transcription.jobs import SUFFIXES, find_tasks
 from asr.transcription.shares import plan
-from tests.helpers import RATE, read_all, run_cli, speak, start_cli, wait_for
+from tests.helpers import RATE, read_all, run_cli, speak, start_cli, wait_for, with_keys
 
 N = 40  # recordings, and so many of them a share
 SHARE = 4
@@ -87,36 +86,6 @@ print(json.dumps({"killed": n_killed, "died": n_died}))
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[Any]:
-    """A server of S3 in a process of its own, by the environment; yields its file system."""
-    pytest.importorskip("moto")
-    s3fs = pytest.importorskip("s3fs")
-    code = (
-        "import logging, time; logging.getLogger('werkzeug').setLevel(logging.ERROR)\n"
-        "from moto.server import ThreadedMotoServer as S\n"
-        "s = S(ip_address='127.0.0.1', port=0, verbose=False); s.start()\n"
-        "print(s.get_host_and_port()[1], flush=True); time.sleep(3600)"
-    )
-    server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert server.stdout
-    port = server.stdout.readline().strip()
-    patch = pytest.MonkeyPatch()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-    }.items():  # fmt: skip
-        patch.setenv(name, value)
-    try:
-        system = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-        system.mkdir("job")
-        yield system
-    finally:
-        patch.undo()
-        server.kill()
-        server.communicate()
-
-
-@pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("in")
     for i in range(N):
@@ -135,12 +104,6 @@ def run_hosts(**given: Any) -> dict[str, int]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def with_keys(**more: str) -> str:
-    """Statements that give a forked process the variables of this one's S3."""
-    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    return f"import os; os.environ.update({keys | more!r})"
 
 
 def test_each_recording_is_written_once_whatever_is_killed(

@@ -1,0 +1,104 @@
+"""Where a corpus is: files here, or in storage by URL, which only the user's own words open.
+
+A manifest may be by a stranger. What it names by URL is opened below the prefixes that the recipe
+names, and nowhere else.
+"""
+
+import errno
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+from asr.errors import AsrError
+from asr.runtime.files import open_regular
+from asr.runtime.storage import RemoteFile, file_system, find_remote, is_url, patiently
+
+_MOST_BYTES = 1 << 30  # of a recording, which is read into memory
+
+
+def is_allowed(url: str, allowed: Sequence[str]) -> bool:
+    """Tell whether a URL is below one of the prefixes, each taken for a folder."""
+    inside = is_url(url) and ".." not in url.split("/")
+    return inside and any(url.startswith(prefix.rstrip("/") + "/") for prefix in allowed)
+
+
+def allowed_by(places: Sequence[Path | str], prefixes: Sequence[str]) -> tuple[str, ...]:
+    """Return what manifests at these places may name: the prefixes, and what is beside them."""
+    urls = (place.rstrip("/") for place in places if isinstance(place, str))
+    return (*prefixes, *(url.rpartition("/")[0] if is_manifest(url) else url for url in urls))
+
+
+def is_manifest(url: str) -> bool:
+    """Tell by its name whether a URL is that of a manifest, and not of a folder of shards."""
+    return url.endswith((".jsonl", ".jsonl.gz"))
+
+
+@contextmanager
+def open_place(place: Path | str) -> Iterator[BinaryIO]:
+    """Open a file for reading, one by URL as it arrives. Raises OSError."""
+    if isinstance(place, Path):
+        with open_regular(place) as file:
+            yield file
+    else:
+        with RemoteFile(place, 0).open() as stream, io.BufferedReader(_Raw(stream)) as buffered:
+            yield cast(BinaryIO, buffered)
+
+
+class _Raw(io.RawIOBase):
+    """A stream with what a buffer needs."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+
+def manifests_of(folder: Path | str) -> list[Path | str]:
+    """Return the manifests of a folder of shards in order."""
+    if isinstance(folder, Path):
+        return sorted(folder.glob("cuts.*.jsonl*"))
+    found = find_remote(f"{folder}/cuts.*.jsonl*", set())
+    return [f"{folder}/{PurePosixPath(file.url).name}" for file, _ in found]
+
+
+def beside(place: Path | str, name: str) -> Path | str:
+    """Return the file of another name in the same folder."""
+    if isinstance(place, Path):
+        return place.with_name(name)
+    return f"{place.rpartition('/')[0]}/{name}"
+
+
+def read_bytes_of(url: str, offset: int = 0, size: int = _MOST_BYTES + 1) -> bytes:
+    """Return so many bytes from an offset of a file by URL, or fewer where it ends.
+
+    Raises ValueError for more than a recording has, AsrError where the storage does not answer:
+    then no recording is broken, and the run must not go on without it.
+    """
+    system, path = file_system(url)
+    try:
+        end = offset + min(size, _MOST_BYTES + 1)
+        found = patiently(lambda: cast(bytes, system.cat_file(path, start=offset, end=end)))
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise AsrError(f"{url}: {error.strerror}: continue with --resume when it does") from error
+    if len(found) > _MOST_BYTES:
+        raise ValueError(f"{url} has more than {_MOST_BYTES:,} bytes")
+    return found

@@ -1,0 +1,156 @@
+"""A run by URL: it trains in a local folder, whose states go to the storage.
+
+Below `URL/training/`, `objects/` has files by the hash of their content, and `00000001.json` and so
+on list the files of a state each. A list is created once, when all of its files are there. So a
+killed upload leaves the state before, and of two processes that write to one run the later one goes
+on. The files of the bundle are beside it as well, under their own names.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+from asr.errors import AsrError, ConfigError
+from asr.runtime.files import LOCK
+from asr.runtime.storage import is_url
+from asr.runtime.stores import Folder
+from asr.train.distributed import rank, rank_zero_first
+
+log = logging.getLogger(__name__)
+
+_STATES, _OBJECTS = "training", "training/objects"
+_KEPT = 2  # states in the storage
+
+
+@contextmanager
+def run_folder(given: Path | str) -> Iterator[tuple[Path, Callable[[bool], None]]]:
+    """Yield the folder of a run, and what writes its state to the storage if it is by URL.
+
+    Its argument tells whether a failure ends the run: else the next state tries again. Raises
+    AsrError, whose message names the URL in place of the folder.
+    """
+    if not is_url(str(given)):
+        yield Path(given), lambda _: None
+        return
+    url = str(given).rstrip("/")
+    with TemporaryDirectory(prefix="asr-") as root:
+        folder = Path(root, PurePosixPath(url).name)
+        try:
+            mirror = Mirror(url, folder)
+            rank_zero_first(lambda: None if rank() else mirror.load())
+            yield folder, mirror.save
+        except AsrError as error:
+            error.args = (str(error).replace(str(folder), url),)
+            raise
+
+
+class Mirror:
+    """The states of a run's folder in the storage; one process, rank 0, has it."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        """Raise ConfigError for storage that cannot create an object only once."""
+        self.url, self.folder, self._store = url, folder, Folder(url)
+        self._last = 0  # the number of the latest list
+        self._stored: dict[str, str] = {}  # hashes by name, of the latest state
+        self._published: dict[str, str] = {}  # those of the bundle's files that this process wrote
+
+    def load(self) -> None:
+        """Copy the latest whole state to the folder; nothing if there is none.
+
+        Raises ConfigError where none is whole, AsrError where the storage cannot be read.
+        """
+        try:
+            lists = self._lists()
+            for name in reversed(lists):
+                try:
+                    listed = json.loads(self._store.read(f"{_STATES}/{name}"))
+                    contents = {key: self._checked(listed[key]) for key in listed}
+                except (ValueError, FileNotFoundError) as error:
+                    log.warning("%s: state %s is damaged (%s)", self.url, name, error)
+                    self._store.remove(f"{_STATES}/{name}")
+                    continue
+                for key, content in contents.items():
+                    self._write(key, content)
+                self._stored = listed
+                break
+            else:
+                if lists:
+                    raise ConfigError(
+                        f"{self.url}: damaged, it cannot be continued: give another --out"
+                    )
+        except OSError as error:
+            raise self._failed(error, "read") from error
+        self._last = int(lists[-1].removesuffix(".json")) if lists else 0
+
+    def save(self, must: bool) -> None:
+        """Write the folder's state.
+
+        Raises ConfigError where another process has continued the run; AsrError where the storage
+        does not answer, if it `must`.
+        """
+        try:
+            self._save()
+        except OSError as error:
+            failure = self._failed(error, "written")
+            if must:
+                raise failure from error
+            log.warning("%s; the next state tries again", failure)
+
+    def _save(self) -> None:
+        stored: dict[str, str] = {}
+        for path in sorted(self.folder.rglob("*")):
+            if path.name == LOCK or path.name.startswith(".") or not path.is_file():
+                continue
+            content, name = path.read_bytes(), path.relative_to(self.folder).as_posix()
+            stored[name] = hashlib.sha256(content).hexdigest()
+            if stored[name] not in self._stored.values():
+                self._store.create(f"{_OBJECTS}/{stored[name]}", content)
+        if not self._store.create(f"{_STATES}/{self._last + 1:08}.json", _dump(stored)):
+            raise ConfigError(
+                f"{self.url}: another process has continued this run: let one of them work there"
+            )
+        self._stored, self._last = stored, self._last + 1
+        bundle = {name: digest for name, digest in stored.items() if "/" not in name}
+        for name in bundle.keys() - {k for k, v in bundle.items() if v == self._published.get(k)}:
+            self._store.replace(name, (self.folder / name).read_bytes())
+        self._published = bundle
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove older lists, then the files that no list has."""
+        lists, needed = self._lists(), set[str]()
+        for name in lists[-_KEPT:]:
+            needed |= set(json.loads(self._store.read(f"{_STATES}/{name}")).values())
+        for name in lists[:-_KEPT]:
+            self._store.remove(f"{_STATES}/{name}")
+        for digest in self._store.list(_OBJECTS).keys() - needed:
+            self._store.remove(f"{_OBJECTS}/{digest}")
+
+    def _lists(self) -> list[str]:
+        return sorted(name for name in self._store.list(_STATES) if name.endswith(".json"))
+
+    def _checked(self, digest: str) -> bytes:
+        content = self._store.read(f"{_OBJECTS}/{digest}")
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise ValueError(f"{digest} has other content")
+        return content
+
+    def _write(self, name: str, content: bytes) -> None:
+        below = PurePosixPath(name)
+        if below.is_absolute() or ".." in below.parts:
+            raise ConfigError(f"{self.url}: lists {name}, which leads out of the run's folder")
+        path = self.folder / below
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    def _failed(self, error: OSError, done: str) -> AsrError:
+        reason = (error.strerror or str(error)).lower()
+        return AsrError(f"{self.url}: cannot be {done} ({reason}): check the URL and the key")
+
+
+def _dump(stored: dict[str, str]) -> bytes:
+    return json.dumps(stored, indent=1).encode()

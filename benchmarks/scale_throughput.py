@@ -1,0 +1,148 @@
+"""The same recordings on two cores: by one process, by two, through S3, by two hosts, by Ray.
+
+    python -m benchmarks.scale_throughput
+
+Each case is the command line as a user would type it, its start included, and they take turns.
+`lists` is what other toolkits leave to the user: a command for each half of the files, `loop` one
+for each file. S3 is moto's server, on the same two cores. Ray is left out where it is missing.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import soundfile as sf
+
+from benchmarks import record
+from benchmarks.local_s3 import file_system, s3_server, use_s3, write_bundle, write_recordings
+from benchmarks.record import Result, Value
+
+Commands = list[list[str]]
+
+
+def _asr(*arguments: object, threads: int = 1) -> list[str]:
+    code = "from asr.cli import main; main()"
+    return [sys.executable, "-c", code, "--threads", str(threads), *map(str, arguments)]
+
+
+class Bench:
+    """The recordings, and a command for each way."""
+
+    def __init__(self, root: Path, n: int, seconds: float) -> None:
+        self.root, self.bundle = root, root / "bundle"
+        write_bundle(self.bundle, [])
+        self.paths = write_recordings(root / "in", n, seconds)
+        self.audio_seconds = sum(sf.info(path).duration for path in self.paths)
+        self.s3 = file_system()
+        self.s3.mkdir("job")
+        for path in self.paths:
+            self.s3.pipe_file(f"job/in/{path.name}", path.read_bytes())
+        self.expected: dict[str, bytes] = {}
+
+    def run(self, case: Callable[[str], Commands], name: str, is_remote: bool) -> float:
+        """Return the seconds of a case, after a look at what it wrote."""
+        out = f"s3://job/{name}" if is_remote else str(self.root / name)
+        start = time.perf_counter()
+        running = [subprocess.Popen(c, stderr=subprocess.PIPE) for c in case(out)]
+        ends = [process.communicate()[1] for process in running]
+        seconds = time.perf_counter() - start
+        assert not any(process.returncode for process in running), ends
+        if is_remote:
+            names = [f for f in self.s3.find(f"job/{name}") if ".asr" not in f]
+            found = {Path(each).name: self.s3.cat_file(each) for each in names}
+        else:
+            found = {path.name: path.read_bytes() for path in Path(out).glob("*.txt")}
+        self.expected = self.expected or found
+        assert found == self.expected and len(found) == len(self.paths), "other texts"
+        return seconds
+
+    def cases(self) -> dict[str, tuple[Callable[[str], Commands], bool]]:
+        """Return functions from a place for transcripts to commands, and whether it is in S3."""
+        local, remote = self.root / "in", "s3://job/in"
+        half = (len(self.paths) + 1) // 2
+        common = ("transcribe", self.bundle)
+
+        def loop(out: str) -> Commands:
+            listed = " ".join(map(str, self.paths))
+            line = f'echo {listed} | xargs -P 2 -n 1 "$@" --out {out}'
+            return [["sh", "-c", line, "-", *_asr(*common)]]
+
+        found: dict[str, tuple[Callable[[str], Commands], bool]] = {
+            "one process of two threads": (
+                lambda out: [_asr(*common, local, "--out", out, threads=2)], False),
+            "two processes": (
+                lambda out: [_asr(*common, local, "--out", out, "--jobs", 2, threads=2)], False),
+            "two processes, S3": (
+                lambda out: [_asr(*common, remote, "--out", out, "--jobs", 2, threads=2)], True),
+            "two hosts, S3": (lambda out: 2 * [_asr(*common, remote, "--out", out)], True),
+            "lists: two commands, each half of the files": (
+                lambda out: [_asr(*common, *each, "--out", out)
+                             for each in (self.paths[:half], self.paths[half:])], False),
+            "loop: a command for each file, two at a time": (loop, False),
+        }  # fmt: skip
+        if find_spec("ray"):
+            found["Ray, two actors, S3"] = (
+                lambda out: [_asr(*common, remote, "--out", out, "--engine", "ray", "--jobs", 2)],
+                True,
+            )
+        return found
+
+
+def _start_ray(stack: ExitStack) -> None:
+    """Start a cluster of one node with two cores, for the command line to find."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # As the others have it; by default they would yield to all other programs.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    stack.callback(cluster.shutdown)
+    os.environ["RAY_ADDRESS"] = cluster.address
+
+
+def run(args: argparse.Namespace) -> list[list[Value]]:
+    """Return a row for each case."""
+    with TemporaryDirectory() as folder, s3_server() as port, ExitStack() as stack:
+        use_s3(port)
+        if find_spec("ray"):
+            _start_ray(stack)
+        bench = Bench(Path(folder), args.recordings, args.seconds)
+        cases = bench.cases()
+        taken: dict[str, list[float]] = {name: [] for name in cases}
+        for turn in range(args.rounds):
+            for i, (name, (case, is_remote)) in enumerate(cases.items()):
+                taken[name].append(bench.run(case, f"out{turn}-{i}", is_remote))
+                record.progress(f"{name}: {taken[name][-1]:.1f} s")
+        times = {name: statistics.median(each) for name, each in taken.items()}
+        first = times["two processes"]
+        speed = bench.audio_seconds
+        return [[name, t, speed / t, 100 * first / t] for name, t in times.items()]
+
+
+def main() -> None:
+    """Run all cases in turn and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recordings", type=int, default=240)
+    parser.add_argument("--seconds", type=float, default=10.0, help="Of a recording, in the mean.")
+    parser.add_argument("--rounds", type=int, default=3)
+    record.add_option(parser)
+    args = parser.parse_args()
+    columns = {
+        "way": "", "seconds": ".1f", "× real time": ".1f", "speed (% of two processes)": ".1f",
+    }  # fmt: skip
+    title = f"{args.recordings} recordings of {args.seconds:g} s on two cores"
+    note = f"Random weights of the demo's size; median of {args.rounds} rounds, starts included."
+    table = Result(title=title, note=note, columns=columns, rows=run(args))
+    record.publish(args, "scale", [table])
+
+
+if __name__ == "__main__":
+    main()

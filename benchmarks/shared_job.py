@@ -1,0 +1,289 @@
+"""A job by four processes on two hosts, all of which are killed again and again.
+
+    python -m benchmarks.shared_job --recordings 500
+
+A host is a network namespace of this machine with a name and a monotonic clock of its own (a time
+namespace), which needs root; the time of day, which has no namespace, is off by minutes in its
+Python. S3 is moto's server, with versions of all objects, which tell how often each was written.
+The recordings of one share are no audio, and one more kills its process.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from asr.transcription import jobs, leases, shared
+from asr.transcription.leases import Failure, Output, Share
+from asr.transcription.shares import announce, plan
+from benchmarks import record
+from benchmarks.record import Result, Value
+
+_TINY = [
+    "model.d_model=32", "model.d_inner=64", "model.n_heads=2", "model.encoder.n_layers=1",
+    "model.projection.rank=8", "model.frontend.channels=[4, 4]", "model.decoder.n_layers=1",
+    "decoding.beam_size=2",
+]  # fmt: skip
+_CLOCKS = (420, -300)  # seconds by which the hosts' times of day are off
+_SHARE, _EXPIRY = 10, 10.0  # recordings; seconds
+
+
+@dataclass(frozen=True)
+class Host:
+    """What one of the hosts is told; it kills one of its processes every `kill_every` seconds."""
+
+    name: str
+    out: str
+    bundle: str
+    log: str
+    clock: float = 0.0
+    killer: str = ""
+    processes: int = 2
+    kill_every: float = 0.0
+    seed: int = 0
+
+
+class _Log:
+    """Lines of JSON by many processes."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def write(self, **told: object) -> None:
+        """Write a line, whole."""
+        os.write(self._file, json.dumps(told).encode() + b"\n")
+
+
+def run_host(host: Host) -> None:
+    """Be a host: fork processes, kill them, and start others in their places."""
+    import torch
+
+    import asr.bundle
+    import asr.transcription.recognizer  # noqa: F401
+
+    torch.set_num_threads(1)
+    jobs._SHARE_FILES, leases.EXPIRY = _SHARE, _EXPIRY
+    log, rng = _Log(host.log), random.Random(host.seed)
+    if host.name:
+        socket.sethostname(host.name)
+        now = time.time
+        time.time = lambda: now() + host.clock
+    log.write(host=socket.gethostname(), clock=time.time(), monotonic=time.monotonic())
+    _log_decoding(log, host.killer)
+    running = {_fork(host) for _ in range(host.processes)}
+    next_kill = _next(rng, host.kill_every)
+    while running:
+        time.sleep(0.05)
+        if time.monotonic() > next_kill:
+            os.kill(rng.choice(sorted(running)), signal.SIGKILL)
+            next_kill = _next(rng, host.kill_every)
+        for process in list(running):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                running.remove(process)
+                if os.WIFSIGNALED(status):
+                    log.write(died=process)
+                    running.add(_fork(host))
+                elif os.WEXITSTATUS(status):
+                    raise SystemExit(f"a process ended with {os.WEXITSTATUS(status)}")
+
+
+def _next(rng: random.Random, every: float) -> float:
+    return time.monotonic() + (rng.uniform(0.5, 1.5) * every if every else 1e9)
+
+
+def _fork(host: Host) -> int:
+    """Start a process, which works until all is done."""
+    if process := os.fork():
+        return process
+    code = 1
+    try:
+        job = plan(["s3://job/in"], host.out, "json", {})
+        announce(job, host.out)
+        work = shared.Work(job, host.out, "json", Path(host.bundle), "cpu", False, {}, 1)
+        asyncio.run(shared.work_on(work, 0, lambda _: None))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _log_decoding(log: _Log, killer: str) -> None:
+    """Write down which recordings are decoded; one of them kills its process."""
+    decode = shared._Decoder.__call__
+
+    async def logged(
+        self: shared._Decoder, share: Share, items: Sequence[int]
+    ) -> AsyncIterator[tuple[int, Output | Failure]]:
+        log.write(process=os.getpid(), names=[share.outputs[item] for item in items])
+        async for item, outcome in decode(self, share, items):
+            if killer and killer in share.outputs[item]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield item, outcome
+        log.write(process=os.getpid(), names=[])
+
+    shared._Decoder.__call__ = logged  # type: ignore[method-assign]
+
+
+@contextmanager
+def _namespace(index: int) -> Iterator[tuple[str, str]]:
+    """Yield the name of a network namespace and the address in it of this machine."""
+    name, link = f"asr{os.getpid()}-{index}", f"a{os.getpid()}-{index}"
+    ours, theirs = f"10.213.{index}.1", f"10.213.{index}.2"
+    _ip(f"netns add {name}")
+    try:
+        _ip(f"link add {link} type veth peer name eth0 netns {name}")
+        _ip(f"addr add {ours}/30 dev {link}")
+        _ip(f"link set {link} up")
+        _ip(f"-n {name} addr add {theirs}/30 dev eth0")
+        _ip(f"-n {name} link set eth0 up")
+        yield name, ours
+    finally:
+        _ip(f"netns del {name}")
+
+
+def _ip(arguments: str) -> None:
+    subprocess.run(["ip", *arguments.split()], check=True)
+
+
+def _start(host: Host, index: int, port: int, stack: ExitStack) -> Any:
+    """Start a host in a namespace of its own."""
+    namespace, address = stack.enter_context(_namespace(index))
+    command = [
+        *f"ip netns exec {namespace} unshare --uts --fork --time --monotonic".split(),
+        str(1000 * index), "env", f"AWS_ENDPOINT_URL=http://{address}:{port}",
+        sys.executable, "-m", "benchmarks.shared_job", "--host", json.dumps(asdict(host)),
+    ]  # fmt: skip
+    return subprocess.Popen(command)
+
+
+def _prepare(root: Path, n: int, seconds: float) -> tuple[Path, set[str], str]:
+    """Write a bundle, and recordings to S3; return the names of bad ones, and of the one kills."""
+    from benchmarks.local_s3 import file_system, write_bundle, write_recordings
+
+    write_bundle(root / "bundle", _TINY)
+    s3 = file_system()
+    s3.mkdir("job")
+    versions = {"Status": "Enabled"}
+    s3.call_s3("put_bucket_versioning", Bucket="job", VersioningConfiguration=versions)
+    paths = write_recordings(root / "in", n, seconds)
+    for path in paths[_SHARE : 2 * _SHARE]:
+        path.write_bytes(b"no audio")
+    for path in paths:
+        s3.pipe_file(f"job/in/{path.name}", path.read_bytes())
+    stems = [path.stem for path in paths]
+    return root / "bundle", set(stems[_SHARE : 2 * _SHARE]), stems[2 * _SHARE + 1]
+
+
+def _count(log: Path, bad: set[str]) -> dict[str, float]:
+    """Return how many recordings were decoded again, and how many were at work at deaths."""
+    decoded, at_work = Counter[str](), dict[int, list[str]]()
+    n_deaths, n_in_flight, clocks = 0, 0, []
+    for told in map(json.loads, log.read_text().splitlines()):
+        if "names" in told:
+            decoded.update(told["names"])
+            at_work[told["process"]] = told["names"]
+        elif "died" in told:
+            n_deaths += 1
+            n_in_flight += len(at_work.get(told["died"], ()))
+        else:
+            clocks.append((told["clock"], told["monotonic"]))
+    apart = [abs(max(times) - min(times)) for times in zip(*clocks, strict=True)]
+    again = sum(n - 1 for name, n in decoded.items() if Path(name).stem not in bad)
+    return {
+        "seconds between the times of day": apart[0],
+        "seconds between the monotonic clocks": apart[1],
+        "processes that died": n_deaths,
+        "recordings at work at a death": n_in_flight,
+        "decoded again": again,
+    }
+
+
+def _compare(calm: Path, bad: set[str]) -> dict[str, float]:
+    """Return what is in S3 beside what an undisturbed run wrote."""
+    from benchmarks.local_s3 import file_system
+
+    s3 = file_system()
+    names = [name for name in s3.find("job/out") if ".asr" not in name]
+    listed = s3.call_s3("list_object_versions", Bucket="job", Prefix="out/0")  # not out/.asr
+    assert not listed["IsTruncated"]
+    versions = Counter(each["Key"] for each in listed["Versions"])
+    found = {Path(name).name: s3.cat_file(name) for name in names}
+    same = {path.name: path.read_bytes() for path in calm.glob("*.json")}
+    reasons = [name for name in s3.find("job/out") if ".failed." in name]
+    missing = len(same.keys() - {f"{stem}.json" for stem in bad} - found.keys())
+    n_text = sum(json.loads(found[k])["text"] == json.loads(same[k])["text"] for k in found)
+    return {
+        "recordings": len(s3.find("job/in")),
+        "transcripts written": len(found),
+        "healthy recordings without a transcript": missing,
+        "recordings recorded as failed": len(reasons),
+        "transcripts written more than once": sum(versions[n[len("job/") :]] != 1 for n in names),
+        "equal to the undisturbed run's in each byte": sum(found[k] == same[k] for k in found),
+        "equal in the text": n_text,
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, float]:
+    """Do the job twice, undisturbed and not; return what came of it."""
+    from benchmarks.local_s3 import s3_server, use_s3
+
+    with TemporaryDirectory() as folder, s3_server() as port, ExitStack() as stack:
+        root = Path(folder)
+        use_s3(port)
+        bundle, bad, killer = _prepare(root, args.recordings, args.seconds)
+        calm = Host("", f"file://{root}/calm", str(bundle), f"{root}/calm.log", processes=1)
+        command = [sys.executable, "-m", "benchmarks.shared_job", "--host"]
+        subprocess.run([*command, json.dumps(asdict(calm))], check=True)
+        record.progress("undisturbed run done")
+        wild = replace(
+            calm, out="s3://job/out", log=f"{root}/log", killer=killer, processes=2,
+            kill_every=2 * args.kill_every,
+        )  # fmt: skip
+        start = time.monotonic()
+        hosts = [
+            _start(replace(wild, name=f"host{i}", clock=off, seed=args.seed + i), i, port, stack)
+            for i, off in enumerate(_CLOCKS)
+        ]
+        assert not any(host.wait() for host in hosts), "a host ended with an error"
+        seconds = time.monotonic() - start
+        found = _compare(root / "calm", bad | {killer})
+        return found | _count(root / "log", bad | {killer}) | {"seconds": seconds}
+
+
+def main() -> None:
+    """Run the job and print what came of it; the exit code is 1 if anything was lost or doubled."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recordings", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=1.0, help="Of a recording, in the mean.")
+    parser.add_argument("--kill-every", type=float, default=3.0, help="Seconds, in the mean.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--host", help=argparse.SUPPRESS)
+    record.add_option(parser)
+    args = parser.parse_args()
+    if args.host:
+        run_host(Host(**json.loads(args.host)))
+        return
+    found = run(args)
+    rows: list[list[Value]] = [[name, float(value)] for name, value in found.items()]
+    title = f"{args.recordings} recordings, four processes on two hosts, kill -9 at random"
+    record.publish(args, "scale", [Result(title=title, columns={"": "", "n": ",.0f"}, rows=rows)])
+    wrong = ("healthy recordings without a transcript", "transcripts written more than once")
+    is_more = found["decoded again"] > found["recordings at work at a death"]
+    sys.exit(int(is_more or any(found[name] for name in wrong)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Where a prepared corpus is written: a folder, or a temporary one that becomes a URL."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from asr.errors import DataError
+from asr.runtime.storage import file_system, patiently
+
+
+@contextmanager
+def folder_for(out: Path | str) -> Iterator[Path]:
+    """Yield a folder, whose files are at the URL `out` at the end if nothing was raised.
+
+    Each is written whole, the report last. Raises DataError where that fails.
+    """
+    if isinstance(out, Path):
+        yield out
+        return
+    system, path = file_system(out)
+    with TemporaryDirectory(prefix="asr-") as name:
+        folder = Path(name)
+        yield folder
+        files = sorted(folder.iterdir(), key=lambda file: (file.name == "report.json", file.name))
+        try:
+            patiently(lambda: system.makedirs(path, exist_ok=True))
+            for file in files:
+                patiently(lambda file=file: system.put_file(str(file), f"{path}/{file.name}"))  # type: ignore[misc]
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise DataError(
+                f"{out}: cannot be written ({reason}): check the URL and the key"
+            ) from error

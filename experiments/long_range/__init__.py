@@ -1,0 +1,1 @@
+"""Tasks of long sequences from the source documents: ListOps, Pathfinder and duplication."""

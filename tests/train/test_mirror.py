@@ -1,0 +1,183 @@
+"""Runs whose folder is in object storage: real processes against a server of S3, killed."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from asr.config import Config
+from asr.errors import AsrError, ConfigError
+from asr.runtime import storage
+from asr.runtime.stores import Folder
+from asr.train.mirror import Mirror
+from asr.train.run import train
+from tests.helpers import read_card, run_cli, tones_recipe, with_keys, write_recipe
+
+# Kills the process before an object that it would create, by number.
+KILL = """
+import os, signal
+from asr.runtime.stores import Folder
+create, created = Folder._create, []
+def killed(self, name, content):
+    created.append(name)
+    if len(created) == {at}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    create(self, name, content)
+Folder._create = killed
+"""
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def test_a_killed_run_goes_on_from_the_storage(s3: Any, tones: Path, tmp_path: Path) -> None:
+    values = tones_recipe(tones, training={"epochs": 1})
+    whole = train(Config.model_validate(values), tmp_path / "whole")
+    recipe, done = write_recipe(tmp_path / "r.yaml", values), []
+    command = ["train", recipe, "--out", "s3://job/run", "--resume"]
+    here = f"{with_keys()}; import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
+    for at in (9, 12):  # among the objects of a state, the list of which is not yet written
+        ended = run_cli(*command, before=here + KILL.format(at=at))
+        assert ended.returncode == -9, ended.stderr
+        (left,) = tmp_path.glob("asr-*")
+        reached = torch.load(left / "run/training/last.ckpt", weights_only=True)["global_step"]
+        shutil.rmtree(left)
+        found = Mirror("s3://job/run", tmp_path / f"found{at}")
+        found.load()
+        state = torch.load(found.folder / "training/last.ckpt", weights_only=True)
+        assert 0 <= reached - state["global_step"] <= values["training"]["checkpoint_steps"]
+        done.append(state["global_step"])
+    assert 0 < done[0] < done[1]
+    refused = run_cli(*command[:-1], before=with_keys())
+    assert refused.returncode == 2 and "s3://job/run: holds a run already" in refused.stderr
+    assert run_cli(*command, before=here).returncode == 0
+    assert not list(tmp_path.glob("asr-*")), "no copy is left"
+
+    s3.get("job/run/", str(tmp_path / "bundle"), recursive=True)
+    expected, weights = (
+        load_file(run / "model.safetensors") for run in (whole, tmp_path / "bundle")
+    )
+    assert expected.keys() == weights.keys()
+    assert all(torch.equal(expected[name], weights[name]) for name in expected)
+    assert "unfinished" not in read_card(tmp_path / "bundle")
+    again = run_cli(*command, before=with_keys())
+    assert again.returncode == 0 and "nothing is left to do" in again.stderr
+
+
+@settings(max_examples=60)
+@given(
+    sessions=st.lists(
+        st.tuples(st.lists(st.binary(max_size=2), min_size=1, max_size=4), st.integers(1, 12)),
+        min_size=1, max_size=5,
+    )
+)  # fmt: skip
+def test_a_state_is_stored_whole_or_not_at_all(
+    sessions: list[tuple[list[bytes], int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each session writes states until a request fails as if its process had been killed."""
+    root = tmp_path_factory.mktemp("states")
+    url, possible, number = f"memory://{root.name}", [{}], 0
+    for states, n_requests in sessions:
+        mirror = Mirror(url, root / f"{(number := number + 1)}")
+        mirror.load()
+        assert files(mirror.folder) in possible
+        possible = [files(mirror.folder)]
+        with pytest.MonkeyPatch.context() as patch:
+            _die_after(patch, n_requests)
+            try:
+                for content in states:
+                    for name in ("model", "training/last.ckpt"):
+                        (mirror.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                        (mirror.folder / name).write_bytes(name.encode() + content)
+                    possible.append(files(mirror.folder))
+                    mirror.save(True)
+                    possible = possible[-1:]
+            except Killed:
+                pass
+    mirror = Mirror(url, root / "last")
+    mirror.load()
+    assert files(mirror.folder) in possible
+    mirror.save(True)
+    store, kept = Folder(url), files(mirror.folder)
+    assert all(store.read(name) == kept[name] for name in kept if "/" not in name)
+    assert len(store.list("training")) <= 2
+    assert len(store.list("training/objects")) <= 4
+
+
+def _die_after(patch: pytest.MonkeyPatch, n_requests: int) -> None:
+    left = n_requests
+    for name in ("create", "replace", "remove"):
+        real = getattr(Folder, name)
+
+        def request(self: Folder, *args: Any, real: Any = real) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return real(self, *args)
+
+        patch.setattr(Folder, name, request)
+
+
+def test_the_later_of_two_processes_has_the_run(tmp_path: Path) -> None:
+    first, second = (Mirror("memory://two", tmp_path / name) for name in "ab")
+    for mirror in (first, second):
+        mirror.load()
+        mirror.folder.mkdir()
+        (mirror.folder / "state").write_text(mirror.folder.name)
+    first.save(True)
+    second.load()
+    second.save(True)
+    with pytest.raises(ConfigError, match="memory://two: another process has continued this run"):
+        first.save(False)
+    second.save(True)
+
+
+def test_damage_is_noticed_and_names_lead_nowhere_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, mirror = Folder("memory://damage"), Mirror("memory://damage", tmp_path / "a")
+    mirror.folder.mkdir()
+    for content in ("one", "two"):
+        (mirror.folder / "state").write_text(content)
+        mirror.save(True)
+    (digest,) = (
+        d for d in store.list("training/objects") if store.read(f"training/objects/{d}") == b"two"
+    )
+    store.replace(f"training/objects/{digest}", b"tw")
+    mirror = Mirror("memory://damage", tmp_path / "b")
+    mirror.load()
+    assert files(mirror.folder) == {"state": b"one"} and "00000002.json is damaged" in caplog.text
+    mirror.save(True)
+    store.replace(
+        "training/00000003.json",
+        b'{"../x": "%s"}' % next(iter(store.list("training/objects"))).encode(),
+    )
+    with pytest.raises(ConfigError, match=r"lists \.\./x, which leads out"):
+        Mirror("memory://damage", tmp_path / "c").load()
+
+
+def test_storage_that_does_not_answer_is_named(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    mirror = Mirror("memory://away", tmp_path)
+    monkeypatch.setattr(storage, "_PAUSE", 0.001)
+    monkeypatch.setattr(type(mirror._store.system), "pipe_file", unreachable)
+    mirror.save(False)
+    assert "(no route)): check the URL and the key; the next state tries again" in caplog.text
+    with pytest.raises(AsrError, match=r"memory://away: cannot be written .*no route"):
+        train(Config.model_validate(tones_recipe(tones)), "memory://away")
