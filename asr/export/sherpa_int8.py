@@ -15,6 +15,7 @@ from lhotse import CutSet
 from lhotse.cut import Cut
 
 from asr.audio.features import KALDI_SCALE
+from asr.audio.kaldi import FLOOR
 from asr.bundle import Bundle
 from asr.data.manifest import text_of
 from asr.errors import DataError
@@ -29,7 +30,7 @@ from asr.model.frontend import FRAMES_PER_STEP
 from asr.tokenizer import SPECIAL
 
 _LEVEL = 2 * math.log(KALDI_SCALE)
-_SILENCE = math.log(1e-10)  # what sherpa-onnx feeds after the end, about
+_SILENCE = math.log(FLOOR)  # what sherpa-onnx computes of zeros
 _CHUNKS = 4  # one of so many chunks of a stream calibrates, since each holds all of the state
 
 
