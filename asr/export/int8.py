@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from asr.export.ranges import Batch, Grid, Histogram, observe
+from asr.export.ranges import Batch, Grid, observe
 from asr.runtime.files import write_atomically
 
 _FEWEST = 512  # weights of a map; those of fewer stay as they are, as in a bundle in 8 bits
@@ -33,10 +33,7 @@ def quantize(source: Path, out: Path, batches: Sequence[Batch], keep: Sequence[s
 
     model = onnx.load(source)
     writer = _Writer(model.graph, keep)
-    found = _calibrate(model, writer.activations(), batches)
-    around = writer.around_convolutions()
-    # Nothing normalizes these, so that other voices exceed the range of the calibration.
-    writer.grids = {n: each.whole() if n in around else each.best() for n, each in found.items()}
+    writer.grids = _calibrate(model, writer.activations(), batches)
     nodes = writer.nodes()
     used = {name for node in nodes for name in node.input}
     constants = [c for c in (*model.graph.initializer, *writer.constants) if c.name in used]
@@ -58,7 +55,7 @@ def to_int8(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(weight / scale).astype(np.int8), scale.reshape(-1)
 
 
-def _calibrate(model: Any, names: Sequence[str], batches: Sequence[Batch]) -> dict[str, Histogram]:
+def _calibrate(model: Any, names: Sequence[str], batches: Sequence[Batch]) -> dict[str, Grid]:
     import onnx
     import onnxruntime
 
@@ -98,12 +95,7 @@ class _Writer:
     def activations(self) -> list[str]:
         """Return the names of the tensors whose ranges are needed."""
         names = {node.input[0] for node in self._maps.values()}
-        return sorted(names | self.around_convolutions())
-
-    def around_convolutions(self) -> set[str]:
-        """Return the names of what convolutions get and give."""
-        paths = self._paths.values()
-        return {p[0].input[0] for p in paths} | {p[-1].output[0] for p in paths}
+        return sorted(names | {path[-1].output[0] for path in self._paths.values()})
 
     @property
     def constants(self) -> list[Any]:

@@ -15,11 +15,11 @@ from asr.export.calibration import encoder_inputs, greedy_text, open_graph, utte
 from asr.export.export import _write_onnx
 from asr.export.graphs import EncoderGraph, Port, Ports
 from asr.export.int8 import quantize, to_int8
-from asr.export.ranges import Histogram, grid_of, observe
+from asr.export.ranges import grid_of, observe
 from tests.helpers import run_cli
 
 onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -48,50 +48,13 @@ def test_a_grid_has_zero_and_its_ends() -> None:
         assert np.abs(np.abs(grid.nearest(x) - x) - np.abs(nearest - x)).max() < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["normal", "rectified", "outlier"])
-def test_the_range_has_the_least_squared_error_of_all(kind: str) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=100_000)
-    if kind == "rectified":
-        x = x.clip(0)
-    if kind == "outlier":
-        x[0] = 30
+def test_a_range_is_that_of_all_batches_and_a_quarter_more() -> None:
+    x = np.random.default_rng(1).normal(size=1000)
     session = SimpleNamespace(run=lambda names, batch: [batch["x"]] * len(names))
-    found = observe(session, ["a"], [{"x": x[:10]}, {"x": x[10:]}])["a"]
-    assert found.counts_N.sum() == len(x) and found.high == x.max()
-    error = ((x - found.best().nearest(x)) ** 2).mean()
-    ends = np.linspace(0.05, 1, 96)
-    whole = [grid_of(x.min() * share, x.max() * share) for share in ends]
-    errors = [((x - grid.nearest(x)) ** 2).mean() for grid in whole]
-    # The search has steps of 2.5 % of the largest value, on both ends.
-    assert error <= 1.05 * min(errors)
-    assert error < 0.95 * errors[-1]  # all values in the range
-
-
-def test_convolutions_have_a_margin_and_maps_the_least_error(
-    graph: tuple[nn.Module, Path], tmp_path: Path
-) -> None:
-    quantize(graph[1], tmp_path / "int8.onnx", [_inputs(i) for i in range(4)])
-    weights = onnx.load(tmp_path / "int8.onnx").graph.initializer
-    scales = {w.name: float(onnx.numpy_helper.to_array(w)) for w in weights if not w.dims}
-    source = onnx.load(graph[1])
-    names = [name for node in source.graph.node for name in node.output]
-    names = [name for name in names if f"{name}.scale" in scales]
-    source.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in names)
-    session = onnxruntime.InferenceSession(source.SerializeToString())
-    found = observe(session, names, [_inputs(i) for i in range(4)])
-    whole = {n for n in names if scales[f"{n}.scale"] == pytest.approx(found[n].whole().scale)}
-    best = {n for n in names if scales[f"{n}.scale"] == pytest.approx(found[n].best().scale)}
-    # What is around the second and the third convolution; and what the two maps get.
-    assert len(whole) == 3 and best == set(names) - whole
-    ends = found[names[0]].low, found[names[0]].high
-    assert found[names[0]].whole().scale == pytest.approx(1.25 * (ends[1] - ends[0]) / 255)
-
-
-def test_an_outlier_alone_in_its_bin_is_counted() -> None:
-    counts = np.zeros(100)
-    counts[0], counts[-1] = 1, 1000
-    assert Histogram(-1.0, 1.0, counts).best().scale == pytest.approx(2 / 255, rel=0.05)
+    grid = observe(session, ["a"], [{"x": x[:10]}, {"x": x[10:]}])["a"]
+    ends = np.array([0 - grid.zero, 255 - grid.zero]) * grid.scale
+    np.testing.assert_allclose(ends, 1.25 * np.array([x.min(), x.max()]), atol=grid.scale)
+    assert np.abs(grid.nearest(1.2 * x) - 1.2 * x).max() <= grid.scale / 2 * (1 + 1e-6)
 
 
 class _Net(nn.Module):
