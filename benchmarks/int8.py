@@ -1,16 +1,18 @@
 """Measure sizes, speed and CER of a bundle in float32 and in 8 bits, by torch and by onnxruntime.
 
-    python -m benchmarks.int8 BUNDLE CUTS [--dev DEV] [--utterances 200] [--energy 0.9] [--record]
+    python -m benchmarks.int8 BUNDLE CUTS [--dev DEV] [--utterances N] [--energy 0.9] [--record]
 
 Speed is from features to the log-probabilities of the CTC head, one utterance at a time; the
 variants take turns with each utterance, and the processor's time is counted. CER is greedy CTC's.
-Graphs are calibrated on DEV (default: the recipe's). The last rows are the bundle after SVD.
+Graphs are calibrated on utterances of DEV (default: the recipe's), the same for onnxruntime's
+static quantization, which finds ranges by the least and the largest value. The last rows are the
+bundle after SVD.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +29,11 @@ from asr.export.calibration import (
     greedy_text,
     open_graph,
     quantize_folder,
+    sample,
     utterances,
 )
 from asr.export.export import export
+from asr.export.ranges import Batch
 from asr.transcription.recognizer import Recognizer
 from benchmarks import record
 from benchmarks.record import Result, Value
@@ -84,6 +88,9 @@ def variants(
         if not name:
             path = dynamic(floats / "encoder.onnx", out / "dynamic.onnx")
             add("onnx, onnxruntime's quantize_dynamic", path, by_graph(path))
+            inputs = [encoder_inputs(feats) for *_, feats in utterances(each, sample(list(cuts)))]
+            path = static(floats / "encoder.onnx", inputs, out / "static.onnx")
+            add("onnx, onnxruntime's quantize_static", path, by_graph(path))
     return found
 
 
@@ -95,13 +102,31 @@ def dynamic(source: Path, out: Path) -> Path:
     return out
 
 
+def static(source: Path, inputs: Sequence[Batch], out: Path) -> Path:
+    """Write what onnxruntime makes of a graph with calibration."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left = iter(inputs)
+
+        def get_next(self) -> Batch | None:
+            return next(self._left, None)
+
+    quantize_static(
+        source, out, Reader(), per_channel=True, activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )  # fmt: skip
+    return out
+
+
 def main() -> None:
     """Make the variants, and let them take turns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("cuts", type=Path)
     parser.add_argument("--dev", type=Path)
-    parser.add_argument("--utterances", type=int, default=200)
+    parser.add_argument("--utterances", type=int, help="default: all")
     parser.add_argument("--energy", type=float, default=0.9)
     parser.add_argument("--title", default="")
     record.add_option(parser)
@@ -112,8 +137,9 @@ def main() -> None:
         spent = dict.fromkeys(runs, 0.0)
         errors = dict.fromkeys(runs, ErrorCounts())
         seconds, chosen = 0.0, list(load_cuts(args.cuts))
-        chosen = chosen[:: max(1, len(chosen) // args.utterances)][: args.utterances]
-        for cut, feats in utterances(bundle, chosen):
+        most = args.utterances or len(chosen)
+        chosen = chosen[:: max(1, len(chosen) // most)][:most]
+        for cut, _, feats in utterances(bundle, chosen):
             seconds += cut.duration
             for name, (_, run) in runs.items():
                 start = time.process_time()

@@ -52,6 +52,8 @@ THEMES = {
     "attention-demo": "The demo by attention",
     "compression": "Compression after training",
     "int8": "In 8 bits",
+    "sherpa": "In sherpa-onnx",
+    "page": "In a browser",
     "sparse-training": "Sparse evolutionary training",
     "sparse-products": "Sparse products",
     "serving": "The service under load",

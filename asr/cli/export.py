@@ -19,7 +19,10 @@ Kind = Annotated[
         help="onnx, torch (.pt2), sherpa (for sherpa-onnx), or html, one page for browsers.",
     ),
 ]
-Int8 = Annotated[bool, typer.Option("--int8", help="Compute in 8 bits; for onnx.")]
+Int8 = Annotated[
+    bool,
+    typer.Option("--int8", help="Compute in 8 bits; for onnx, and as a second file for sherpa."),
+]
 Cuts = Annotated[
     Path | None, typer.Option(help="With --int8: a manifest to calibrate on; default: dev.")
 ]
@@ -36,13 +39,13 @@ def export(
     """
     from asr.bundle import Bundle as Loaded
 
-    if (int8 and kind != "onnx") or (cuts and not int8):
-        raise ConfigError("--int8 is for --format onnx, and --cuts is for --int8")
+    if (int8 and kind not in ("onnx", "sherpa")) or (cuts and not int8):
+        raise ConfigError("--int8 is for --format onnx and sherpa, and --cuts is for --int8")
     loaded = Loaded.load(bundle)
     if kind == "html":
         _page(loaded, bundle.resolve().name, out)
     elif int8:
-        _in_8_bits(loaded, out, cuts)
+        _in_8_bits(loaded, kind, out, cuts)
     else:
         _graphs(loaded, kind, out)
 
@@ -54,18 +57,23 @@ def _page(bundle: "LoadedBundle", name: str, out: Path) -> None:
     show(f"{out}: {n_bytes / 1e6:.2f} MB, to be opened in a browser")
 
 
-def _in_8_bits(bundle: "LoadedBundle", out: Path, path: Path | None) -> None:
+def _in_8_bits(bundle: "LoadedBundle", kind: str, out: Path, path: Path | None) -> None:
+    from asr.export import calibration, sherpa, sherpa_int8
     from asr.export import export as graphs
-    from asr.export.calibration import Quantized, find_cuts, quantize_folder
 
-    cuts, done = find_cuts(bundle, path), list[Quantized]()
+    cuts, done = calibration.find_cuts(bundle, path), list[calibration.Quantized]()
+    is_sherpa = kind == "sherpa"
+    quantize = sherpa_int8.quantize_folder if is_sherpa else calibration.quantize_folder
 
     def finish(folder: Path) -> None:
-        done.append(quantize_folder(bundle, cuts, folder))
+        done.append(quantize(bundle, cuts, folder))
 
     with err.status("tracing, writing, calibrating and counting errors"):
-        # A byte for a weight, or four for its position and four for it.
-        graphs.export(bundle, "onnx", out, finish, dense_from=1 / 8)
+        if is_sherpa:
+            sherpa.export(bundle, out, finish)
+        else:
+            # A byte for a weight, or four for its position and four for it.
+            graphs.export(bundle, kind, out, finish, dense_from=1 / 8)
     show(f"{out}: in 8 bits, {done[0]}")
 
 

@@ -1,6 +1,6 @@
 """Quantize an exported folder with the utterances of a manifest, and count its errors.
 
-Legend: T frames, F frequency bins.
+Legend: N samples, T frames, F frequency bins.
 """
 
 import json
@@ -37,7 +37,7 @@ Run = Callable[[Batch], dict[str, np.ndarray]]
 
 @dataclass
 class Quantized:
-    """Bytes of both graphs and errors by greedy CTC, before and after; without the head, none."""
+    """Bytes of both forms and errors by greedy CTC, before and after; without the head, none."""
 
     bytes: tuple[int, int]
     errors: tuple[ErrorCounts, ErrorCounts] | None
@@ -73,10 +73,10 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
     """
     normalize = bundle.tokenizer.normalize
     todo = [cut for cut in cuts if normalize(text_of(cut))]
-    some = list(utterances(bundle, todo[:: -(-len(todo) // _CALIBRATED)] if todo else []))
+    some = list(utterances(bundle, sample(todo)))
     if not some:
         raise DataError("no utterance with a transcript could be read: check the manifest")
-    inputs = [encoder_inputs(feats) for _, feats in some]
+    inputs = [encoder_inputs(feats) for *_, feats in some]
     old, new = ([folder / f"{n}{end}" for n in _NAMES] for end in (".onnx", ".int8.onnx"))
     few = range(0, len(some), -(-len(some) // _DECODED))
     tokens = [bundle.tokenizer.encode(normalize(text_of(some[i][0]))) for i in few]
@@ -104,8 +104,16 @@ def open_graph(path: Path) -> Run:
     return lambda inputs: dict(zip(names, session.run(None, inputs), strict=True))
 
 
-def utterances(bundle: Bundle, cuts: Sequence[Cut]) -> Iterator[tuple[Cut, np.ndarray]]:
-    """Yield cuts with their features (T, F); what cannot be read or is too short is left out."""
+def sample(cuts: Sequence[Cut]) -> Sequence[Cut]:
+    """Return the cuts to calibrate on, spread over all of these."""
+    return cuts[:: max(1, -(-len(cuts) // _CALIBRATED))]
+
+
+def utterances(bundle: Bundle, cuts: Sequence[Cut]) -> Iterator[tuple[Cut, np.ndarray, np.ndarray]]:
+    """Yield cuts with their samples (N,) and features (T, F).
+
+    What cannot be read, is silence, too short or too long is left out.
+    """
     longest, steps = bundle.config.model.encoder.longest, bundle.config.model.frontend.steps
     for cut in cuts:
         try:
@@ -116,7 +124,7 @@ def utterances(bundle: Bundle, cuts: Sequence[Cut]) -> Iterator[tuple[Cut, np.nd
         feats = bundle.features(wave)
         fits = longest is None or steps(len(feats)) <= longest
         if fits and len(feats) >= FREE["time"] and not is_constant(wave):
-            yield cut, feats.numpy()
+            yield cut, wave.numpy(), feats.numpy()
 
 
 def encoder_inputs(feats_TF: np.ndarray) -> Batch:
@@ -150,7 +158,7 @@ def count_errors(
 ) -> tuple[ErrorCounts, ErrorCounts]:
     """Return the errors of two encoders' texts by greedy CTC."""
     counts = [ErrorCounts(), ErrorCounts()]
-    for cut, feats in utterances(bundle, cuts):
+    for cut, _, feats in utterances(bundle, cuts):
         for i, encoder in enumerate((before, after)):
             found = encoder(encoder_inputs(feats))
             text = greedy_text(bundle, found["ctc_log_probs"])

@@ -232,7 +232,7 @@ def compare(model: SpeechTransformer, n_freqs: int, encoder: Graph, decoder: Gra
             differences.append(_largest(rest.pop(0), model.ctc_head(memory_BSD).log_softmax(-1)))
         cache = [t.new_zeros(B, W, t.shape[1], 0, t.shape[3]) for t in rest]
         for _ in range(_COMPARED_STEPS):
-            tokens_BW = torch.randint(model.decoder.output.out_features, (B, W), generator=rng)
+            tokens_BW = torch.randint(model.decoder.embed.num_embeddings, (B, W), generator=rng)
             logp_BWV, *cache = decoder(tokens_BW, mask, *rest, *cache)
             differences.append(_largest(logp_BWV, model.decoder.step(tokens_BW, state)))
     return float(torch.stack(differences).max())

@@ -65,7 +65,7 @@ def _pairs(tensors: Sequence[Tensor]) -> list[Cache]:
 
 def describe(model: SpeechTransformer, n_freqs: int) -> dict[str, Ports]:
     """Return the ports of both graphs by name."""
-    config, V = model.config, model.decoder.output.out_features
+    config, V = model.config, model.decoder.embed.num_embeddings
     H, K = config.n_heads, config.d_model // config.n_heads
     names = [f"{what}_{i}" for i in range(len(model.decoder.layers)) for what in ("keys", "values")]
     memory = [Port(f"memory_{name}", "float32", ("batch", H, "steps", K)) for name in names]

@@ -68,7 +68,7 @@ def _calibrate(model: Any, names: Sequence[str], batches: Sequence[Batch]) -> di
     session = onnxruntime.InferenceSession(
         watched.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    return {name: found.best() for name, found in observe(session, names, batches).items()}
+    return observe(session, names, batches)
 
 
 class _Writer:

@@ -28,7 +28,7 @@ from asr.export.sherpa_card import card
 from asr.export.waveform_graph import RATE, STEPS_PER_SECOND, WaveformGraph, can_resample
 from asr.model.frontend import FRAMES_PER_STEP
 
-MODEL, TOKENS = "model.onnx", "tokens.txt"
+MODEL, INT8, TOKENS = "model.onnx", "model.int8.onnx", "tokens.txt"
 TOLERANCE = 1e-3
 _WINDOW_MS, _HOP_MS = 25, 10
 # Seconds of the waveforms of the comparison, chunks of its streams.
@@ -52,12 +52,13 @@ class Target:
     metadata: dict[str, str]
 
 
-def export(bundle: Bundle, out: Path) -> float:
+def export(bundle: Bundle, out: Path, finish: Callable[[Path], object] = lambda _: None) -> float:
     """Write `model.onnx`, `tokens.txt` and `README.md` to a new folder, at once.
 
-    Returns the largest difference of log-probabilities from the model on random input. Raises
-    ConfigError where sherpa-onnx could not load or rightly feed the model, or `out` exists;
-    AsrError if the difference is above 1e-3.
+    `finish` may change what is in the folder before it has its name. Returns the largest
+    difference of log-probabilities from the model on random input. Raises ConfigError where
+    sherpa-onnx could not load or rightly feed the model, or `out` exists; AsrError if the
+    difference is above 1e-3.
     """
     if not all(map(find_spec, ("onnxscript", "onnxruntime"))):
         raise ConfigError(
@@ -80,7 +81,9 @@ def export(bundle: Bundle, out: Path) -> float:
                     f"{TOLERANCE:g}: nothing was written; please report it with the recipe"
                 )
             (folder / TOKENS).write_text(symbol_table(bundle.tokenizer), "utf-8")
-            (folder / CARD).write_text(card(kind, bundle.config), "utf-8")
+            finish(folder)
+            has_int8 = (folder / INT8).exists()
+            (folder / CARD).write_text(card(kind, bundle.config, has_int8), "utf-8")
             folder.rename(out)
     except OSError as error:
         raise AsrError(f"{out}: cannot be written ({error.strerror or error})") from error
@@ -231,9 +234,7 @@ def _waves(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
         wave_1N *= torch.linspace(0.01, 1, wave_1N.shape[1])
         feats_TF = bundle.features(graph.resample(wave_1N)[0])
         (logp_1SV,) = _model_log_probs(bundle, [feats_TF])
-        steps = torch.arange(len(logp_1SV))
-        first = -(-steps * graph.step // graph.frame)
-        pairs.append((run(wave_1N)[0][0][first], logp_1SV))
+        pairs.append((run(wave_1N)[0][0][graph.places(len(logp_1SV))], logp_1SV))
     return pairs
 
 

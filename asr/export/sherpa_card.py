@@ -19,29 +19,37 @@ _KINDS = {
 }  # fmt: skip
 
 
-def card(kind: str, config: Config) -> str:
-    """Return the README of an exported model."""
+def card(kind: str, config: Config, has_int8: bool = False) -> str:
+    """Return the README of an exported model; `has_int8`, with `model.int8.onnx` beside it."""
     function, field, kotlin, node = _KINDS[kind]
     features = config.features
     rate = 16000 if kind == "omnilingual" else features.sample_rate
     bins = 80 if kind == "omnilingual" else features.n_freqs
     arguments = "" if kind == "omnilingual" else f",\n    sample_rate={rate}, feature_dim={bins}"
-    text = _STREAM if kind == "zipformer2_ctc" else _RECORDING
-    calls = Template(text).substitute(
+    line, decoding = ("Online", _STREAM) if kind == "zipformer2_ctc" else ("Offline", _RECORDING)
+    calls = Template(_CALLS).substitute(
         function=function, field=field, kotlin=kotlin, node=node, rate=rate, bins=bins,
-        arguments=arguments,
+        arguments=arguments, line=line, **decoding,
     )  # fmt: skip
-    return _HEAD + _NOTES[kind] + calls
+    head = Template(_HEAD).substitute(files=_FILES[has_int8])
+    return head + _NOTES[kind] + (_INT8 if has_int8 else "") + calls
 
 
 _HEAD = """# A speech recognizer for sherpa-onnx
 
-Written by `asr export --format sherpa` of lrt-asr: `model.onnx` (float32), `tokens.txt`.
+Written by `asr export --format sherpa` of lrt-asr: $files.
 sherpa-onnx decodes it greedily by CTC, without the decoder and the language model of the bundle.
 Samples are mono, from -1 to 1; sherpa-onnx converts their rate. A space may begin a text.
 Tried in the versions 2.0.1 (Python) and 1.13.8 (Node); the calls in C and Kotlin were read in its
 sources and not run.
 
+"""
+_FILES = {
+    False: "`model.onnx` (float32), `tokens.txt`",
+    True: "`model.onnx` (float32), `model.int8.onnx`, `tokens.txt`",
+}
+_INT8 = """
+`model.int8.onnx` computes in 8 bits: give its name in the place of `model.onnx` in any call below.
 """
 
 _NOTES = {
@@ -58,87 +66,58 @@ the last chunk must be full.
 """,
 }
 
-_RECORDING = """
-Python (`pip install sherpa-onnx`):
-
-```python
-import sherpa_onnx
-recognizer = sherpa_onnx.OfflineRecognizer.$function(
-    model="model.onnx", tokens="tokens.txt"$arguments)
-stream = recognizer.create_stream()
+# What differs between utterances and streams.
+_RECORDING = {
+    "python": """\
 stream.accept_waveform(sample_rate, samples)
 recognizer.decode_stream(stream)
-print(stream.result.text, stream.result.timestamps)
-```
-
-C:
-
-```c
-SherpaOnnxOfflineRecognizerConfig config;
-memset(&config, 0, sizeof(config));
-config.feat_config.sample_rate = $rate;
-config.feat_config.feature_dim = $bins;
-config.decoding_method = "greedy_search";
-config.model_config.num_threads = 1;
-config.model_config.provider = "cpu";
-config.model_config.tokens = "tokens.txt";
-config.model_config.$field.model = "model.onnx";
-const SherpaOnnxOfflineRecognizer *recognizer = SherpaOnnxCreateOfflineRecognizer(&config);
-const SherpaOnnxOfflineStream *stream = SherpaOnnxCreateOfflineStream(recognizer);
+print(stream.result.text, stream.result.timestamps)""",
+    "c": """\
 SherpaOnnxAcceptWaveformOffline(stream, sample_rate, samples, n_samples);
 SherpaOnnxDecodeOfflineStream(recognizer, stream);
-const SherpaOnnxOfflineRecognizerResult *result = SherpaOnnxGetOfflineStreamResult(stream);
-puts(result->text);
-```
-
-Android (Kotlin; both files in the assets of the app):
-
-```kotlin
-val config = OfflineRecognizerConfig(
-    featConfig = FeatureConfig(sampleRate = $rate, featureDim = $bins),
-    modelConfig = OfflineModelConfig(
-        $node = $kotlin(model = "model.onnx"), tokens = "tokens.txt"))
-val recognizer = OfflineRecognizer(assetManager = application.assets, config = config)
-val stream = recognizer.createStream()
+puts(SherpaOnnxGetOfflineStreamResult(stream)->text);""",
+    "kotlin_loop": """\
 stream.acceptWaveform(samples, sampleRate)
-recognizer.decode(stream)
-println(recognizer.getResult(stream).text)
-```
-
-Node (`npm install sherpa-onnx`, WebAssembly):
-
-```js
-const sherpa = require('sherpa-onnx');
-const recognizer = sherpa.createOfflineRecognizer({
-  featConfig: {sampleRate: $rate, featureDim: $bins},
-  modelConfig: {$node: {model: 'model.onnx'}, tokens: 'tokens.txt'},
-});
-const stream = recognizer.createStream();
+recognizer.decode(stream)""",
+    "node_loop": """\
 stream.acceptWaveform(sampleRate, samples);
-recognizer.decode(stream);
-console.log(recognizer.getResult(stream).text);
-```
-"""
-
-_STREAM = """
-Python (`pip install sherpa-onnx`):
-
-```python
-import sherpa_onnx
-recognizer = sherpa_onnx.OnlineRecognizer.$function(
-    model="model.onnx", tokens="tokens.txt"$arguments)
-stream = recognizer.create_stream()
+recognizer.decode(stream);""",
+}
+_STREAM = {
+    "python": """\
 for samples in blocks:
     stream.accept_waveform(sample_rate, samples)
     while recognizer.is_ready(stream):
         recognizer.decode_stream(stream)
-    print(recognizer.get_result(stream))
+    print(recognizer.get_result(stream))""",
+    "c": """\
+SherpaOnnxOnlineStreamAcceptWaveform(stream, sample_rate, samples, n_samples);  /* each block */
+while (SherpaOnnxIsOnlineStreamReady(recognizer, stream))
+  SherpaOnnxDecodeOnlineStream(recognizer, stream);
+puts(SherpaOnnxGetOnlineStreamResult(recognizer, stream)->text);""",
+    "kotlin_loop": """\
+stream.acceptWaveform(samples, sampleRate)  // each block
+while (recognizer.isReady(stream)) recognizer.decode(stream)""",
+    "node_loop": """\
+stream.acceptWaveform(sampleRate, samples);  // each block
+while (recognizer.isReady(stream)) recognizer.decode(stream);""",
+}
+
+_CALLS = """
+Python (`pip install sherpa-onnx`):
+
+```python
+import sherpa_onnx
+recognizer = sherpa_onnx.${line}Recognizer.$function(
+    model="model.onnx", tokens="tokens.txt"$arguments)
+stream = recognizer.create_stream()
+$python
 ```
 
 C:
 
 ```c
-SherpaOnnxOnlineRecognizerConfig config;
+SherpaOnnx${line}RecognizerConfig config;
 memset(&config, 0, sizeof(config));
 config.feat_config.sample_rate = $rate;
 config.feat_config.feature_dim = $bins;
@@ -147,25 +126,21 @@ config.model_config.num_threads = 1;
 config.model_config.provider = "cpu";
 config.model_config.tokens = "tokens.txt";
 config.model_config.$field.model = "model.onnx";
-const SherpaOnnxOnlineRecognizer *recognizer = SherpaOnnxCreateOnlineRecognizer(&config);
-const SherpaOnnxOnlineStream *stream = SherpaOnnxCreateOnlineStream(recognizer);
-SherpaOnnxOnlineStreamAcceptWaveform(stream, sample_rate, samples, n_samples);  /* each block */
-while (SherpaOnnxIsOnlineStreamReady(recognizer, stream))
-  SherpaOnnxDecodeOnlineStream(recognizer, stream);
-puts(SherpaOnnxGetOnlineStreamResult(recognizer, stream)->text);
+const SherpaOnnx${line}Recognizer *recognizer = SherpaOnnxCreate${line}Recognizer(&config);
+const SherpaOnnx${line}Stream *stream = SherpaOnnxCreate${line}Stream(recognizer);
+$c
 ```
 
-Android (Kotlin; both files in the assets of the app):
+Android (Kotlin; the files in the assets of the app):
 
 ```kotlin
-val config = OnlineRecognizerConfig(
+val config = ${line}RecognizerConfig(
     featConfig = FeatureConfig(sampleRate = $rate, featureDim = $bins),
-    modelConfig = OnlineModelConfig(
+    modelConfig = ${line}ModelConfig(
         $node = $kotlin(model = "model.onnx"), tokens = "tokens.txt"))
-val recognizer = OnlineRecognizer(assetManager = application.assets, config = config)
+val recognizer = ${line}Recognizer(assetManager = application.assets, config = config)
 val stream = recognizer.createStream()
-stream.acceptWaveform(samples, sampleRate)  // each block
-while (recognizer.isReady(stream)) recognizer.decode(stream)
+$kotlin_loop
 println(recognizer.getResult(stream).text)
 ```
 
@@ -173,13 +148,12 @@ Node (`npm install sherpa-onnx`, WebAssembly):
 
 ```js
 const sherpa = require('sherpa-onnx');
-const recognizer = sherpa.createOnlineRecognizer({
+const recognizer = sherpa.create${line}Recognizer({
   featConfig: {sampleRate: $rate, featureDim: $bins},
   modelConfig: {$node: {model: 'model.onnx'}, tokens: 'tokens.txt'},
 });
 const stream = recognizer.createStream();
-stream.acceptWaveform(sampleRate, samples);  // each block
-while (recognizer.isReady(stream)) recognizer.decode(stream);
+$node_loop
 console.log(recognizer.getResult(stream).text);
 ```
 """

@@ -184,6 +184,10 @@ class WaveformGraph(nn.Module):
             STEPS_PER_SECOND * FRAMES_PER_STEP * config.hop_length,
         )
 
+    def places(self, n_steps: int) -> Tensor:
+        """Return where each step of the encoder begins among the repeated ones."""
+        return -(-torch.arange(n_steps) * self.step // self.frame)
+
     def forward(self, wave_1N: Tensor) -> Tensor:
         """Map (1, N) to (1, S', V'), with no step where there are too few samples."""
         feats_1TF = self.spectrum(self.resample(without_offset(wave_1N)))

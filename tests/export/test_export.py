@@ -15,7 +15,10 @@ from asr.config import Config
 from asr.errors import AsrError, ConfigError
 from asr.export.export import export
 from asr.export.graphs import DecoderGraph, EncoderGraph, describe
+from asr.model.inference.decoder import FastDecoder
+from asr.model.inference.tree import PrefixTree
 from asr.tokenizer import SOS, Tokenizer
+from asr.transcription.recognizer import Recognizer
 from tests.helpers import ENCODER, run_cli, tones_recipe
 
 Run = Callable[[str, dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -182,3 +185,27 @@ def test_what_cannot_be_exported_is_refused(
     with pytest.raises(ConfigError, match=r"pip install 'lrt-asr\[export\]'"):
         export(loaded, "onnx", tmp_path / "graphs")
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("kind", ["html", "sherpa"])
+def test_a_model_without_a_ctc_head_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    changes = {"model": {"ctc_weight": 0.0}, "decoding": {"ctc_weight": 0.0}}
+    config = Config.model_validate(tones_recipe(tmp_path, **changes))
+    made = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))
+    made.save(tmp_path / "bundle", "")
+    result = run_cli("export", tmp_path / "bundle", "--format", kind, "--out", tmp_path / "x.html")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "model.ctc_weight" in result.stderr and "above 0" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_a_compressed_output_projection_is_exported_and_searched(tmp_path: Path) -> None:
+    ranks = {"decoder.output": 2, "ctc_head": 2, "encoder.layers.0.feed_forward.inner": 3}
+    config = Config.model_validate(tones_recipe(tmp_path, model={"ranks": ranks}))
+    made = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))
+    made.parts.eval()
+    assert export(made, "torch", tmp_path / "graphs") < 1e-4
+    decoder = Recognizer(made, "cpu").model.decoder
+    assert isinstance(decoder, FastDecoder)
+    tree = PrefixTree(decoder, torch.randn(1, 5, config.model.d_model), torch.ones(1, 5).bool())
+    assert tree._logp_PV.shape[1] == made.tokenizer.vocab_size

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile as sf
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 import asr.export.html
 from asr.bundle import Bundle
@@ -22,9 +21,20 @@ from asr.tokenizer import Tokenizer
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS, as_srt
+from benchmarks.chromium import (
+    CHROMIUM,
+    DONE,
+    Seen,
+    chromium,
+    dictate,
+    downloaded,
+    drop,
+    keep_recordings,
+    recorded,
+    text_of,
+)
 from tests.helpers import RATE, run_cli, say, speak, tones_recipe
 
-CHROMIUM = shutil.which("chromium")
 with_chromium = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium: apt-get install it")
 expect.set_options(timeout=60_000)
 
@@ -111,14 +121,8 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     sentence = tmp_path_factory.mktemp("sentence") / "sentence.wav"
     sf.write(sentence, say(5, 7)[0], RATE)
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox", "--use-fake-device-for-media-stream",
-                "--use-fake-ui-for-media-stream", f"--use-file-for-fake-audio-capture={sentence}",
-            ],
-        )  # fmt: skip
+    with chromium(sentence) as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -132,32 +136,13 @@ def _opened(
 ) -> Iterator[Page]:
     context = browser.new_context(permissions=["microphone"], **options)
     context.set_offline(True)
-    # What is recorded is kept, to be compared.
-    context.add_init_script(
-        "window.made = []; const make = URL.createObjectURL;"
-        "URL.createObjectURL = (blob) => { made.push(blob); return make(blob); };"
-    )
-    page, problems, urls = context.new_page(), list[str](), list[str]()
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text))
-    page.on("request", lambda request: urls.append(request.url))
+    page, seen = context.new_page(), Seen()
+    keep_recordings(page)
+    seen.watch(page)
     page.goto(file.as_uri())
     yield page
     context.close()
-    assert is_attacked or not problems
-    assert is_attacked or not [
-        u for u in urls if not u.startswith((file.as_uri(), "blob:null/", "data:"))
-    ]
-
-
-def text_of(page: Page) -> str:
-    return "".join(page.locator("#segments .text").all_inner_texts())
-
-
-def downloaded(page: Page, format: str) -> str:
-    with page.expect_download() as download:
-        page.get_by_role("button", name=format, exact=True).click()
-    return Path(download.value.path()).read_text("utf-8")
+    assert is_attacked or not (seen.problems or seen.left(file))
 
 
 @with_chromium
@@ -166,16 +151,8 @@ def test_a_dropped_file_has_the_text_of_ctc_beam(
 ) -> None:
     wanted = transcribed(rounded, spoken)
     assert len(wanted.segments) > 1 and len(wanted.text) > 50
-    dropped = opened.evaluate_handle(
-        """bytes => {
-            const dropped = new DataTransfer();
-            dropped.items.add(new File([new Uint8Array(bytes)], "talk.wav"));
-            return dropped;
-        }""",
-        list(spoken.read_bytes()),
-    )
-    opened.dispatch_event("#drop", "drop", {"dataTransfer": dropped})
-    expect(opened.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+    drop(opened, [spoken])
+    expect(opened.locator("#status")).to_have_text(DONE)
     assert text_of(opened) == wanted.text
     for format in ("txt", "srt", "vtt"):
         assert downloaded(opened, format) == FORMATS[format](wanted)
@@ -188,14 +165,8 @@ def test_a_dropped_file_has_the_text_of_ctc_beam(
 def test_the_microphone_has_the_text_of_ctc_beam(
     opened: Page, rounded: Recognizer, tmp_path: Path
 ) -> None:
-    opened.get_by_role("button", name="Record").click()
-    expect(opened.locator("#elapsed")).to_have_text("0:02")
-    opened.get_by_role("button", name="Stop").click()
-    expect(opened.locator("#status")).to_have_text(re.compile("of audio transcribed"))
-    content = opened.evaluate(
-        "made.findLast((blob) => blob.name).arrayBuffer().then((b) => [...new Uint8Array(b)])"
-    )
-    (tmp_path / "recorded.wav").write_bytes(bytes(content))
+    dictate(opened, 2)
+    (tmp_path / "recorded.wav").write_bytes(recorded(opened))
     wanted = transcribed(rounded, tmp_path / "recorded.wav")
     assert text_of(opened) == wanted.text and len(wanted.text) >= 3
     assert downloaded(opened, "srt") == as_srt(wanted)
@@ -222,8 +193,10 @@ def test_names_are_text_and_the_policy_forbids_all_else(
 ) -> None:
     name = "</script><img src=https://x.test/a onerror=alert(1)>"
     file = tmp_path / "page.html"
-    file.write_text(build_page(Bundle.load(tiny_bundle), name), "utf-8")
-    assert "<img" not in file.read_text("utf-8")
+    content = build_page(Bundle.load(tiny_bundle), name)
+    file.write_text(content, "utf-8")
+    assert "<img" not in content and "<!--" not in content
+    assert content.lower().count("</script") == content.count("<script")
     for page in _opened(browser, file, is_attacked=True):
         expect(page.locator("#model")).to_have_text(name)
         blocked = page.evaluate(

@@ -1,7 +1,11 @@
 """The search, the audio and the subtitles of a page of `--format html`, under Node against ours."""
 
 import base64
+import json
+import re
 import shutil
+import subprocess
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +160,39 @@ def test_subtitles_are_ours() -> None:
     )  # fmt: skip
     assert found["srt"] == as_srt(transcript) and found["vtt"] == as_vtt(transcript)
     assert found["text"] == transcript.text and "&lt;b" in found["vtt"]
+
+
+WORKER = """
+const said = [], computed = [];
+globalThis.postMessage = (message) => {
+  said.push(message);
+  if (message.result) console.log(JSON.stringify([computed.join(""), message, said.length]));
+};
+let receive;
+globalThis.addEventListener = (kind, listener) => { receive = (data) => listener({ data }); };
+const fromBase64 = () => new Uint8Array(), readWeights = () => ({});
+const transcript = (segments) => segments.length;
+class Recognizer {
+  *segments(wave) {
+    for (const part of wave) {
+      computed.push(part);
+      if (part === "b") receive({ cancel: 1 }); // arrives while it computes
+      yield { segment: { text: part }, progress: 1 };
+    }
+  }
+}
+MODULE
+receive({ config: { kernel: "" }, weights: "" });
+receive({ id: 1, wave: "abc" });
+receive({ id: 2, wave: "de" });
+receive({ cancel: 2 });
+receive({ id: 3, wave: "fg" });
+"""
+
+
+def test_a_cancelled_recording_computes_no_further_segment() -> None:
+    worker = (files("asr.export") / "page/worker.js").read_text("utf-8")
+    script = WORKER.replace("MODULE", re.sub(r"^import .*\n", "", worker, flags=re.MULTILINE))
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    # Two parts of the first, none of the second, and the third as a whole, with a result.
+    assert json.loads(done.stdout) == ["abfg", {"id": 3, "result": 2}, 5]

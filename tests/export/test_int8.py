@@ -15,7 +15,7 @@ from asr.export.calibration import encoder_inputs, greedy_text, open_graph, utte
 from asr.export.export import _write_onnx
 from asr.export.graphs import EncoderGraph, Port, Ports
 from asr.export.int8 import quantize, to_int8
-from asr.export.ranges import Histogram, grid_of, observe
+from asr.export.ranges import grid_of, observe
 from tests.helpers import run_cli
 
 onnx = pytest.importorskip("onnx")
@@ -48,30 +48,13 @@ def test_a_grid_has_zero_and_its_ends() -> None:
         assert np.abs(np.abs(grid.nearest(x) - x) - np.abs(nearest - x)).max() < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["normal", "rectified", "outlier"])
-def test_the_range_has_the_least_squared_error_of_all(kind: str) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=100_000)
-    if kind == "rectified":
-        x = x.clip(0)
-    if kind == "outlier":
-        x[0] = 30
+def test_a_range_is_that_of_all_batches_and_a_quarter_more() -> None:
+    x = np.random.default_rng(1).normal(size=1000)
     session = SimpleNamespace(run=lambda names, batch: [batch["x"]] * len(names))
-    found = observe(session, ["a"], [{"x": x[:10]}, {"x": x[10:]}])["a"]
-    assert found.counts_N.sum() == len(x) and found.high == x.max()
-    error = ((x - found.best().nearest(x)) ** 2).mean()
-    ends = np.linspace(0.05, 1, 96)
-    whole = [grid_of(x.min() * share, x.max() * share) for share in ends]
-    errors = [((x - grid.nearest(x)) ** 2).mean() for grid in whole]
-    # The search has steps of 2.5 % of the largest value, on both ends.
-    assert error <= 1.05 * min(errors)
-    assert error < 0.95 * errors[-1]  # all values in the range
-
-
-def test_an_outlier_alone_in_its_bin_is_counted() -> None:
-    counts = np.zeros(100)
-    counts[0], counts[-1] = 1, 1000
-    assert Histogram(-1.0, 1.0, counts).best().scale == pytest.approx(2 / 255, rel=0.05)
+    grid = observe(session, ["a"], [{"x": x[:10]}, {"x": x[10:]}])["a"]
+    ends = np.array([0 - grid.zero, 255 - grid.zero]) * grid.scale
+    np.testing.assert_allclose(ends, 1.25 * np.array([x.min(), x.max()]), atol=grid.scale)
+    assert np.abs(grid.nearest(1.2 * x) - 1.2 * x).max() <= grid.scale / 2 * (1 + 1e-6)
 
 
 class _Net(nn.Module):
@@ -147,7 +130,7 @@ def test_export_in_8_bits_writes_the_models_texts(
     bundle = Bundle.load(learned)
     model, run = bundle.model.eval(), open_graph(tmp_path / "graphs/encoder.onnx")
     texts = []
-    for _, feats in utterances(bundle, list(load_cuts(cuts))):
+    for *_, feats in utterances(bundle, list(load_cuts(cuts))):
         with torch.no_grad():
             wanted = EncoderGraph(model)(torch.from_numpy(feats[None]), torch.tensor([len(feats)]))
         both = (wanted[2].numpy(), run(encoder_inputs(feats))["ctc_log_probs"])
@@ -163,7 +146,8 @@ def test_export_in_8_bits_writes_the_models_texts(
     [
         (["--int8"], "give --cuts a manifest"),
         (["--int8", "--cuts", "nowhere.jsonl.gz"], "nowhere.jsonl.gz"),
-        (["--int8", "--format", "torch"], "--int8 is for --format onnx"),
+        (["--int8", "--format", "torch"], "--int8 is for --format onnx and sherpa"),
+        (["--int8", "--format", "sherpa"], "give --cuts a manifest"),
         (["--cuts", "nowhere.jsonl.gz"], "--cuts is for --int8"),
     ],
 )

@@ -1,9 +1,8 @@
 """Run exported folders in sherpa-onnx itself, and compare texts and log-probabilities with ours."""
 
-import json
 import os
+import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ import kaldi_native_fbank as knf
 import numpy as np
 import pytest
 import sherpa_onnx
+import soundfile as sf
 import soxr
 import torch
+from lhotse import CutSet, Recording, SupervisionSegment
 from torch import Tensor
 
 import asr
@@ -21,9 +22,12 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import AsrError, ConfigError
 from asr.export import sherpa
+from asr.export.calibration import open_graph
 from asr.export.columns import symbol_table
+from asr.export.sherpa_int8 import Feed, as_fed, quantize_folder
 from asr.export.waveform_graph import Resampler, without_offset
 from asr.tokenizer import SPECIAL, Tokenizer
+from benchmarks.sherpa import in_node
 from tests.helpers import RATE, run_cli, speak, tones_recipe
 
 GREEDY = asr.DecodingOptions(method="ctc_greedy", confidence_threshold=0)
@@ -75,9 +79,27 @@ def offline(bundle: Bundle, wave: np.ndarray) -> tuple[str, Tensor]:
     return bundle.tokenizer.decode(tokens), logp
 
 
-def as_sherpa_feeds(wave: np.ndarray) -> np.ndarray:
-    """Mean 0 and variance 1, as for every `omnilingual` model."""
-    return ((wave - wave.mean()) / np.sqrt(wave.var() + 1e-5)).astype(np.float32)[None]
+def cuts_of(waves: list[np.ndarray], folder: Path) -> CutSet:
+    """Utterances to calibrate on, whose texts are of no matter."""
+    cuts = []
+    for i, wave in enumerate(waves):
+        sf.write(folder / f"{i}.wav", wave, 16000)
+        cut = Recording.from_file(folder / f"{i}.wav").to_cut()
+        cut.supervisions.append(SupervisionSegment(cut.id, cut.id, 0, cut.duration, text="一二"))
+        cuts.append(cut)
+    return CutSet.from_cuts(cuts)
+
+
+def export_in_8_bits(bundle: Bundle, waves: list[np.ndarray], folder: Path) -> None:
+    """Write `folder / "out"`, with a graph in 8 bits that has about the same log-probabilities."""
+    cuts = cuts_of(waves, folder)
+    sherpa.export(bundle, folder / "out", lambda path: quantize_folder(bundle, cuts, path))
+    feed, runs = Feed(bundle), [open_graph(folder / "out" / name) for name in MODELS]
+    for wave in waves[:3]:
+        exact, rounded = ([logp for _, logp in feed(wave, run)] for run in runs)
+        differences = np.exp(np.concatenate(exact)) - np.exp(np.concatenate(rounded))
+        assert 1e-6 < np.abs(differences).mean() < 0.05
+    assert "`model.int8.onnx`" in (folder / "out/README.md").read_text("utf-8")
 
 
 def run_onnx(folder: Path, *inputs: np.ndarray) -> list[np.ndarray]:
@@ -98,20 +120,26 @@ def recognize(recognizer: Any, waves: list[np.ndarray], rate: int = 16000) -> li
     return [stream.result for stream in streams]
 
 
-def omnilingual(folder: Path) -> Any:
+def omnilingual(folder: Path, model: str = "model.onnx") -> Any:
     return sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(
-        model=str(folder / "model.onnx"), tokens=str(folder / "tokens.txt")
+        model=str(folder / model), tokens=str(folder / "tokens.txt")
     )
 
 
+MODELS = ("model.onnx", "model.int8.onnx")
+FILES = {"tokens.txt", "README.md", *MODELS}
+
+
 @pytest.fixture(scope="module")
-def of_tones(learned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle that has learned tones of 8 kHz, exported by the command line."""
+def of_tones(learned: Path, tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle that has learned tones of 8 kHz, exported by the command line, in 8 bits too."""
     folder = tmp_path_factory.mktemp("sherpa") / "tones"
-    result = run_cli("export", learned, "--format", "sherpa", "--out", folder)
+    options = ["--format", "sherpa", "--int8", "--cuts", str(tones / "dev.jsonl.gz")]
+    result = run_cli("export", learned, *options, "--out", folder)
     assert result.returncode == 0, result.stderr
-    assert "allowed 0.001" in result.stdout
-    assert {p.name for p in folder.iterdir()} == {"model.onnx", "tokens.txt", "README.md"}
+    (sizes, rates) = re.findall(r"([\d.]+)%? -> ([\d.]+)", result.stdout)
+    assert float(sizes[1]) < float(sizes[0]) and rates[0] == rates[1]
+    assert {p.name for p in folder.iterdir()} == FILES
     assert [p.name for p in folder.parent.iterdir()] == ["tones"]
     return folder
 
@@ -128,6 +156,8 @@ def test_a_bundle_of_8_khz_writes_its_texts_and_times_in_sherpa_onnx(
     bundle.parts.eval()
     ours = [offline(bundle, wave)[0] for wave in waves]
     assert [r.text for r in results] == ours
+    in_8_bits = recognize(omnilingual(of_tones, "model.int8.onnx"), waves, RATE)
+    assert [r.text for r in in_8_bits] == ours
     assert sum(a == b for a, b in zip(ours, TEXTS, strict=True)) >= 15
     for result in results:  # a tone lasts 0.12 s
         places = (np.array(result.timestamps) - 0.02) / 0.12
@@ -155,7 +185,7 @@ def test_the_graph_of_a_waveform_has_the_log_probabilities_of_the_model(
     step = 4 * bundle.config.features.hop_length / 16000
     for wave in waves:
         text, wanted = offline(bundle, wave)
-        (found,) = run_onnx(tmp_path / "out", as_sherpa_feeds(wave))[0]
+        (found,) = run_onnx(tmp_path / "out", as_fed(wave))[0]
         steps = (np.arange(len(found)) * 0.02 / step + 1e-9).astype(int)
         assert len(found) == int(np.ceil(len(wanted) * step / 0.02 - 1e-9)) and text
         np.testing.assert_allclose(found, wanted[steps].numpy(), atol=1e-3)
@@ -166,7 +196,7 @@ def test_the_graph_of_a_waveform_has_the_log_probabilities_of_the_model(
 def test_silence_and_what_is_shorter_than_a_step_are_no_error(of_tones: Path) -> None:
     for n, value in ((16000, 0.0), (16000, 0.2), (1, 0.5), (100, 0.0), (700, 0.1)):
         wave = np.full(n, value, np.float32)
-        (found,) = run_onnx(of_tones, as_sherpa_feeds(wave))
+        (found,) = run_onnx(of_tones, as_fed(wave))
         assert np.isfinite(found).all() and (found.shape[1] > 0 or n < 16000)
     assert len(recognize(omnilingual(of_tones), [np.zeros(8000, "f4"), np.zeros(0, "f4")])) == 2
 
@@ -209,17 +239,22 @@ def test_features_for_sherpa_onnx_are_those_of_kaldi_native_fbank() -> None:
 
 
 def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(tmp_path: Path) -> None:
-    bundle = random_bundle(FBANK, {"n_layers": 1, "convolution": 5})
-    sherpa.export(bundle, tmp_path / "out")
-    recognizer = sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
-        model=str(tmp_path / "out/model.onnx"),
-        tokens=str(tmp_path / "out/tokens.txt"),
-        feature_dim=24,
+    bundle, waves = random_bundle(FBANK, {"n_layers": 1, "convolution": 5}), noises(20)
+    export_in_8_bits(bundle, waves, tmp_path)
+    recognizer, in_8_bits = (
+        sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
+            model=str(tmp_path / "out" / name),
+            tokens=str(tmp_path / "out/tokens.txt"),
+            feature_dim=24,
+        )
+        for name in MODELS
     )
-    waves = noises(20)
     results = recognize(recognizer, waves)
     ours = [offline(bundle, wave)[0] for wave in waves]
     assert [r.text for r in results] == ours and len(set(ours)) > 3
+    run = open_graph(tmp_path / "out/model.int8.onnx")
+    ours = [Feed(bundle).text(wave, run) for wave in waves]
+    assert [r.text for r in recognize(in_8_bits, waves)] == ours
     recognize(recognizer, [np.zeros(480, "f4"), np.zeros(16000, "f4")])
     feats = [
         bundle.features.log_power(torch.from_numpy(w)).numpy() - 2 * np.log(2**15)
@@ -232,6 +267,20 @@ def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(tmp_path: 
     found, steps = run_onnx(tmp_path / "out", batch, np.array([len(f) for f in feats]))
     for row, n, wave in zip(found, steps, waves, strict=False):
         np.testing.assert_allclose(row[:n], offline(bundle, wave)[1].numpy(), atol=1e-3)
+
+
+def recognize_streams(folder: Path, model: str, waves: list[np.ndarray]) -> list[str]:
+    recognizer = sherpa_onnx.OnlineRecognizer.from_zipformer2_ctc(
+        model=str(folder / model), tokens=str(folder / "tokens.txt"), feature_dim=24
+    )
+    streams = [recognizer.create_stream() for _ in waves]
+    while any(len(wave) for wave in waves):
+        for stream, wave in zip(streams, waves, strict=True):
+            stream.accept_waveform(16000, wave[:1600])
+        while ready := [s for s in streams if recognizer.is_ready(s)]:
+            recognizer.decode_streams(ready)
+        waves = [wave[1600:] for wave in waves]
+    return [recognizer.get_result(stream) for stream in streams]
 
 
 @pytest.mark.parametrize(("convolution", "frontend"), [(5, "vgg"), (None, "strided")])
@@ -247,27 +296,19 @@ def test_a_stream_has_the_text_of_our_streaming_recognizer(
         bundle = Bundle.create(Config.model_validate(values), bundle.tokenizer)
         bundle.parts.eval()
     bundle.save(tmp_path / "bundle", "")
-    sherpa.export(bundle, tmp_path / "out")
-    recognizer = sherpa_onnx.OnlineRecognizer.from_zipformer2_ctc(
-        model=str(tmp_path / "out/model.onnx"),
-        tokens=str(tmp_path / "out/tokens.txt"),
-        feature_dim=24,
-    )
-    ours, waves = asr.load(tmp_path / "bundle", "cpu"), noises(6)
-    streams = [recognizer.create_stream() for _ in waves]
-    while any(len(wave) for wave in waves):
-        for stream, wave in zip(streams, waves, strict=True):
-            stream.accept_waveform(16000, wave[:1600])
-        while ready := [s for s in streams if recognizer.is_ready(s)]:
-            recognizer.decode_streams(ready)
-        waves = [wave[1600:] for wave in waves]
-    texts = [recognizer.get_result(stream) for stream in streams]
+    export_in_8_bits(bundle, noises(6), tmp_path)
+    ours = asr.load(tmp_path / "bundle", "cpu")
+    texts = recognize_streams(tmp_path / "out", "model.onnx", noises(6))
     for wave, text in zip(noises(6), texts, strict=True):
         results = ours.stream([wave], GREEDY, endpoint=FOREVER)
         whole = "".join(result.text for result in results if result.is_final)
         # The last chunk, which is not full, is ours alone.
         assert whole.startswith(text) and len(whole) - len(text) <= 2 * STREAMING["chunk"]
-    assert any(texts)
+    run = open_graph(tmp_path / "out/model.int8.onnx")
+    in_8_bits = recognize_streams(tmp_path / "out", "model.int8.onnx", noises(6))
+    for wave, text in zip(noises(6), in_8_bits, strict=True):
+        assert Feed(bundle).text(wave, run).startswith(text)
+    assert any(texts) and any(in_8_bits)
 
 
 def test_what_sherpa_onnx_cannot_take_is_refused_before_anything_is_written(
@@ -312,31 +353,11 @@ def test_symbols_are_read_as_they_are() -> None:
     assert max("".join(lines).replace("▁", "").encode()) != 0xC6  # coded bytes otherwise
 
 
-NODE = """
-const sherpa = require('sherpa-onnx');
-const [folder, samples] = process.argv.slice(2);
-const recognizer = sherpa.createOfflineRecognizer({
-  modelConfig: {omnilingual: {model: folder + '/model.onnx'}, tokens: folder + '/tokens.txt'},
-});
-const found = [];
-for (const wave of JSON.parse(require('fs').readFileSync(samples))) {
-  const stream = recognizer.createStream();
-  stream.acceptWaveform(8000, Float32Array.from(wave));
-  recognizer.decode(stream);
-  found.push(recognizer.getResult(stream).text);
-}
-console.log('found ' + JSON.stringify(found));
-"""
-
-
-def test_the_same_folder_runs_in_node(of_tones: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_folder_runs_in_node(model: str, of_tones: Path) -> None:
     modules = os.environ.get("NODE_PATH", "")
     if not shutil.which("node") or not (Path(modules) / "sherpa-onnx").is_dir():
         pytest.skip("needs the npm package sherpa-onnx in a folder that NODE_PATH names")
-    waves = [speak(text, 50 + i) for i, text in enumerate(TEXTS)]
-    (tmp_path / "waves.json").write_text(json.dumps([wave.tolist() for wave in waves]))
-    command = ["node", "-e", NODE, str(of_tones), str(tmp_path / "waves.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (line,) = (x for x in done.stdout.splitlines() if x.startswith("found "))
-    expected = [r.text for r in recognize(omnilingual(of_tones), waves, RATE)]
-    assert json.loads(line.removeprefix("found ")) == expected
+    waves = [speak(text, 50 + i).astype(np.float32) for i, text in enumerate(TEXTS)]
+    found, _ = in_node(of_tones / model, "omnilingual", 80, RATE, waves)
+    assert found == [r.text for r in recognize(omnilingual(of_tones, model), waves, RATE)]

@@ -2,26 +2,24 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import soundfile as sf
-from playwright.sync_api import Browser, BrowserContext, Download, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 import asr
 from asr.audio.recording import Recording
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
+from benchmarks.chromium import CHROMIUM, DONE, Seen, chromium, downloaded, drop, text_of
 from tests.helpers import RATE, Service, changed, running, say, stopped, wait_for
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(
     not CHROMIUM, reason="there is no chromium: apt-get install chromium"
 )
@@ -51,40 +49,8 @@ def sentence(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(sentence: Path) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox",
-                "--use-fake-device-for-media-stream",
-                "--use-fake-ui-for-media-stream",
-                f"--use-file-for-fake-audio-capture={sentence}",
-            ],
-        )
+    with chromium(sentence) as browser:
         yield browser
-        browser.close()
-
-
-@dataclass
-class Seen:
-    """What a browser did behind a page."""
-
-    problems: list[str] = field(default_factory=list)
-    urls: list[str] = field(default_factory=list)
-    audio: list[bytes] = field(default_factory=list)
-    starts: list[str] = field(default_factory=list)
-
-    def watch(self, page: Page) -> None:
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("console", lambda message: self.problems.append(message.text))
-        page.on("request", lambda request: self.urls.append(request.url))
-        page.on("websocket", lambda socket: socket.on("framesent", self.send))
-
-    def send(self, payload: str | bytes) -> None:
-        if isinstance(payload, bytes):
-            self.audio.append(payload)
-        else:
-            self.starts.append(payload)
 
 
 @contextmanager
@@ -105,33 +71,12 @@ def loaded(page: Page) -> None:
     expect(page.locator("#model")).to_be_enabled()
 
 
-def text_of(page: Page) -> str:
-    return "".join(page.locator("#segments .text").all_inner_texts())
-
-
-def downloaded(page: Page, format: str) -> str:
-    with page.expect_download() as download:
-        page.get_by_role("button", name=format, exact=True).click()
-    found: Download = download.value
-    assert found.suggested_filename.endswith(f".{format}")
-    return Path(found.path()).read_text("utf-8")
-
-
 def test_a_file_is_dropped_and_its_text_seen(browser, trained_service, library, spoken):
     expected = library.transcribe(spoken)
     assert len(expected.segments) > 1 and len(expected.text) > 50
     with opened(browser, trained_service) as (page, _):
         loaded(page)
-        dropped = page.evaluate_handle(
-            """bytes => {
-                const dropped = new DataTransfer();
-                dropped.items.add(new File([new Uint8Array(bytes)], "talk.wav"));
-                return dropped;
-            }""",
-            list(spoken.read_bytes()),
-        )
-        for event in ("dragover", "drop"):
-            page.dispatch_event("#drop", event, {"dataTransfer": dropped})
+        drop(page, [spoken])
         expect(page.locator("#segments li")).to_have_count(len(expected.segments))
         assert text_of(page) == expected.text
         expect(page.locator("#name")).to_have_text("talk.wav")
@@ -170,7 +115,7 @@ def test_the_microphone_is_transcribed(browser, trained_service, library, tmp_pa
         page.get_by_role("button", name="Record").click()
         expect(page.locator("#partial")).to_have_text(re.compile("[一二三四五]{3}"))
         page.get_by_role("button", name="Stop").click()
-        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        expect(page.locator("#status")).to_have_text(DONE)
         # What the page sent is what it shows the text of, and what it kept to be played.
         rate = json.loads(seen.starts[0])["sample_rate"]
         wave = np.frombuffer(b"".join(seen.audio), "<i2")
@@ -200,7 +145,7 @@ def test_text_is_shown_while_one_speaks_where_the_model_streams(browser, streami
         page.wait_for_timeout(1000)
         page.get_by_role("button", name="Stop").click()
         stopped_at = page.evaluate(clock)
-        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        expect(page.locator("#status")).to_have_text(DONE)
         rate = json.loads(seen.starts[0])["sample_rate"]
         found = text_of(page)
     assert shown + 1000 <= stopped_at, "there is text before the speaker ends"
@@ -218,7 +163,7 @@ def test_the_recording_is_kept_where_live_text_fails(browser, trained_service):
             expect(page.locator("#status")).to_have_text(re.compile("at most 0.5 seconds"))
             page.wait_for_timeout(1500)
             page.get_by_role("button", name="Stop").click()
-            expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+            expect(page.locator("#status")).to_have_text(DONE)
             assert len(text_of(page)) >= 3
             assert any(url.endswith("/v1/transcribe") for url in seen.urls)
 
@@ -235,7 +180,7 @@ def test_the_keyboard_is_enough(browser, trained_service, library, sentence):
         assert stops == ["model", "language", "choose", "record"]
         page.keyboard.press("Shift+Tab")
         page.keyboard.press("Enter")
-        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        expect(page.locator("#status")).to_have_text(DONE)
         while focused(page) != "wave":
             page.keyboard.press("Tab")
             outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -321,7 +266,7 @@ def test_it_speaks_chinese(browser, trained_service, sentence):
         expect(page.get_by_role("button", name="选择文件")).to_be_visible()
         chinese = page.locator("body").inner_text()
         page.get_by_role("link", name="English").click()
-        expect(page.locator("#status")).to_have_text(re.compile("of audio transcribed"))
+        expect(page.locator("#status")).to_have_text(DONE)
         assert text_of(page) and page.url.endswith("#en")
         shown = page.locator("body").inner_text()
         assert not re.search(

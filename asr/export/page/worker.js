@@ -22,11 +22,15 @@ function compiled(base64) {
 async function recognize({ id, wave, rate }) {
   const segments = [];
   try {
-    for (const { segment, progress } of recognizer.segments(wave, rate)) {
-      segments.push(segment);
-      postMessage({ id, delta: segments.length > 1 ? ` ${segment.text}` : segment.text, progress });
+    const parts = recognizer.segments(wave, rate);
+    for (;;) {
       await pause();
       if (cancelled.delete(id)) return;
+      const { value, done } = parts.next(); // computes
+      if (done) break;
+      const { segment, progress } = value;
+      segments.push(segment);
+      postMessage({ id, delta: segments.length > 1 ? ` ${segment.text}` : segment.text, progress });
     }
     postMessage({ id, result: transcript(segments, wave.length / rate) });
   } catch (error) {

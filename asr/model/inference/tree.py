@@ -22,7 +22,7 @@ class PrefixTree:
     def __init__(self, decoder: FastDecoder, memory_1SD: Tensor, mask_1S: Tensor) -> None:
         self._decoder, self._state = decoder, decoder.start(memory_1SD, mask_1S)
         self._mask_PP = memory_1SD.new_empty(0, 0)
-        self._logp_PV = memory_1SD.new_empty(0, decoder.output.out_features)
+        self._logp_PV = memory_1SD.new_empty(0, decoder.embed.num_embeddings)
         self._nodes: dict[tuple[int, int], int] = {}
         self._new: list[tuple[int, int]] = []
         self._depths: list[int] = []
