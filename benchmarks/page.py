@@ -48,7 +48,7 @@ MINUTES = 60_000  # ms, of Playwright
 
 def written(bundle: Bundle, cuts: Path, most: int, folder: Path) -> list[Path]:
     """Return WAV files of utterances."""
-    paths, chosen = [], list(load_cuts(cuts))
+    paths, chosen = list[Path](), list(load_cuts(cuts))
     chosen = chosen[:: max(1, len(chosen) // most)][:most]
     for cut, wave, _ in utterances(bundle, chosen):
         paths.append(folder / f"{len(paths):04}-{cut.id}.wav")
