@@ -70,7 +70,8 @@ def prepare(
         splits = _as_the_table_says(pairs) or _split(pairs, {"test": test, "dev": dev})
         if not splits["dev"]:
             log.warning("too few utterances: none is left for dev, which training needs")
-        usable = _converted(splits, recordings, folder, left_out, jobs)
+        copies = out / _CONVERTED if isinstance(out, Path) else None
+        usable = _converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
         return write_corpus(usable, folder, corpus=name, left_out=left_out, jobs=jobs)
 
@@ -225,15 +226,14 @@ def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
 
 
 def _converted(
-    splits: Splits, root: Path | str, out: Path, left_out: list[LeftOut], jobs: int | None
-) -> Splits:
-    """Return the splits that are not empty, with FLAC in `out` where libsndfile reads no file.
+    splits: Splits, root: Path | str, copies: Path | None, left_out: list[LeftOut],
+    jobs: int | None,
+) -> Splits:  # fmt: skip
+    """Return the splits that are not empty, with FLAC in `copies` where libsndfile reads no file.
 
-    Recordings by URL stay as they are.
-
-    Raises ConfigError where PyAV is needed and not installed.
+    Recordings by URL stay as they are. Raises ConfigError where PyAV is needed and not installed,
+    or there is no folder for copies.
     """
-
     paths = list(dict.fromkeys(one.path for one in chain(*splits.values())))
     here = [path for path in paths if isinstance(path, Path)]
     foreign = dict.fromkeys(path for path in here if needs_conversion(path))
@@ -243,10 +243,17 @@ def _converted(
             "is not installed: pip install 'lrt-asr[media]'"
         )
 
+    if foreign and copies is None:
+        raise ConfigError(
+            f"{next(iter(foreign))}: is one of {len(foreign)} recordings that must be converted, "
+            "and the copies need a folder: give one as OUT_DIR in place of a URL"
+        )
+
     def convert(path: Path | RemoteFile) -> Path | RemoteFile | AudioError:
         if isinstance(path, RemoteFile) or isinstance(root, str) or path not in foreign:
             return path
-        flac = out / _CONVERTED / f"{path.relative_to(root)}.flac"
+        assert copies
+        flac = copies / f"{path.relative_to(root)}.flac"
         try:
             to_flac(path, flac)
         except AudioError as error:

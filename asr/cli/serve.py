@@ -36,7 +36,7 @@ def _local(bundle: str, copies: ExitStack) -> str:
     from asr.runtime.storage import is_url
     from asr.transcription.remote_bundle import local_bundle
 
-    name, equals, place = ("", "", bundle) if is_url(bundle) else bundle.rpartition("=")
+    name, equals, place = ("", "", bundle) if is_url(bundle) else bundle.partition("=")
     if not is_url(place):
         return bundle
     return f"{name}{equals}{copies.enter_context(local_bundle(place))}"

@@ -228,6 +228,8 @@ def _transcribe_shared(
     with local_bundle(arguments[0]) as bundle:
         options = {**changes, "int8": int8, "model": model_digest(bundle)}
         job = plan(arguments[1:], out, format, options)
+        if engine and isinstance(lm := changes.get("lm"), Path):
+            changes["lm"] = lm.absolute()
         work = Work(job, out, format, bundle, device, int8, changes, cores)
         crew = _crew(work, arguments[0], jobs, engine)
         with progress("transcribing", len(job.tasks)) as on_progress:

@@ -4,6 +4,7 @@ Legend: N samples.
 """
 
 import contextlib
+import errno
 import logging
 import zlib
 from collections import Counter
@@ -46,6 +47,10 @@ def load_cuts(path: Path | str, allowed: Sequence[str] = ()) -> CutSet:
     except AsrError:
         raise
     except Exception as error:  # lhotse raises many types on a broken file
+        if isinstance(found, str) and isinstance(error, OSError) and error.errno == errno.EIO:
+            raise DataError(f"{path}: {error.strerror}: try again when it does") from error
+        if isinstance(found, str) and isinstance(error, FileNotFoundError) and not is_folder:
+            raise DataError(f"{path}: there is no such manifest: check the URL") from error
         reason = " ".join(str(error).split()) or type(error).__name__
         broken = _broken_lines(found, allowed)
         raise DataError(

@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from asr.errors import AsrError
 from asr.runtime.files import open_regular
@@ -85,6 +85,16 @@ def beside(place: Path | str, name: str) -> Path | str:
     return f"{place.rpartition('/')[0]}/{name}"
 
 
+def _range(system: Any, path: str, start: int, end: int) -> bytes:
+    """Return a part of a file; S3 refuses one that begins at the end, as of an empty file."""
+    try:
+        return cast(bytes, system.cat_file(path, start=start, end=end))
+    except OSError as error:
+        if error.errno == errno.EINVAL and system.info(path)["size"] <= start:
+            return b""
+        raise
+
+
 def read_bytes_of(url: str, offset: int = 0, size: int = _MOST_BYTES + 1) -> bytes:
     """Return so many bytes from an offset of a file by URL, or fewer where it ends.
 
@@ -94,7 +104,7 @@ def read_bytes_of(url: str, offset: int = 0, size: int = _MOST_BYTES + 1) -> byt
     system, path = file_system(url)
     try:
         end = offset + min(size, _MOST_BYTES + 1)
-        found = patiently(lambda: cast(bytes, system.cat_file(path, start=offset, end=end)))
+        found = patiently(lambda: _range(system, path, offset, end))
     except OSError as error:
         if error.errno != errno.EIO:
             raise

@@ -9,6 +9,7 @@ on. The files of the bundle are beside it as well, under their own names.
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -18,11 +19,13 @@ from asr.errors import AsrError, ConfigError
 from asr.runtime.files import LOCK
 from asr.runtime.storage import is_url
 from asr.runtime.stores import Folder
+from asr.train.checkpoints import LAST
 from asr.train.distributed import rank, rank_zero_first
 
 log = logging.getLogger(__name__)
 
 _STATES, _OBJECTS = "training", "training/objects"
+_LIST = re.compile(r"(\d{8})\.json")
 _KEPT = 2  # states in the storage
 
 
@@ -65,26 +68,32 @@ class Mirror:
         """
         try:
             lists = self._lists()
-            for name in reversed(lists):
-                try:
-                    listed = json.loads(self._store.read(f"{_STATES}/{name}"))
-                    contents = {key: self._checked(listed[key]) for key in listed}
-                except (ValueError, FileNotFoundError) as error:
-                    log.warning("%s: state %s is damaged (%s)", self.url, name, error)
-                    self._store.remove(f"{_STATES}/{name}")
-                    continue
-                for key, content in contents.items():
-                    self._write(key, content)
-                self._stored = listed
-                break
-            else:
-                if lists:
-                    raise ConfigError(
-                        f"{self.url}: damaged, it cannot be continued: give another --out"
-                    )
+            if not lists and self._store.exists(f"{_STATES}/{LAST}"):
+                raise ConfigError(
+                    f"{self.url}: holds a run that was copied there: copy it to a folder, and give "
+                    "that or another URL as --out"
+                )
+            if lists:
+                self._load(lists)
         except OSError as error:
             raise self._failed(error, "read") from error
-        self._last = int(lists[-1].removesuffix(".json")) if lists else 0
+
+    def _load(self, lists: list[str]) -> None:
+        """Copy the latest whole state; remove later ones, which are damaged, once it is found."""
+        for i in reversed(range(len(lists))):
+            try:
+                listed = json.loads(self._store.read(f"{_STATES}/{lists[i]}"))
+                contents = {key: self._checked(digest) for key, digest in dict(listed).items()}
+            except (ValueError, TypeError, FileNotFoundError) as error:
+                log.warning("%s: state %s is damaged (%s)", self.url, lists[i], error)
+                continue
+            for key, content in contents.items():
+                self._write(key, content)
+            for damaged in lists[i + 1 :]:
+                self._store.remove(f"{_STATES}/{damaged}")
+            self._stored, self._last = listed, _number(lists[-1])
+            return
+        raise ConfigError(f"{self.url}: damaged, it cannot be continued: give another --out")
 
     def save(self, must: bool) -> None:
         """Write the folder's state.
@@ -109,7 +118,13 @@ class Mirror:
             stored[name] = hashlib.sha256(content).hexdigest()
             if stored[name] not in self._stored.values():
                 self._store.create(f"{_OBJECTS}/{stored[name]}", content)
-        if not self._store.create(f"{_STATES}/{self._last + 1:08}.json", _dump(stored)):
+        name = f"{self._last + 1:08}.json"
+        is_new = self._store.create(f"{_STATES}/{name}", _dump(stored))
+        # The number may be free again where another process has removed old lists.
+        if is_new and self._lists()[-1] != name:
+            self._store.remove(f"{_STATES}/{name}")
+            is_new = False
+        if not is_new:
             raise ConfigError(
                 f"{self.url}: another process has continued this run: let one of them work there"
             )
@@ -131,7 +146,7 @@ class Mirror:
             self._store.remove(f"{_OBJECTS}/{digest}")
 
     def _lists(self) -> list[str]:
-        return sorted(name for name in self._store.list(_STATES) if name.endswith(".json"))
+        return sorted(filter(_number, self._store.list(_STATES)))
 
     def _checked(self, digest: str) -> bytes:
         content = self._store.read(f"{_OBJECTS}/{digest}")
@@ -150,6 +165,12 @@ class Mirror:
     def _failed(self, error: OSError, done: str) -> AsrError:
         reason = (error.strerror or str(error)).lower()
         return AsrError(f"{self.url}: cannot be {done} ({reason}): check the URL and the key")
+
+
+def _number(name: str) -> int:
+    """Return the number of a list, 0 for other files."""
+    found = _LIST.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def _dump(stored: dict[str, str]) -> bytes:

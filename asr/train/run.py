@@ -87,10 +87,11 @@ def _train(
         if rank():
             logging.getLogger("asr").setLevel(logging.WARNING)
         _check_same_folder(state)
-        if from_rank_zero(lambda: b"yes" if _is_finished(config, out, resume) else b""):
+        is_finished = from_rank_zero(lambda: b"yes" if _is_finished(config, out, resume) else b"")
+        rank_zero_first(lambda: None if rank() else mirror(True))  # a kill may have left it undone
+        if is_finished:
             log.info("%s: this run is finished, nothing is left to do", out)
             return
-        rank_zero_first(lambda: None if rank() else mirror(True))
         keep_buffers()
         L.seed_everything(config.seed, verbose=False)
         datamodule, bundle = _prepare(config, state)

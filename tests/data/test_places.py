@@ -12,7 +12,7 @@ from lhotse import CutSet
 from asr.bundle import Bundle
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts
-from asr.data.places import allowed_by, is_allowed
+from asr.data.places import allowed_by, is_allowed, read_bytes_of
 from asr.errors import AsrError, ConfigError, DataError
 from asr.lm.texts import read_texts
 from asr.runtime import storage
@@ -155,3 +155,26 @@ def test_damaged_corpora_by_url_are_named(s3: Any, corpora: Path) -> None:
         load_cuts("s3://job/broken/lines.jsonl", ["s3://job/broken"])
     with pytest.raises(DataError, match="nothing: holds no utterances"):
         load_cuts("s3://job/nothing", ["s3://job/nothing"])
+    with pytest.raises(DataError, match=r"^s3://job/no\.jsonl: there is no such manifest"):
+        load_cuts("s3://job/no.jsonl", ["s3://job"])
+
+
+def test_a_manifest_in_storage_that_is_away_is_not_called_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(storage, "_PAUSE", 0.001)
+    monkeypatch.setattr(type(storage.file_system("memory://a")[0]), "_open", away)
+    with pytest.raises(DataError, match=r"^memory://a/b\.jsonl: the storage .*no route.*try again"):
+        load_cuts("memory://a/b.jsonl", ["memory://a"])
+
+
+def test_an_empty_or_short_file_is_no_outage(s3: Any) -> None:
+    """S3 refuses a range that begins at the end of a file; such a recording is skipped."""
+    s3.pipe_file("job/empty.wav", b"")
+    s3.pipe_file("job/short.tar", b"abc")
+    assert read_bytes_of("s3://job/empty.wav") == b""
+    assert read_bytes_of("s3://job/short.tar", 3, 20) == b""
+    assert read_bytes_of("s3://job/short.tar", 2, 20) == b"c"

@@ -417,3 +417,12 @@ def test_storage_that_is_away_ends_a_preparation(
     with pytest.raises(AsrError, match=r"does not answer \(by peer\): try again"):
         prepare("memory://takes", table, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_what_must_be_converted_needs_a_folder(takes: Path, tmp_path: Path) -> None:
+    """The converted copies would be in a temporary folder, which the cuts name."""
+    encode(takes / "dan.m4a")
+    table = write(tmp_path / "t.csv", "file,text\ndan,a\nann/1,c\n")
+    with pytest.raises(ConfigError, match=r"dan\.m4a: .*the copies need a folder"):
+        prepare(takes, table, "memory://made", dev=0.0, test=0.0)
+    assert not storage.file_system("memory://made")[0].exists("/made")

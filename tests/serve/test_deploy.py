@@ -12,6 +12,7 @@ from asr.errors import BundleError
 from serve import server
 from serve.metrics import Metrics
 from serve.settings import Settings
+from tests.helpers import copied
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -59,7 +60,7 @@ def test_manifests_pass_the_schemas_of_kubernetes() -> None:
 
 
 def test_a_bundle_by_url_is_served_from_a_copy(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Path] = {}
 
@@ -69,7 +70,8 @@ def test_a_bundle_by_url_is_served_from_a_copy(
             assert (folder / "model.safetensors").is_file()
 
     monkeypatch.setattr(server, "run", run)
-    serve([f"file://{tiny_bundle}", f"there=file://{tiny_bundle}", f"here={tiny_bundle}"])
+    dated = copied(tiny_bundle, tmp_path / "date=1" / "b")
+    serve([f"file://{tiny_bundle}", f"there=file://{dated}", f"here={tiny_bundle}"])
     assert seen.keys() == {tiny_bundle.name, "there", "here"}
     assert seen["here"] == tiny_bundle
     assert not seen["there"].exists(), "no copy is left"

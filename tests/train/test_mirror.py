@@ -65,14 +65,17 @@ def test_a_killed_run_goes_on_from_the_storage(s3: Any, tones: Path, tmp_path: P
     assert not list(tmp_path.glob("asr-*")), "no copy is left"
 
     s3.get("job/run/", str(tmp_path / "bundle"), recursive=True)
+    whole_bytes = (tmp_path / "bundle/model.safetensors").read_bytes()
     expected, weights = (
         load_file(run / "model.safetensors") for run in (whole, tmp_path / "bundle")
     )
     assert expected.keys() == weights.keys()
     assert all(torch.equal(expected[name], weights[name]) for name in expected)
     assert "unfinished" not in read_card(tmp_path / "bundle")
+    s3.rm_file("job/run/model.safetensors")  # as if the last kill had come before it
     again = run_cli(*command, before=with_keys())
     assert again.returncode == 0 and "nothing is left to do" in again.stderr
+    assert s3.cat_file("job/run/model.safetensors") == whole_bytes
 
 
 @settings(max_examples=60)
@@ -142,6 +145,43 @@ def test_the_later_of_two_processes_has_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="memory://two: another process has continued this run"):
         first.save(False)
     second.save(True)
+
+
+def test_one_that_wakes_up_late_overwrites_nothing(tmp_path: Path) -> None:
+    """The number of its list is free again: the other process has removed its old ones."""
+    late, other = (Mirror("memory://late", tmp_path / name) for name in "ab")
+    for mirror, n_states in ((late, 1), (other, 4)):
+        mirror.load()
+        mirror.folder.mkdir(exist_ok=True)
+        for number in range(n_states):
+            (mirror.folder / "model").write_text(f"{mirror.folder.name}{number}")
+            mirror.save(True)
+    (late.folder / "model").write_text("late")
+    with pytest.raises(ConfigError, match="another process has continued this run"):
+        late.save(True)
+    assert Folder("memory://late").read("model") == b"b3"
+    other.save(True)
+
+
+@pytest.mark.parametrize("damage", [b"[1]", b'{"model": "%064d"}' % 0, b"{"])
+def test_a_run_without_a_whole_state_is_refused_each_time(tmp_path: Path, damage: bytes) -> None:
+    """A launcher that starts again must not begin a new run in the place of a damaged one."""
+    store, mirror = (
+        Folder(f"memory://{tmp_path.name}"),
+        Mirror(f"memory://{tmp_path.name}", tmp_path),
+    )
+    store.replace("training/00000007.json", damage)
+    store.replace("training/notes.json", b"{}")  # of somebody else
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="damaged, it cannot be continued"):
+            mirror.load()
+    assert store.exists("training/00000007.json")
+
+
+def test_a_run_that_was_copied_there_is_not_begun_anew(tmp_path: Path) -> None:
+    Folder("memory://copied").replace("training/last.ckpt", b"")
+    with pytest.raises(ConfigError, match="memory://copied: holds a run that was copied there"):
+        Mirror("memory://copied", tmp_path).load()
 
 
 def test_damage_is_noticed_and_names_lead_nowhere_else(

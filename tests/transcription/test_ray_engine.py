@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import soundfile as sf
 
+from asr.cli import transcribe
+from asr.errors import ConfigError
 from asr.transcription import jobs
 from asr.transcription.shared import Work, transcribe_shared, work_on
 from asr.transcription.shares import plan
@@ -139,6 +141,28 @@ def test_what_is_wrong_is_told_in_a_sentence(
         assert done.returncode == 2 and sentence in done.stderr
         assert len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_actors_get_whole_paths_and_the_job_of_machines_without_ray(
+    recordings: Path, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An actor has another working directory than the command."""
+    monkeypatch.chdir(tmp_path)
+    found: list[Work] = []
+
+    def crew(work: Work, *_: object) -> None:
+        found.append(work)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(transcribe, "_crew", crew)
+    for engine in ("ray", None):
+        arguments, changes = [str(tiny_bundle), str(recordings)], {"lm": Path("lm.arpa")}
+        with pytest.raises(ConfigError, match="enough"):
+            transcribe._transcribe_shared(
+                arguments, f"file://{tmp_path}/out", "txt", "cpu", False, changes, 1, engine, 1
+            )
+    by_ray, plain = found
+    assert by_ray.changes["lm"] == tmp_path / "lm.arpa" and by_ray.job.name == plain.job.name
 
 
 @pytest.mark.slow
