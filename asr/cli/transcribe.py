@@ -3,13 +3,11 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from asr.cli.extras import require
 from asr.cli.live import transcribe_live
 from asr.cli.options import (
     Beam,
@@ -25,12 +23,12 @@ from asr.cli.options import (
     progress,
     show,
 )
+from asr.cli.shared import transcribe_shared
 from asr.decoding.hotwords import as_text, read_hotwords
 from asr.errors import AudioError, ConfigError
 
 if TYPE_CHECKING:
     from asr.transcription.jobs import Task
-    from asr.transcription.shared import Crew, Work
     from asr.transcription.transcript import Transcript
 
     Results = Iterator[tuple[Task, Transcript | str | AudioError]]
@@ -91,7 +89,6 @@ Rate = Annotated[
     int | None,
     typer.Option(min=8000, max=384000, help="With --live: Hz of raw PCM, else the model's rate."),
 ]
-_MOST_FAILURES = 20  # that are shown; `asr jobs status` counts all
 _ESCAPES = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 Model = Annotated[str | None, typer.Option(help="The server's model, if it has several.")]
 
@@ -139,7 +136,7 @@ def transcribe(
         transcribe_live(arguments, device, int8, changes, rate)
     elif out and is_shared:
         cores = context.find_root().params.get("threads") or 1
-        _transcribe_shared(arguments, out, format, device, int8, changes, jobs, engine, cores)
+        transcribe_shared(arguments, out, format, device, int8, changes, jobs, engine, cores)
     else:
         with ExitStack() as stack:
             if server:
@@ -209,51 +206,6 @@ def _by_bundle(
         return transcribe_all(tasks, folder, device, int8, changes, jobs, on_progress)
 
     return way
-
-
-def _transcribe_shared(
-    arguments: list[str], out: str, format: str, device: str, int8: bool,
-    changes: dict[str, object], jobs: int | None, engine: str | None, cores: int,
-) -> None:  # fmt: skip
-    """Do this machine's part of a job, and report all of it when all of it is done."""
-    from asr.runtime.storage import is_url
-    from asr.transcription.remote_bundle import local_bundle, model_digest
-    from asr.transcription.shared import Work, transcribe_shared
-    from asr.transcription.shares import plan
-
-    if engine:  # paths are read by other machines too
-        arguments = [a if is_url(a) or a == "-" else str(Path(a).absolute()) for a in arguments]
-    if format != "json":
-        changes["n_best"] = 1
-    with local_bundle(arguments[0]) as bundle:
-        options = {**changes, "int8": int8, "model": model_digest(bundle)}
-        job = plan(arguments[1:], out, format, options)
-        if engine and isinstance(lm := changes.get("lm"), Path):
-            changes["lm"] = lm.absolute()
-        work = Work(job, out, format, bundle, device, int8, changes, cores)
-        crew = _crew(work, arguments[0], jobs, engine)
-        with progress("transcribing", len(job.tasks)) as on_progress:
-            failed = transcribe_shared(work, crew, on_progress)
-    for sentence in failed[:_MOST_FAILURES]:
-        note(f"asr: {sentence}")
-    note(f"{len(job.tasks) - len(failed)} are in {out}, {len(failed)} failed")
-    raise typer.Exit(int(bool(failed)))
-
-
-def _crew(work: "Work", bundle: str, jobs: int | None, engine: str | None) -> "Crew":
-    """Return who works here: processes, or actors of Ray. Raises ConfigError where none can."""
-    from asr.runtime.threads import choose_threads
-    from asr.transcription.shared import LocalCrew
-
-    if not engine:
-        threads = max(1, choose_threads().number // (jobs or 1))
-        return LocalCrew(replace(work, threads=threads), jobs or 1)
-    if engine != "ray" and not engine.startswith("ray://"):
-        raise ConfigError(f"--engine {engine}: give ray, or ray://HOST:PORT")
-    require("ray", "transcribe --engine ray")
-    from asr.transcription.ray_engine import RayCrew
-
-    return RayCrew(work, bundle, None if engine == "ray" else engine, jobs)
 
 
 def _report(results: "Results", shown: str | None, alone: bool) -> int:

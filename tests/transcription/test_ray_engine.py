@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import soundfile as sf
 
-from asr.cli import transcribe
+from asr.cli import shared
 from asr.errors import ConfigError
 from asr.transcription import jobs
 from asr.transcription.shared import Work, transcribe_shared, work_on
@@ -154,11 +154,11 @@ def test_actors_get_whole_paths_and_the_job_of_machines_without_ray(
         found.append(work)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(transcribe, "_crew", crew)
+    monkeypatch.setattr(shared, "_crew", crew)
     for engine in ("ray", None):
         arguments, changes = [str(tiny_bundle), str(recordings)], {"lm": Path("lm.arpa")}
         with pytest.raises(ConfigError, match="enough"):
-            transcribe._transcribe_shared(
+            shared.transcribe_shared(
                 arguments, f"file://{tmp_path}/out", "txt", "cpu", False, changes, 1, engine, 1
             )
     by_ray, plain = found
