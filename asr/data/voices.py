@@ -15,6 +15,7 @@ import soxr
 import torch
 from lhotse import CutSet
 from lhotse.cut import Cut, MixedCut
+from lhotse.cut.data import DataCut
 from lhotse.utils import fastcopy
 from numpy.fft import irfft, rfft
 from torch import Tensor
@@ -53,7 +54,7 @@ def voice_seed(cut: Cut) -> int | None:
 
 def without_voice_seed(cut: Cut) -> Cut:
     """Return an utterance as it was before `with_voice_seeds`."""
-    if isinstance(cut, MixedCut) or voice_seed(cut) is None:
+    if not isinstance(cut, DataCut) or voice_seed(cut) is None:
         return cut
     custom = {key: value for key, value in (cut.custom or {}).items() if key != VOICE_SEED}
     return fastcopy(cut, custom=custom or None)

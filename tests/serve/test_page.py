@@ -79,7 +79,7 @@ def test_a_file_is_dropped_and_its_text_seen(browser, trained_service, library, 
         drop(page, [spoken])
         expect(page.locator("#segments li")).to_have_count(len(expected.segments))
         assert text_of(page) == expected.text
-        expect(page.locator("#name")).to_have_text("talk.wav")
+        expect(page.locator("#name")).to_have_text("tones.wav")
         times = page.locator("#segments .time").all_inner_texts()
         assert times == [f"0:{int(s.start):02}" for s in expected.segments]
         check_downloads(page, expected)
