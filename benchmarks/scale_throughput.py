@@ -148,8 +148,8 @@ def main() -> None:
     }  # fmt: skip
     title = f"{args.recordings} recordings of {args.seconds:g} s on two cores"
     note = (
-        f"Random weights of the demo's size; median of {args.rounds} rounds, starts included. Other texts "
-        "are those that differ from the first way's: random weights have many near ties."
+        f"Random weights of the demo's size; median of {args.rounds} rounds, starts included. "
+        "Other texts differ from the first way's: random weights have many near ties."
     )
     table = Result(title=title, note=note, columns=columns, rows=run(args))
     record.publish(args, "scale", [table])
