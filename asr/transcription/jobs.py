@@ -19,6 +19,7 @@ _OF_NAME = {
 }  # fmt: skip
 # What a process gets at a time: about ten minutes of speech as WAV, or so many files.
 _SHARE_BYTES, _SHARE_FILES = 20e6, 64
+_SHARES = 8  # of a small job, so that several processes have work
 SUFFIXES = {
     ".3gp", ".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3",
     ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma",
@@ -89,11 +90,11 @@ def write_transcript(task: Task, text: str) -> AudioError | None:
 def in_shares(tasks: list[Task]) -> Iterator[list[Task]]:
     """Yield the tasks in order, in groups that a process gets at a time."""
     share: list[Task] = []
-    n_bytes = 0
+    n_bytes, most = 0, min(_SHARE_BYTES, sum(task.n_bytes for task in tasks) / _SHARES)
     for task in tasks:
         share.append(task)
         n_bytes += task.n_bytes
-        if n_bytes >= _SHARE_BYTES or len(share) == _SHARE_FILES:
+        if n_bytes >= most or len(share) == _SHARE_FILES:
             yield share
             share, n_bytes = [], 0
     if share:
