@@ -18,8 +18,8 @@ from asr.decoding.prefix_beam import Found, PrefixBeam, TokenScorer
 from asr.decoding.request import Request
 
 _BLOCK = 64  # steps until it is looked up whether a request is cancelled
-# With hotwords the beam is as many times as wide: prefixes whose match fails later take places.
-_WIDER = 2
+# With hotwords the beam is wider by this share: prefixes whose match fails later take places.
+_WIDER = 0.5
 
 
 def beam_texts(
@@ -36,7 +36,7 @@ def beam_texts(
     An utterance whose request is cancelled ends within 64 steps and has `NO_SPEECH` alone.
     """
     words, results = num_words_V.tolist(), []
-    beam_size = options.beam_size * (_WIDER if hotwords else 1)
+    beam_size = options.beam_size + (int(_WIDER * options.beam_size) if hotwords else 0)
     for b, n in enumerate(steps_B.tolist()):
         beam = PrefixBeam(
             beam_size, options.alpha, options.gamma, words, lm, options.lm_weight, hotwords

@@ -165,7 +165,7 @@ def test_a_phrase_that_never_matches_changes_nothing(seed: int, beam: int) -> No
     logp_SV[:, :V] = posteriors(seed, 12)
     words_V, steps = torch.tensor([0.0] * 4 + [1.0] * 5), torch.tensor([12])
     options = DecodingOptions(method="ctc_beam", beam_size=beam, n_best=beam)
-    wider = options.changed({"beam_size": 2 * beam})  # as wide as with hotwords
+    wider = options.changed({"beam_size": beam + beam // 2})  # as wide as with hotwords
     without = beam_texts(logp_SV[None], steps, wider, words_V)[0]
     with_it = beam_texts(logp_SV[None], steps, options, words_V, hotwords=never)[0]
     assert [h.tokens for h in with_it][:1] == [h.tokens for h in without][:1] or (
