@@ -3,9 +3,8 @@
     python -m benchmarks.page BUNDLE CUTS [--most 100] [--record]
 
 The page is opened from the disk, in headless Chromium without a network. CUTS are dropped on it as
-WAV files, all at once, and each text is compared with that of `asr transcribe --method ctc_beam`,
-of the model and of its weights in 8 bits, which are those of the page. Chromium's microphone plays
-one of them, and what the page recorded is compared too. Time is that of 4.5 s of audio, from the
+WAV files, all at once, and each text is compared with that of `asr transcribe --method ctc_beam`.
+Chromium's microphone plays one of them, and what the page recorded is compared too. Time is that of 4.5 s of audio, from the
 drop to the text, waveform and all: of the processor, for all processes of Chromium, and by the
 clock, which other work on the machine makes longer. Medians of ten after the first.
 """
@@ -143,18 +142,15 @@ def main() -> None:
             record.progress("texts are there")
             spoken, recording = spoken_text(open_page(browser, file, seen), folder)
             taken = times(open_page(browser, file, seen), folder / "timed.wav")
-        bundle.save(folder / "rounded", "", int8=True)
-        models = [asr.load(args.bundle, "cpu"), asr.load(folder / "rounded", "cpu")]
-        row: list[Value] = [n_bytes / 1e6, len(paths)]
-        row += [same(model, bundle, paths, texts) for model in models]
-        row += [same(model, bundle, [recording], [spoken]) for model in models]
+        model = asr.load(args.bundle, "cpu")
+        row: list[Value] = [n_bytes / 1e6, len(paths), same(model, bundle, paths, texts)]
+        row.append(same(model, bundle, [recording], [spoken]))
     assert not seen.problems, seen.problems
     row += [len(seen.urls), len(seen.left(file))]
     medians = [statistics.median(column) for column in zip(*taken[1:], strict=True)]
     row += [1000 * seconds for seconds in (taken[0][0], *medians)]
     columns = {
-        "MB": ".2f", "utterances": "d", "texts as float32": "d", "texts as 8 bits": "d",
-        "microphone as float32": "d", "microphone as 8 bits": "d", "requests": "d",
+        "MB": ".2f", "utterances": "d", "same texts": "d", "same of the microphone": "d", "requests": "d",
         "that left the page": "d", "first 4.5 s: CPU ms": ".0f", "then: CPU ms": ".0f",
         "then: ms": ".0f",
     }  # fmt: skip

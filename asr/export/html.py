@@ -1,6 +1,6 @@
 """Export a recognizer as one HTML file that needs no server and no network.
 
-The file holds the weights in 8 bits, the recognizer in JavaScript (`asr/export/page/`) with a small
+The file holds the weights in 14 bits, the recognizer in JavaScript (`asr/export/page/`) with a small
 kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`), whose
 requests a worker of the page answers. The recognizer is features, encoder and CTC prefix beam
 search, with an n-gram where the bundle decodes with one; the decoder is left out.
@@ -21,13 +21,13 @@ from torch import Tensor
 from asr.bundle import Bundle
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
+from asr.export.page_weights import Table, pack_weights
 from asr.export.wasm import assemble
 from asr.lm.loading import load_language_model
 from asr.lm.ngram import NGram
 from asr.runtime.files import write_text
-from asr.runtime.int8 import to_int8
 
-MOST_BYTES = 8_000_000
+MOST_BYTES = 14_000_000
 FEATURES = ("log_mel", "spectrogram")
 # The recognizer's modules, and those of the page, in the order of their imports.
 RECOGNIZER = (
@@ -114,7 +114,7 @@ def build_page(bundle: Bundle, name: str) -> str:
     """Return the whole HTML file."""
     lm = language_model(bundle)
     tables = {f"lm.{k}": v for k, v in lm.state_dict().items()} if lm else {}
-    blob, table = pack_weights(to_int8(weights_of(bundle)) | tables)
+    blob, table = pack_weights(weights_of(bundle) | tables)
     data = {
         "config": json.dumps(facts(bundle, name, table, lm), ensure_ascii=False).replace(
             "<", "\\u003c"
@@ -149,9 +149,7 @@ def build_page(bundle: Bundle, name: str) -> str:
     return page
 
 
-def facts(
-    bundle: Bundle, name: str, table: dict[str, Any], lm: NGram | None = None
-) -> dict[str, Any]:
+def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> dict[str, Any]:
     """Return what the page knows of a model but its weights, whose places are `table`."""
     config, options = bundle.config, options_of(bundle)
     features, model = config.features, config.model
@@ -185,19 +183,6 @@ def weights_of(bundle: Bundle) -> dict[str, Tensor]:
     """Return the tensors that the page needs, those of the features with their name."""
     found = {k: v for k, v in bundle.model.state_dict().items() if not k.startswith("decoder.")}
     return found | {f"features.{k}": v for k, v in bundle.features.state_dict().items()}
-
-
-def pack_weights(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, tuple[str, list[int], int]]]:
-    """Return all numbers behind one another, and the type, shape and first byte of each tensor."""
-    blob, table = bytearray(), {}
-    for name, tensor in tensors.items():
-        # JavaScript's own numbers hold the keys of an n-gram.
-        kind = {torch.int8: "int8", torch.int64: "float64"}.get(tensor.dtype, "float32")
-        numbers = tensor.detach().cpu().to(getattr(torch, kind)).contiguous().numpy()
-        blob += bytes(-len(blob) % 8)
-        table[name] = (kind, list(tensor.shape), len(blob))
-        blob += numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()
-    return bytes(blob), table
 
 
 def kernel() -> bytes:

@@ -16,7 +16,6 @@ from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import ConfigError
 from asr.export.html import build_page, check, export_html, options_of
-from asr.runtime.int8 import from_int8, to_int8
 from asr.tokenizer import Tokenizer
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
@@ -96,12 +95,8 @@ def page_file(trained_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def rounded(trained_bundle: Path) -> Recognizer:
-    """The recognizer with the page's weights, which are those of 8 bits."""
-    bundle = Bundle.load(trained_bundle)
-    weights = to_int8(bundle.model.state_dict())
-    bundle.model.load_state_dict(from_int8(weights, trained_bundle))
-    return Recognizer(bundle, "cpu")
+def recognizer(trained_bundle: Path) -> Recognizer:
+    return Recognizer(Bundle.load(trained_bundle), "cpu")
 
 
 def transcribed(recognizer: Recognizer, path: Path) -> Transcript:
@@ -147,9 +142,9 @@ def _opened(
 
 @with_chromium
 def test_a_dropped_file_has_the_text_of_ctc_beam(
-    opened: Page, rounded: Recognizer, spoken: Path
+    opened: Page, recognizer: Recognizer, spoken: Path
 ) -> None:
-    wanted = transcribed(rounded, spoken)
+    wanted = transcribed(recognizer, spoken)
     assert len(wanted.segments) > 1 and len(wanted.text) > 50
     drop(opened, [spoken])
     expect(opened.locator("#status")).to_have_text(DONE)
@@ -163,18 +158,18 @@ def test_a_dropped_file_has_the_text_of_ctc_beam(
 
 @with_chromium
 def test_the_microphone_has_the_text_of_ctc_beam(
-    opened: Page, rounded: Recognizer, tmp_path: Path
+    opened: Page, recognizer: Recognizer, tmp_path: Path
 ) -> None:
     dictate(opened, 2)
     (tmp_path / "recorded.wav").write_bytes(recorded(opened))
-    wanted = transcribed(rounded, tmp_path / "recorded.wav")
+    wanted = transcribed(recognizer, tmp_path / "recorded.wav")
     assert text_of(opened) == wanted.text and len(wanted.text) >= 3
     assert downloaded(opened, "srt") == as_srt(wanted)
 
 
 @with_chromium
 def test_a_compressed_recording_is_decoded_by_the_browser(
-    opened: Page, rounded: Recognizer, tmp_path: Path
+    opened: Page, recognizer: Recognizer, tmp_path: Path
 ) -> None:
     sf.write(tmp_path / "a.flac", say(8, 3)[0], RATE)
     bad = tmp_path / "bad.mp3"
@@ -182,7 +177,7 @@ def test_a_compressed_recording_is_decoded_by_the_browser(
     opened.set_input_files("#file", [tmp_path / "a.flac", bad])
     rows = opened.locator("#queue .state")
     expect(rows).to_have_text([re.compile(r"^\d:\d\d$"), "failed"])
-    assert text_of(opened) == transcribed(rounded, tmp_path / "a.flac").text
+    assert text_of(opened) == transcribed(recognizer, tmp_path / "a.flac").text
     opened.locator("#queue button").nth(1).click()
     expect(opened.get_by_role("alert")).to_have_text(re.compile("bad.mp3 is not a recording"))
 

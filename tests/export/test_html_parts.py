@@ -17,7 +17,7 @@ import torch
 from asr.audio.segmentation import split_at_silence
 from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.options import DecodingOptions
-from asr.export.html import pack_weights
+from asr.export.page_weights import pack_weights
 from asr.lm.ngram import NGram, tables_of
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
