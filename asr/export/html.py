@@ -3,7 +3,8 @@
 The file holds the weights in 14 bits, the recognizer in JavaScript (`asr/export/page/`) with a small
 kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`), whose
 requests a worker of the page answers. The recognizer is features, encoder and CTC prefix beam
-search, with an n-gram where the bundle decodes with one; the decoder is left out.
+search, with an n-gram where the bundle decodes with one; the decoder is left out. Where the encoder
+streams, the microphone has live text.
 """
 
 import base64
@@ -18,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr.audio.features import FbankConfig
 from asr.bundle import Bundle
+from asr.decoding.endpoint import Endpoint
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
 from asr.export.page_weights import Table, pack_weights
@@ -28,11 +31,10 @@ from asr.lm.ngram import NGram
 from asr.runtime.files import write_text
 
 MOST_BYTES = 14_000_000
-FEATURES = ("log_mel", "spectrogram")
 # The recognizer's modules, and those of the page, in the order of their imports.
 RECOGNIZER = (
-    "memory", "layers", "frontend", "network", "features", "prefix_beam", "ngram", "ctc", "audio",
-    "subtitles", "weights", "recognizer",
+    "memory", "layers", "frontend", "network", "features", "fbank", "prefix_beam", "ngram", "ctc",
+    "audio", "subtitles", "weights", "recognizer", "stream",
 )  # fmt: skip
 _PAGE = ("i18n", "files", "microphone", "player", "transcript", "dictation", "main")
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
@@ -66,17 +68,13 @@ def export_html(bundle: Bundle, name: str, out: Path) -> int:
 
 def check(bundle: Bundle) -> None:
     """Raise ConfigError that names what the page cannot run of a model."""
-    model, features = bundle.config.model, bundle.config.features
+    model = bundle.config.model
     names = [n for n in model.ranks if n.startswith("frontend.block") or "depthwise" in n]
     sparse = next((n for n in weights_of(bundle) if n.endswith(".places")), "").rpartition(".")[0]
-    kind, attention = features.kind, model.encoder.attention.kind
+    attention = model.encoder.attention.kind
     problems = {
         "model.ctc_weight: the model has no CTC head, by which alone a page recognizes: train it "
         "with a weight above 0": bundle.model.ctc_head is None,
-        # Streaming encoders have features of kind fbank.
-        f"features.kind: {kind} is not computed in a page, only {' and '.join(FEATURES)} are": (
-            kind not in FEATURES
-        ),
         f"model.encoder.attention.kind: {attention} is not computed in a page, only full is": (
             attention != "full"
         ),
@@ -154,6 +152,8 @@ def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> d
     config, options = bundle.config, options_of(bundle)
     features, model = config.features, config.model
     frame = {"n_fft": features.n_fft, "hop": features.hop_length}
+    if isinstance(features, FbankConfig):
+        frame |= {"high_hz": features.high_hz, "floor": features.floor}
     kept = {
         "beam_size", "alpha", "gamma", "lm_weight", "n_best", "speech_threshold",
         "confidence_threshold",
@@ -166,11 +166,12 @@ def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> d
             "n_heads": model.n_heads,
             "frontend": {"kind": model.frontend.kind},
             "encoder": model.encoder.model_dump(
-                include={"n_layers", "convolution", "conditioning"}
+                include={"n_layers", "convolution", "conditioning", "streaming"}
             ),
         },
         "decoding": options.model_dump(include=kept),
         "lm": lm and {"order": lm.order, "first": lm.first, "vocab_size": lm.vocab_size},
+        "endpoint": Endpoint.within(options.chunk_seconds).model_dump(),
         "chunk_seconds": min(options.chunk_seconds or _LONGEST_CHUNK, _LONGEST_CHUNK),
         "tokens": bundle.tokenizer.tokens(),
         "word_counts": bundle.tokenizer.word_counts(),
