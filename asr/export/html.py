@@ -1,10 +1,10 @@
 """Export a recognizer as one HTML file that needs no server and no network.
 
-The file holds the weights in 14 bits, the recognizer in JavaScript (`asr/export/page/`) with a small
-kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`), whose
-requests a worker of the page answers. The recognizer is features, encoder and CTC prefix beam
-search, with an n-gram where the bundle decodes with one; the decoder is left out. Where the encoder
-streams, the microphone has live text.
+The file holds the weights in 14 bits, the recognizer in JavaScript (`asr/export/page/`) with a
+small kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`),
+whose requests a worker of the page answers. The recognizer is features, encoder and CTC prefix
+beam search, with an n-gram where the bundle decodes with one; the decoder is left out. Where the
+encoder streams, the microphone has live text.
 """
 
 import base64

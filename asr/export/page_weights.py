@@ -22,8 +22,8 @@ Table = dict[str, tuple[str | int, list[int], int]]
 def pack_weights(tensors: Mapping[str, Tensor]) -> tuple[bytes, Table]:
     """Return all numbers behind one another, and where they are.
 
-    Rounded tensors (O, …) are their scales (O,) in float32, then q + 8191 of each weight, whose bits
-    follow one another, the lowest first.
+    Rounded tensors (O, …) are their scales (O,) in float32, then q + 8191 of each weight: 14 bits
+    after 14 bits, the lowest first.
     """
     blob, table = bytearray(), Table()
     for name, tensor in tensors.items():

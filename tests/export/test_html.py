@@ -1,5 +1,6 @@
 """The page of `--format html` in Debian's Chromium, without a network."""
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile as sf
+import soxr
 from playwright.sync_api import Browser, Page, expect
 
+import asr
 import asr.export.html
 from asr.bundle import Bundle
 from asr.config import Config
@@ -53,12 +56,6 @@ def untrained(corpus: Path, **changes: Any) -> Bundle:
         ({"model": {"encoder": {"attention": {"kind": "linear"}}}}, r"attention\.kind: linear"),
         ({"model": {"projection": {"kind": "set_sparse"}}}, "is sparse"),
         ({"model": {"ranks": {"frontend.block1.conv2": 3}}}, "factorized convolutions.*conv2"),
-        ({"features": {"kind": "fbank"}}, r"features\.kind: fbank"),
-        (
-            {"features": {"kind": "fbank", "normalize": "corpus"},
-             "model": {"encoder": {"streaming": {"chunk": 8, "left_chunks": 2}}}},
-            "features.kind",
-        ),
     ],
 )  # fmt: skip
 def test_what_a_page_cannot_run_is_named(
@@ -165,6 +162,28 @@ def test_the_microphone_has_the_text_of_ctc_beam(
     wanted = transcribed(recognizer, tmp_path / "recorded.wav")
     assert text_of(opened) == wanted.text and len(wanted.text) >= 3
     assert downloaded(opened, "srt") == as_srt(wanted)
+
+
+@with_chromium
+def test_the_microphone_has_live_text_where_the_bundle_streams(
+    browser: Browser, streaming_bundle: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    export_html(Bundle.load(streaming_bundle), "x", file)
+    model = asr.load(streaming_bundle, "cpu")
+    for page in _opened(browser, file):
+        page.get_by_role("button", name="Record").click()
+        expect(page.locator("#partial")).to_have_text(re.compile(".."))
+        expect(page.locator("#recording")).to_be_visible()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#status")).to_have_text(DONE)
+        wave, rate = sf.read(io.BytesIO(recorded(page)), dtype="float32")
+        blocks = [soxr.resample(wave, rate, RATE)]
+        options = options_of(Bundle.load(streaming_bundle))
+        wanted = [r.text for r in model.stream(blocks, options) if r.is_final]
+        assert page.locator("#segments .text").all_inner_texts() == wanted and wanted[0]
+        srt = downloaded(page, "srt")
+        assert srt.startswith("1\n00:00:0") and wanted[0] in srt
 
 
 @with_chromium

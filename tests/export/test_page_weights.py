@@ -1,4 +1,4 @@
-"""The numbers of a page of `--format html`: how far they are rounded, and that a page reads them."""
+"""The numbers of a page of `--format html`: how they are rounded, and that a page reads them."""
 
 import base64
 import shutil
