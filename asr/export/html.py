@@ -151,7 +151,7 @@ def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> d
     """Return what the page knows of a model but its weights, whose places are `table`."""
     config, options = bundle.config, options_of(bundle)
     features, model = config.features, config.model
-    frame = {"n_fft": features.n_fft, "hop": features.hop_length}
+    frame: dict[str, float] = {"n_fft": features.n_fft, "hop": features.hop_length}
     if isinstance(features, FbankConfig):
         frame |= {"high_hz": features.high_hz, "floor": features.floor}
     kept = {
