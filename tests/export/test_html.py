@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from benchmarks.chromium import (
     recorded,
     text_of,
 )
-from tests.helpers import RATE, run_cli, say, speak, tones_recipe
+from tests.helpers import RATE, coded, node_recognizer, run_cli, say, speak, tones_recipe
 
 with_chromium = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium: apt-get install it")
 expect.set_options(timeout=60_000)
@@ -89,6 +90,46 @@ def page_file(trained_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
     assert done.returncode == 0, done.stderr
     assert out.stat().st_size < 500_000 and "MB" in done.stdout
     return out
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="there is no node: apt-get install nodejs")
+def test_a_language_model_that_is_given_is_in_the_page(
+    trained_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "words").write_text("一二\n五四三\n", "utf-8")
+    lm, page = tmp_path / "lm.arpa", tmp_path / "page.html"
+    options = ["--words", tmp_path / "words", "--order", "3", "--out", lm]
+    assert run_cli("train-lm", trained_bundle, *options).returncode == 0
+    for format, weight, reason in (("onnx", "1", "are for --format html"), ("html", "0", "--lm")):
+        given = ["--format", format, "--lm", lm, "--lm-weight", weight, "--out", page]
+        refused = run_cli("export", trained_bundle, *given)
+        assert refused.returncode == 2 and reason in refused.stderr and not page.exists()
+    done = run_cli("export", trained_bundle, *given[:-3], "1.5", "--out", page)
+    assert done.returncode == 0, done.stderr
+    html = page.read_text("utf-8")
+    config, weights = (
+        re.search(f'id="{name}">(.*?)</script>', html, re.DOTALL)[1]
+        for name in ("config", "weights")
+    )
+    wave = say(7, 2)[0]
+    found = node_recognizer(
+        """
+        const weights = readWeights(given.weights, given.config.weights);
+        const recognizer = new Recognizer(given.config, weights);
+        return recognizer.segment(floats(given.wave), 0, 1);
+        """,
+        config=json.loads(config), weights=weights, wave=coded(wave),
+    )  # fmt: skip
+    model = asr.load(trained_bundle, "cpu")
+    plain, own = (
+        model.transcribe(
+            asr.Samples(wave, RATE), options_of(Bundle.load(trained_bundle)).changed(c)
+        )
+        for c in ({}, {"lm": lm, "lm_weight": 1.5})
+    )
+    assert found["text"] == own.text
+    assert found["score"] == pytest.approx(own.score, abs=0.05)
+    assert abs(plain.score - own.score) > 1, "the n-gram's weight is in the score"
 
 
 @pytest.fixture(scope="module")
