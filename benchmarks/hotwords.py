@@ -9,7 +9,8 @@ up to 1,000 phrases in all, most of which no utterance has. Recall is the share 
 occurrences in the references that the texts have too; a false alarm is an occurrence of any phrase
 in a text more than in its reference, as a share of the words (Chinese characters) of all
 references. CER elsewhere is that of the utterances without a rare phrase. Each utterance is decoded
-alone, without and with hotwords in turn, by one encoder pass, whose time all have in theirs.
+alone, without and with hotwords in turn, by one encoder pass, whose time all have in theirs, and
+with all that is uncertain.
 """
 
 import argparse
@@ -162,7 +163,7 @@ def main() -> None:
     waves, phrases = [read_wave(cut, model.sample_rate) for cut in cuts], rare + others
     rows: list[list[Value]] = []
     for method in args.methods:
-        plain = model.config.decoding.changed({"method": method})
+        plain = model.config.decoding.changed({"method": method, "confidence_threshold": 0.0})
         given = [plain, *[plain.changed({"hotwords": phrases, "hotword_weight": w})
                           for w in args.weights]]  # fmt: skip
         names = [f"{method}, without", *[f"{method}, weight {w:g}" for w in args.weights]]

@@ -18,6 +18,8 @@ from asr.decoding.prefix_beam import Found, PrefixBeam, TokenScorer
 from asr.decoding.request import Request
 
 _BLOCK = 64  # steps until it is looked up whether a request is cancelled
+# With hotwords the beam is as many times as wide: prefixes whose match fails later take places.
+_WIDER = 2
 
 
 def beam_texts(
@@ -34,9 +36,10 @@ def beam_texts(
     An utterance whose request is cancelled ends within 64 steps and has `NO_SPEECH` alone.
     """
     words, results = num_words_V.tolist(), []
+    beam_size = options.beam_size * (_WIDER if hotwords else 1)
     for b, n in enumerate(steps_B.tolist()):
         beam = PrefixBeam(
-            options.beam_size, options.alpha, options.gamma, words, lm, options.lm_weight, hotwords
+            beam_size, options.alpha, options.gamma, words, lm, options.lm_weight, hotwords
         )
         request = requests[b] if requests else Request()
         logp_SV = logp_BSV[b, :n].cpu()

@@ -19,7 +19,10 @@ _MARKS = re.compile(r"[\n\t,，、;；.。!！?？:：\"“”()（）]+")
 
 
 class Hotword(NamedTuple):
-    """A phrase, and what each of its tokens adds to a score; None is `decoding.hotword_weight`."""
+    """A phrase, and what each of its tokens but one adds to a score.
+
+    None is `decoding.hotword_weight`.
+    """
 
     phrase: str
     weight: float | None = None

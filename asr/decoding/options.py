@@ -30,8 +30,8 @@ class DecodingOptions(FrozenModel):
     train` and `asr tune` set one that hardly any dev utterance is below.
     Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
     badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
-    Each token of a phrase of `hotwords` adds `hotword_weight`, or the phrase's own weight, to the
-    score of a text that holds the phrase; `ctc_greedy` searches as `ctc_beam` with them.
+    Each token but the first of a phrase of `hotwords` adds `hotword_weight`, or the phrase's own
+    weight, to the score of a text that holds the phrase; `ctc_greedy` searches as `ctc_beam` then.
     """
 
     method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
@@ -46,7 +46,7 @@ class DecodingOptions(FrozenModel):
     confidence_threshold: Share | None = None
     chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
     hotwords: OmitNone[tuple[Hotword, ...]] = None
-    hotword_weight: Weight = 1.5
+    hotword_weight: Weight = 2.0
 
     @field_validator("hotwords", mode="before")
     @classmethod

@@ -1,10 +1,12 @@
 """Score phrases within a text that grows token by token.
 
-A phrase of n tokens with the weight w is worth n · w; a text has the most that phrases in it are
-worth together which do not overlap. While a phrase is matched each of its tokens adds w, and where
-the match fails, or the text ends, all that it added is taken back. All matches of a text are
-followed at once, as Aho and Corasick (1975) do, "Efficient String Matching"; they are few, since
-one that can add nothing to what its tokens are worth already is dropped.
+A phrase of n tokens with the weight w is worth (n - 1) · w, and one of a single token w; a text has
+the most that phrases in it are worth together which do not overlap. While a phrase is matched each
+of its tokens but the first adds w, and where the match fails, or the text ends, all that it added
+is taken back. The first one adds nothing, since among many phrases one begins with almost any
+token: a beam would be full of matches that fail. All matches of a text are followed at once, as Aho
+and Corasick (1975) do, "Efficient String Matching"; they are few, since one that can add nothing to
+what its tokens are worth already is dropped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,10 +53,10 @@ class PhraseTrie:
         self._first = {token: self._step(_NONE, token) for token in self._root.next}
 
     def _add(self, tokens: Sequence[int], weight: float) -> None:
-        node, worth = self._root, weight * len(tokens)
+        node, worth = self._root, weight * max(1, len(tokens) - 1)
         for token in tokens:
             node.most = max(node.most, worth)
-            node.lead = max(node.lead, weight * node.depth)
+            node.lead = max(node.lead, weight * (node.depth - 1))
             node = node.next.setdefault(token, _Node(node.depth + 1))
         node.worth = max(node.worth, worth)
 

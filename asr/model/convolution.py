@@ -5,7 +5,7 @@ Legend: B batch, S encoder steps, C steps of a chunk, N chunks, D d_model, X ste
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import glu, pad, silu
+from torch.nn.functional import conv2d, glu, pad, silu
 
 from asr.model.unit import LayerConfig, Residual
 
@@ -33,14 +33,13 @@ class Convolution(nn.Module):
         al. 2023, dynamic chunk convolution): an utterance as a whole keeps both sides, and the
         steps of a chunk, which are computed at once, see each other.
         """
-        gated_BDS = self._gate(x_BSD, mask_BS)
+        gated_BSD = self._gate(x_BSD, mask_BS)
         if chunk is None:
-            return self._mix(x_BSD, self.depthwise(gated_BDS))
-        reach, (B, _, S) = self.reach, gated_BDS.shape
-        windows_BDNX = pad(gated_BDS, (reach, -S % chunk)).unfold(2, reach + chunk, chunk)
-        mixed = self.depthwise(windows_BDNX.transpose(1, 2).flatten(0, 1))[..., reach:]
-        mixed_BDS = mixed.unflatten(0, (B, -1)).transpose(1, 2).flatten(2)[..., :S]
-        return self._mix(x_BSD, mixed_BDS)
+            return self._mix(x_BSD, self._convolve(gated_BSD))
+        reach, (B, S, _) = self.reach, gated_BSD.shape
+        windows_BNDX = pad(gated_BSD, (0, 0, reach, -S % chunk)).unfold(1, reach + chunk, chunk)
+        mixed = self._convolve(windows_BNDX.transpose(2, 3).flatten(0, 1))[:, reach:]
+        return self._mix(x_BSD, mixed.unflatten(0, (B, -1)).flatten(1, 2)[:, :S])
 
     def start_stream(self, n_sessions: int) -> Tensor:
         """Return the cache of a stream: what the convolution sees of the past, zeros."""
@@ -50,17 +49,25 @@ class Convolution(nn.Module):
         self, x_BCD: Tensor, mask_BC: Tensor, cache_BDX: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Compute a chunk after the steps in the cache; return the next cache too."""
-        reach = cache_BDX.shape[2]
-        window_BDX = torch.cat((cache_BDX, self._gate(x_BCD, mask_BC)), 2)
-        mixed_BDC = self.depthwise(window_BDX)[..., reach:]
-        return self._mix(x_BCD, mixed_BDC), window_BDX[..., window_BDX.shape[2] - reach :]
+        window_BXD = torch.cat((cache_BDX.transpose(1, 2), self._gate(x_BCD, mask_BC)), 1)
+        mixed_BCD = self._convolve(window_BXD)[:, cache_BDX.shape[2] :]
+        return self._mix(x_BCD, mixed_BCD), window_BXD[:, x_BCD.shape[1] :].transpose(1, 2)
 
     def _gate(self, x_BSD: Tensor, mask_BS: Tensor) -> Tensor:
-        """Return what is convolved, (B, D, S)."""
+        """Return what is convolved, (B, S, D)."""
         gated_BSD: Tensor = glu(self.inner(self.residual.pre_norm(x_BSD))) * mask_BS[..., None]
-        return gated_BSD.transpose(1, 2)
+        return gated_BSD
 
-    def _mix(self, x_BSD: Tensor, mixed_BDS: Tensor) -> Tensor:
+    def _convolve(self, x_BSD: Tensor) -> Tensor:
+        """Return the depthwise convolution over the steps, (B, S, D).
+
+        As an image of one row whose channels are stored last: oneDNN is up to 20 times as fast.
+        """
+        image_BD1S = x_BSD[:, None].permute(0, 3, 1, 2)
+        weight_D11X, bias = self.depthwise.weight[:, :, None], self.depthwise.bias
+        mixed_BD1S = conv2d(image_BD1S, weight_D11X, bias, 1, (0, self.reach), 1, len(weight_D11X))
+        return mixed_BD1S[:, :, 0].transpose(1, 2)
+
+    def _mix(self, x_BSD: Tensor, mixed_BSD: Tensor) -> Tensor:
         """Return the output of the unit for x and what the convolution made of it."""
-        mixed_BSD = silu(self.norm(mixed_BDS.transpose(1, 2)))
-        return self.residual.add_and_norm(x_BSD, self.outer(mixed_BSD))
+        return self.residual.add_and_norm(x_BSD, self.outer(silu(self.norm(mixed_BSD))))

@@ -32,7 +32,7 @@ class RecordingForm(BaseModel):
         "",
         description=f"Phrases to expect, one a line or between commas, at most {MOST_PHRASES} of "
         f"{MOST_CHARACTERS} characters. With a tab and a number after it a phrase has a weight of "
-        "its own: what each of its tokens adds to a score.",
+        "its own: what each of its tokens but one adds to a score.",
     )
     prompt: str = Field(
         "", description="Its names, which stand between punctuation, are hotwords too."
