@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -760,3 +760,23 @@ def node_recognizer(script: str, **given: Any) -> Any:
 def coded(numbers: np.ndarray | Tensor) -> str:
     """Numbers as base64 of float32."""
     return base64.b64encode(np.asarray(numbers).astype("<f4").tobytes()).decode()
+
+
+def page_numbers(
+    blob: bytes, table: Mapping[str, tuple[str | int, list[int], int]]
+) -> dict[str, np.ndarray]:
+    """The numbers that a page of `--format html` holds, decoded by whole numbers of any length."""
+    found = {}
+    for name, (kind, shape, start) in table.items():
+        size = math.prod(shape)
+        if isinstance(kind, str):
+            found[name] = np.frombuffer(blob, kind, size, start).reshape(shape)
+            continue
+        scales = np.frombuffer(blob, "<f4", shape[0], start)
+        first, n_bits = start + scales.nbytes, kind * size
+        content = int.from_bytes(blob[first : first + -(-n_bits // 8)], "little")
+        digits = f"{content:0{n_bits}b}"
+        q = [int(digits[n_bits - at - kind : n_bits - at], 2) for at in range(0, n_bits, kind)]
+        rows = np.reshape(q, (shape[0], -1)) - (2 ** (kind - 1) - 1)
+        found[name] = (rows * scales[:, None]).astype(np.float32).reshape(shape)
+    return found

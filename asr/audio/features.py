@@ -263,6 +263,11 @@ class FbankConfig(_MelConfig):
     sherpa_onnx: bool = False
 
     @property
+    def high_hz(self) -> float:
+        """Return the upper end of the highest bin."""
+        return self.sample_rate / 2 - (_SHERPA_GAP_HZ if self.sherpa_onnx else 0)
+
+    @property
     def floor(self) -> float:
         """Return the least energy of 16-bit samples."""
         return kaldi.FLOOR * (KALDI_SCALE**2 if self.sherpa_onnx else 1)
@@ -282,8 +287,7 @@ class FbankConfig(_MelConfig):
         return KaldiExtractor(self, self._filters())
 
     def _filters(self) -> Tensor:
-        high_hz = self.sample_rate / 2 - (_SHERPA_GAP_HZ if self.sherpa_onnx else 0)
-        return kaldi.mel_filters(self.sample_rate, self.n_fft, self.n_mels, high_hz)
+        return kaldi.mel_filters(self.sample_rate, self.n_fft, self.n_mels, self.high_hz)
 
 
 FeaturesConfig = Annotated[

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asr.cli.options import Bundle, app, err, show
+from asr.cli.options import Bundle, Lm, LmWeight, app, decoding_changes, err, show
 from asr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,19 +30,31 @@ Cuts = Annotated[
 
 @app.command()
 def export(
-    bundle: Bundle, out: Out, kind: Kind = "onnx", int8: Int8 = False, cuts: Cuts = None
+    bundle: Bundle,
+    out: Out,
+    kind: Kind = "onnx",
+    int8: Int8 = False,
+    cuts: Cuts = None,
+    lm: Lm = None,
+    lm_weight: LmWeight = None,
 ) -> None:
     """Write a model for other programs: graphs, which are checked against it, or a page.
 
     For onnx and torch these are the encoder and a step of the decoder, for sherpa-onnx the encoder
-    with its CTC head.
+    with its CTC head. A page takes an n-gram along, the one that the bundle decodes with or --lm.
     """
     from asr.bundle import Bundle as Loaded
 
     if (int8 and kind not in ("onnx", "sherpa")) or (cuts and not int8):
         raise ConfigError("--int8 is for --format onnx and sherpa, and --cuts is for --int8")
+    if kind != "html" and (lm is not None or lm_weight is not None):
+        raise ConfigError(
+            "--lm and --lm-weight are for --format html: other formats have no search"
+        )
     loaded = Loaded.load(bundle)
     if kind == "html":
+        decoding = loaded.config.decoding.changed(decoding_changes(None, "ctc_beam", lm, lm_weight))
+        loaded.config = loaded.config.model_copy(update={"decoding": decoding})
         _page(loaded, bundle.resolve().name, out)
     elif int8:
         _in_8_bits(loaded, kind, out, cuts)

@@ -1,9 +1,10 @@
 """Export a recognizer as one HTML file that needs no server and no network.
 
-The file holds the weights in 8 bits, the recognizer in JavaScript (`asr/export/page/`) with a small
-kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`), whose
-requests a worker of the page answers. The recognizer is features, encoder and CTC prefix beam
-search, with an n-gram where the bundle decodes with one; the decoder is left out.
+The file holds the weights in 14 bits, the recognizer in JavaScript (`asr/export/page/`) with a
+small kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`),
+whose requests a worker of the page answers. The recognizer is features, encoder and CTC prefix
+beam search, with an n-gram where the bundle decodes with one; the decoder is left out. Where the
+encoder streams, the microphone has live text.
 """
 
 import base64
@@ -18,21 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asr.audio.features import FbankConfig
 from asr.bundle import Bundle
+from asr.decoding.endpoint import Endpoint
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
+from asr.export.page_weights import Table, pack_weights
 from asr.export.wasm import assemble
 from asr.lm.loading import load_language_model
 from asr.lm.ngram import NGram
 from asr.runtime.files import write_text
-from asr.runtime.int8 import to_int8
 
-MOST_BYTES = 8_000_000
-FEATURES = ("log_mel", "spectrogram")
+MOST_BYTES = 14_000_000
 # The recognizer's modules, and those of the page, in the order of their imports.
 RECOGNIZER = (
-    "memory", "layers", "frontend", "network", "features", "prefix_beam", "ngram", "ctc", "audio",
-    "subtitles", "weights", "recognizer",
+    "memory", "layers", "frontend", "network", "features", "fbank", "prefix_beam", "ngram", "ctc",
+    "audio", "subtitles", "weights", "recognizer", "stream",
 )  # fmt: skip
 _PAGE = ("i18n", "files", "microphone", "player", "transcript", "dictation", "main")
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
@@ -66,17 +68,13 @@ def export_html(bundle: Bundle, name: str, out: Path) -> int:
 
 def check(bundle: Bundle) -> None:
     """Raise ConfigError that names what the page cannot run of a model."""
-    model, features = bundle.config.model, bundle.config.features
+    model = bundle.config.model
     names = [n for n in model.ranks if n.startswith("frontend.block") or "depthwise" in n]
     sparse = next((n for n in weights_of(bundle) if n.endswith(".places")), "").rpartition(".")[0]
-    kind, attention = features.kind, model.encoder.attention.kind
+    attention = model.encoder.attention.kind
     problems = {
         "model.ctc_weight: the model has no CTC head, by which alone a page recognizes: train it "
         "with a weight above 0": bundle.model.ctc_head is None,
-        # Streaming encoders have features of kind fbank.
-        f"features.kind: {kind} is not computed in a page, only {' and '.join(FEATURES)} are": (
-            kind not in FEATURES
-        ),
         f"model.encoder.attention.kind: {attention} is not computed in a page, only full is": (
             attention != "full"
         ),
@@ -114,7 +112,7 @@ def build_page(bundle: Bundle, name: str) -> str:
     """Return the whole HTML file."""
     lm = language_model(bundle)
     tables = {f"lm.{k}": v for k, v in lm.state_dict().items()} if lm else {}
-    blob, table = pack_weights(to_int8(weights_of(bundle)) | tables)
+    blob, table = pack_weights(weights_of(bundle) | tables)
     data = {
         "config": json.dumps(facts(bundle, name, table, lm), ensure_ascii=False).replace(
             "<", "\\u003c"
@@ -149,13 +147,13 @@ def build_page(bundle: Bundle, name: str) -> str:
     return page
 
 
-def facts(
-    bundle: Bundle, name: str, table: dict[str, Any], lm: NGram | None = None
-) -> dict[str, Any]:
+def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> dict[str, Any]:
     """Return what the page knows of a model but its weights, whose places are `table`."""
     config, options = bundle.config, options_of(bundle)
     features, model = config.features, config.model
-    frame = {"n_fft": features.n_fft, "hop": features.hop_length}
+    frame: dict[str, float] = {"n_fft": features.n_fft, "hop": features.hop_length}
+    if isinstance(features, FbankConfig):
+        frame |= {"high_hz": features.high_hz, "floor": features.floor}
     kept = {
         "beam_size", "alpha", "gamma", "lm_weight", "n_best", "speech_threshold",
         "confidence_threshold",
@@ -168,11 +166,12 @@ def facts(
             "n_heads": model.n_heads,
             "frontend": {"kind": model.frontend.kind},
             "encoder": model.encoder.model_dump(
-                include={"n_layers", "convolution", "conditioning"}
+                include={"n_layers", "convolution", "conditioning", "streaming"}
             ),
         },
         "decoding": options.model_dump(include=kept),
         "lm": lm and {"order": lm.order, "first": lm.first, "vocab_size": lm.vocab_size},
+        "endpoint": Endpoint.within(options.chunk_seconds).model_dump(),
         "chunk_seconds": min(options.chunk_seconds or _LONGEST_CHUNK, _LONGEST_CHUNK),
         "tokens": bundle.tokenizer.tokens(),
         "word_counts": bundle.tokenizer.word_counts(),
@@ -185,19 +184,6 @@ def weights_of(bundle: Bundle) -> dict[str, Tensor]:
     """Return the tensors that the page needs, those of the features with their name."""
     found = {k: v for k, v in bundle.model.state_dict().items() if not k.startswith("decoder.")}
     return found | {f"features.{k}": v for k, v in bundle.features.state_dict().items()}
-
-
-def pack_weights(tensors: dict[str, Tensor]) -> tuple[bytes, dict[str, tuple[str, list[int], int]]]:
-    """Return all numbers behind one another, and the type, shape and first byte of each tensor."""
-    blob, table = bytearray(), {}
-    for name, tensor in tensors.items():
-        # JavaScript's own numbers hold the keys of an n-gram.
-        kind = {torch.int8: "int8", torch.int64: "float64"}.get(tensor.dtype, "float32")
-        numbers = tensor.detach().cpu().to(getattr(torch, kind)).contiguous().numpy()
-        blob += bytes(-len(blob) % 8)
-        table[name] = (kind, list(tensor.shape), len(blob))
-        blob += numbers.astype(numbers.dtype.newbyteorder("<")).tobytes()
-    return bytes(blob), table
 
 
 def kernel() -> bytes:

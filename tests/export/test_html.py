@@ -1,7 +1,9 @@
 """The page of `--format html` in Debian's Chromium, without a network."""
 
+import io
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile as sf
+import soxr
 from playwright.sync_api import Browser, Page, expect
 
+import asr
 import asr.export.html
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import ConfigError
 from asr.export.html import build_page, check, export_html, options_of
-from asr.runtime.int8 import from_int8, to_int8
+from asr.lm.training import train_ngram
 from asr.tokenizer import Tokenizer
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
@@ -33,7 +37,7 @@ from benchmarks.chromium import (
     recorded,
     text_of,
 )
-from tests.helpers import RATE, run_cli, say, speak, tones_recipe
+from tests.helpers import RATE, coded, node_recognizer, run_cli, say, speak, tones_recipe
 
 with_chromium = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium: apt-get install it")
 expect.set_options(timeout=60_000)
@@ -54,12 +58,6 @@ def untrained(corpus: Path, **changes: Any) -> Bundle:
         ({"model": {"encoder": {"attention": {"kind": "linear"}}}}, r"attention\.kind: linear"),
         ({"model": {"projection": {"kind": "set_sparse"}}}, "is sparse"),
         ({"model": {"ranks": {"frontend.block1.conv2": 3}}}, "factorized convolutions.*conv2"),
-        ({"features": {"kind": "fbank"}}, r"features\.kind: fbank"),
-        (
-            {"features": {"kind": "fbank", "normalize": "corpus"},
-             "model": {"encoder": {"streaming": {"chunk": 8, "left_chunks": 2}}}},
-            "features.kind",
-        ),
     ],
 )  # fmt: skip
 def test_what_a_page_cannot_run_is_named(
@@ -95,13 +93,47 @@ def page_file(trained_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
+@pytest.mark.skipif(not shutil.which("node"), reason="there is no node: apt-get install nodejs")
+def test_a_language_model_that_is_given_is_in_the_page(
+    trained_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "words").write_text("一二\n五四三\n", "utf-8")
+    lm, page, bundle = tmp_path / "lm.arpa", tmp_path / "page.html", Bundle.load(trained_bundle)
+    train_ngram(bundle.config, bundle.tokenizer, [], [tmp_path / "words"], lm, 3)
+    given = [trained_bundle, "--lm", lm, "--lm-weight", "1.5", "--out", page]
+    refused = run_cli("export", *given)
+    assert refused.returncode == 2 and "are for --format html" in refused.stderr
+    done = run_cli("export", *given, "--format", "html")
+    assert done.returncode == 0, done.stderr
+    html = page.read_text("utf-8")
+    config, weights = (
+        re.search(f'id="{name}">(.*?)</script>', html, re.DOTALL)[1]
+        for name in ("config", "weights")
+    )
+    wave = say(7, 2)[0]
+    found = node_recognizer(
+        """
+        const weights = readWeights(given.weights, given.config.weights);
+        const recognizer = new Recognizer(given.config, weights);
+        return recognizer.segment(floats(given.wave), 0, 1);
+        """,
+        config=json.loads(config), weights=weights, wave=coded(wave),
+    )  # fmt: skip
+    model = Recognizer(bundle, "cpu")
+    plain, own = (
+        model.transcribe(
+            asr.Samples(wave, RATE), options_of(Bundle.load(trained_bundle)).changed(c)
+        )
+        for c in ({}, {"lm": lm, "lm_weight": 1.5})
+    )
+    assert found["text"] == own.text
+    assert found["score"] == pytest.approx(own.score, abs=0.05)
+    assert abs(plain.score - own.score) > 1, "the n-gram's weight is in the score"
+
+
 @pytest.fixture(scope="module")
-def rounded(trained_bundle: Path) -> Recognizer:
-    """The recognizer with the page's weights, which are those of 8 bits."""
-    bundle = Bundle.load(trained_bundle)
-    weights = to_int8(bundle.model.state_dict())
-    bundle.model.load_state_dict(from_int8(weights, trained_bundle))
-    return Recognizer(bundle, "cpu")
+def recognizer(trained_bundle: Path) -> Recognizer:
+    return Recognizer(Bundle.load(trained_bundle), "cpu")
 
 
 def transcribed(recognizer: Recognizer, path: Path) -> Transcript:
@@ -147,9 +179,9 @@ def _opened(
 
 @with_chromium
 def test_a_dropped_file_has_the_text_of_ctc_beam(
-    opened: Page, rounded: Recognizer, spoken: Path
+    opened: Page, recognizer: Recognizer, spoken: Path
 ) -> None:
-    wanted = transcribed(rounded, spoken)
+    wanted = transcribed(recognizer, spoken)
     assert len(wanted.segments) > 1 and len(wanted.text) > 50
     drop(opened, [spoken])
     expect(opened.locator("#status")).to_have_text(DONE)
@@ -163,18 +195,40 @@ def test_a_dropped_file_has_the_text_of_ctc_beam(
 
 @with_chromium
 def test_the_microphone_has_the_text_of_ctc_beam(
-    opened: Page, rounded: Recognizer, tmp_path: Path
+    opened: Page, recognizer: Recognizer, tmp_path: Path
 ) -> None:
     dictate(opened, 2)
     (tmp_path / "recorded.wav").write_bytes(recorded(opened))
-    wanted = transcribed(rounded, tmp_path / "recorded.wav")
+    wanted = transcribed(recognizer, tmp_path / "recorded.wav")
     assert text_of(opened) == wanted.text and len(wanted.text) >= 3
     assert downloaded(opened, "srt") == as_srt(wanted)
 
 
 @with_chromium
+def test_the_microphone_has_live_text_where_the_bundle_streams(
+    browser: Browser, streaming_bundle: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "page.html"
+    export_html(Bundle.load(streaming_bundle), "x", file)
+    model = asr.load(streaming_bundle, "cpu")
+    for page in _opened(browser, file):
+        page.get_by_role("button", name="Record").click()
+        expect(page.locator("#partial")).to_have_text(re.compile(".."))
+        expect(page.locator("#recording")).to_be_visible()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#status")).to_have_text(DONE)
+        wave, rate = sf.read(io.BytesIO(recorded(page)), dtype="float32")
+        blocks = [soxr.resample(wave, rate, RATE)]
+        options = options_of(Bundle.load(streaming_bundle))
+        wanted = [r.text for r in model.stream(blocks, options) if r.is_final]
+        assert page.locator("#segments .text").all_inner_texts() == wanted and wanted[0]
+        srt = downloaded(page, "srt")
+        assert srt.startswith("1\n00:00:0") and wanted[0] in srt
+
+
+@with_chromium
 def test_a_compressed_recording_is_decoded_by_the_browser(
-    opened: Page, rounded: Recognizer, tmp_path: Path
+    opened: Page, recognizer: Recognizer, tmp_path: Path
 ) -> None:
     sf.write(tmp_path / "a.flac", say(8, 3)[0], RATE)
     bad = tmp_path / "bad.mp3"
@@ -182,7 +236,7 @@ def test_a_compressed_recording_is_decoded_by_the_browser(
     opened.set_input_files("#file", [tmp_path / "a.flac", bad])
     rows = opened.locator("#queue .state")
     expect(rows).to_have_text([re.compile(r"^\d:\d\d$"), "failed"])
-    assert text_of(opened) == transcribed(rounded, tmp_path / "a.flac").text
+    assert text_of(opened) == transcribed(recognizer, tmp_path / "a.flac").text
     opened.locator("#queue button").nth(1).click()
     expect(opened.get_by_role("alert")).to_have_text(re.compile("bad.mp3 is not a recording"))
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch
 from asr.audio.segmentation import split_at_silence
 from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.options import DecodingOptions
-from asr.export.html import pack_weights
+from asr.export.page_weights import pack_weights
 from asr.lm.ngram import NGram, tables_of
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
@@ -136,6 +137,32 @@ def test_waveforms_are_resampled_and_cut_as_ours() -> None:
     assert len(parts) > 3
 
 
+def test_a_waveform_is_resampled_in_blocks_as_the_whole() -> None:
+    rng = np.random.default_rng(3)
+    cases = [[44100, 16000, 9000], [8000, 16000, 4321], [48000, 8000, 13], [16000, 16000, 500],
+             [44056, 8000, 7000], [48000, 8000, 0]]  # fmt: skip
+    found = node_recognizer(
+        """
+        return given.cases.map(([from, to], i) => {
+          const wave = floats(given.waves[i]), resampler = new Resampler(from, to), found = [];
+          let before = 0;
+          for (let at = 0, size = 1; at < wave.length; at += size, size = (5 * size) % 997) {
+            found.push(...resampler.push(wave.subarray(at, at + size)));
+            before = found.length;
+          }
+          found.push(...resampler.push(new Float32Array(), true));
+          const whole = resampled(wave, from, to);
+          return [found, [...whole.read(0, whole.length)], before, resampler.held.length];
+        });
+        """,
+        cases=cases, waves=[coded(rng.normal(size=n)) for *_, n in cases],
+    )  # fmt: skip
+    for (source, rate, n), (blocks, whole, before, held) in zip(cases, found, strict=True):
+        assert blocks == (whole if n else []) and len(blocks) == round(n * rate / source)
+        assert before > len(blocks) - 300, "they come while it arrives"
+        assert held < 900, "and the past is not kept"
+
+
 def test_subtitles_are_ours() -> None:
     rng = np.random.default_rng(4)
     segments, at = [], 0.0
@@ -172,6 +199,14 @@ let receive;
 globalThis.addEventListener = (kind, listener) => { receive = (data) => listener({ data }); };
 const fromBase64 = () => new Uint8Array(), readWeights = () => ({});
 const transcript = (segments) => segments.length;
+class Session {
+  *feed(samples, isEnd) {
+    if (samples[0] < -0.5) throw new Error("broken");
+    computed.push(samples.length);
+    yield { text: `${samples.length}` };
+    if (isEnd) yield { segment: "last" };
+  }
+}
 class Recognizer {
   *segments(wave) {
     for (const part of wave) {
@@ -183,6 +218,9 @@ class Recognizer {
 }
 MODULE
 receive({ config: { kernel: "" }, weights: "" });
+EVENTS
+"""
+RECORDINGS = """
 receive({ id: 1, wave: "abc" });
 receive({ id: 2, wave: "de" });
 receive({ cancel: 2 });
@@ -190,9 +228,40 @@ receive({ id: 3, wave: "fg" });
 """
 
 
-def test_a_cancelled_recording_computes_no_further_segment() -> None:
+def worker_says(events: str) -> Any:
     worker = (files("asr.export") / "page/worker.js").read_text("utf-8")
-    script = WORKER.replace("MODULE", re.sub(r"^import .*\n", "", worker, flags=re.MULTILINE))
+    module = re.sub(r"^import .*\n", "", worker, flags=re.MULTILINE)
+    script = WORKER.replace("MODULE", module).replace("EVENTS", events)
     done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_cancelled_recording_computes_no_further_segment() -> None:
     # Two parts of the first, none of the second, and the third as a whole, with a result.
-    assert json.loads(done.stdout) == ["abfg", {"id": 3, "result": 2}, 5]
+    assert worker_says(RECORDINGS) == ["abfg", {"id": 3, "result": 2}, 5]
+
+
+def test_a_stream_ends_with_its_text_an_error_or_when_it_is_cancelled() -> None:
+    found = worker_says(
+        """
+        receive({ live: 1, rate: 2 });
+        receive({ id: 1, samples: [1, 2, 3] });
+        receive({ cancel: 1 });
+        receive({ id: 1, samples: [1, 2] });
+        receive({ live: 2, rate: 2 });
+        receive({ id: 2, samples: [-32768] });
+        receive({ id: 2, isEnd: true });
+        receive({ live: 3, rate: 2 });
+        receive({ id: 3, samples: [1] });
+        receive({ id: 3, isEnd: true });
+        console.log(JSON.stringify(said));
+        """
+    )
+    assert found == [
+        {"id": 1, "partial": "3"},
+        {"id": 2, "error": "broken"},
+        {"id": 3, "partial": "1"},
+        {"id": 3, "partial": "0"},
+        {"id": 3, "final": "last"},
+        {"id": 3, "end": 1},
+    ]

@@ -13,16 +13,12 @@ from torch import Tensor, nn
 from asr.audio.recording import Samples
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.export.html import (
-    facts,
-    kernel,
-    pack_weights,
-    weights_of,
-)
+from asr.export.html import facts, kernel, weights_of
+from asr.export.page_weights import Table, pack_weights
 from asr.tokenizer import Tokenizer
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.writers import as_srt
-from tests.helpers import RATE, coded, node_recognizer, say, tones_recipe
+from tests.helpers import RATE, coded, node_recognizer, page_numbers, say, tones_recipe
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(not NODE, reason="there is no node: apt-get install nodejs")
@@ -49,7 +45,21 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "features": {"n_mels": 17, "window_ms": 32, "hop_ms": 20},
     },
-}
+    "fbank": {"features": {"kind": "fbank", "n_mels": 21, "window_ms": 22.5, "sample_rate": 11025}},
+    "streaming": {
+        "features": {"kind": "fbank", "normalize": "corpus", "sherpa_onnx": True},
+        "model": {"encoder": {"n_layers": 2, "convolution": 5,
+                              "streaming": {"chunk": 3, "left_chunks": 2}}},
+    },
+    "streaming_strided": {
+        "features": {"kind": "fbank", "normalize": "corpus", "hop_ms": 15, "n_mels": 14},
+        "model": {
+            "frontend": {"kind": "strided", "channels": [5, 16], "separable": True},
+            "encoder": {"n_layers": 2, "conditioning": {"layer": 1},
+                        "streaming": {"chunk": 5, "left_chunks": 1}},
+        },
+    },
+}  # fmt: skip
 
 
 def made(tmp_path: Path, name: str) -> Bundle:
@@ -69,8 +79,17 @@ def made(tmp_path: Path, name: str) -> Bundle:
                 parameter.mul_(2)
         for statistic in bundle.features.state_dict().values():
             statistic.copy_(1 + torch.rand_like(statistic))
+            if recipe["features"]["kind"] == "fbank":
+                statistic.mul_(10)  # the level of 16-bit samples
     bundle.model.eval()
     return bundle
+
+
+def load_page_weights(bundle: Bundle, blob: bytes, table: Table) -> None:
+    """Give a bundle the rounded weights of its page."""
+    numbers = {name: torch.tensor(x) for name, x in page_numbers(blob, table).items()}
+    own = {name: x for name, x in numbers.items() if not name.startswith("features.")}
+    assert not bundle.model.load_state_dict(own, strict=False).unexpected_keys
 
 
 def logp_of(bundle: Bundle, wave: np.ndarray) -> Tensor:
@@ -86,11 +105,13 @@ def logp_of(bundle: Bundle, wave: np.ndarray) -> Tensor:
 def test_log_probabilities_are_those_of_torch(name: str, tmp_path: Path) -> None:
     bundle = made(tmp_path, name)
     blob, table = pack_weights(weights_of(bundle))
+    load_page_weights(bundle, blob, table)
     config, rate = facts(bundle, name, table), bundle.config.features.sample_rate
-    hop = bundle.config.features.hop_length
+    hop, kind = bundle.config.features.hop_length, bundle.config.features.kind
+    fewest = 4 if kind == "fbank" else 3
     rng = np.random.default_rng(1)
     # As few frames as make a step, odd numbers of them, and more than are computed at once.
-    waves = [rng.normal(size=n * hop + 11).astype(np.float32) / 3 for n in (3, 29, 171)]
+    waves = [rng.normal(size=n * hop + 11).astype(np.float32) / 3 for n in (fewest, 29, 171)]
     waves[2] += 0.5 * np.sin(np.arange(len(waves[2])) * 440 / rate).astype(np.float32)
     for module in (config["kernel"], ""):
         found = node_recognizer(
@@ -146,6 +167,54 @@ def test_both_kernels_add_the_product_of_matrices() -> None:
         )  # fmt: skip
         for one, (_, wanted) in zip(found, cases, strict=True):
             np.testing.assert_allclose(np.reshape(one, wanted.shape), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["streaming", "streaming_strided", "trained"])
+def test_streams_are_ours(name: str, streaming_bundle: Path, tmp_path: Path) -> None:
+    """Partial and final texts and their times, however the waveform is cut into blocks.
+
+    Random weights find no pauses: their segments are as long as they may be.
+    """
+    bundle = Bundle.load(streaming_bundle) if name == "trained" else made(tmp_path, name)
+    longest = 20 if name == "trained" else 1.7
+    decoding = bundle.config.decoding.changed({"method": "ctc_beam", "chunk_seconds": longest})
+    bundle.config = bundle.config.model_copy(update={"decoding": decoding})
+    blob, table = pack_weights(weights_of(bundle))
+    load_page_weights(bundle, blob, table)
+    pause = 0.003 * np.random.default_rng(4).normal(size=9001)
+    parts = (part for seed in range(21, 24) for part in (say(4, seed)[0], pause))
+    wave = np.concatenate([np.zeros(700), *parts])
+    waves = [wave.astype(np.float32), wave[3000:12345].astype(np.float32), np.zeros(90), wave[:1]]
+    found = node_recognizer(
+        """
+        const weights = readWeights(given.weights, given.config.weights);
+        const recognizer = new Recognizer(given.config, weights);
+        return given.waves.map((text) => given.sizes.map((size) => {
+          const wave = floats(text), session = new Session(recognizer, 8000), found = [];
+          for (let at = 0; at < wave.length; at += size) {
+            found.push(...session.feed(wave.subarray(at, at + size)));
+          }
+          return [...found, ...session.feed(new Float32Array(), true)]
+            .map(({ text, segment }) => segment ?? { text });
+        }));
+        """,
+        config=facts(bundle, "x", table), weights=base64.b64encode(blob).decode(),
+        waves=list(map(coded, waves)), sizes=[137, 5000, 10**6],
+    )  # fmt: skip
+    n_finals = []
+    for each, one in zip(found, waves, strict=True):
+        wanted = list(Recognizer(bundle, "cpu").stream([one]))
+        n_finals.append(sum(result.is_final for result in wanted))
+        for results in each:
+            assert [result["text"] for result in results] == [result.text for result in wanted]
+            for result, ours in zip(results, wanted, strict=True):
+                assert ("start" in result) == ours.is_final
+                if ours.is_final:
+                    times = (ours.segment.start, ours.segment.end)
+                    assert (result["start"], result["end"]) == pytest.approx(times)
+                    assert len(result["tokens"]) == len(ours.segment.tokens or ())
+                    assert result["score"] == pytest.approx(ours.segment.score, abs=1e-2)
+    assert n_finals[0] > 1
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.25])

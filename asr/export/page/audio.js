@@ -50,37 +50,87 @@ const PASSED = 0.913; // the share of the lower rate's band that stays, as in so
 const REJECTION = 126; // dB
 const MOST_PHASES = 4096;
 
-/**
- * A waveform at another rate, by a sinc with Kaiser's window (Kaiser 1974): its length, and `read`,
- * which computes samples from one to another.
- */
-export function resampled(wave, from, to) {
-  if (from === to) return { length: wave.length, read: (begin, end) => wave.subarray(begin, end) };
-  const [over, under] = [to / gcd(from, to), from / gcd(from, to)];
-  const phases = Math.min(over, MOST_PHASES);
-  const filters = new Map();
-  const read = (begin, end) => {
-    const found = new Float32Array(end - begin);
-    for (let n = begin; n < end; n++) {
-      const position = (n * under) / over;
+/** A filter for another rate: a sinc with Kaiser's window (Kaiser 1974). */
+class Interpolation {
+  constructor(from, to) {
+    [this.over, this.under] = [to / gcd(from, to), from / gcd(from, to)];
+    this.phases = Math.min(this.over, MOST_PHASES);
+    this.lower = Math.min(from, to) / from;
+    this.reach = kaiserReach(this.lower);
+    this.filters = new Map();
+  }
+
+  /** Samples at the other rate of a waveform that begins with sample `offset`. */
+  samples(wave, offset, begin, end) {
+    const { over, under, phases, lower, reach, filters } = this;
+    return Float32Array.from({ length: end - begin }, (_, i) => {
+      const position = ((begin + i) * under) / over;
       let whole = Math.floor(position), phase = Math.round((position - whole) * phases);
       if (phase === phases) [whole, phase] = [whole + 1, 0];
-      if (!filters.has(phase)) filters.set(phase, kaiserSinc(Math.min(from, to) / from, phase / phases));
-      const taps = filters.get(phase), first = whole - taps.length / 2 + 1;
+      if (!filters.has(phase)) filters.set(phase, kaiserSinc(lower, phase / phases));
+      const taps = filters.get(phase), first = whole - reach + 1 - offset;
       let sum = 0;
       const last = Math.min(taps.length, wave.length - first);
-      for (let i = Math.max(0, -first); i < last; i++) sum += taps[i] * wave[first + i];
-      found[n - begin] = sum;
+      for (let k = Math.max(0, -first); k < last; k++) sum += taps[k] * wave[first + k];
+      return sum;
+    });
+  }
+
+  /** The number of samples of so many. */
+  count(samples) {
+    return Math.max(1, Math.round((samples * this.over) / this.under));
+  }
+}
+
+/** A waveform at another rate: its length, and `read`, which computes samples from one to another. */
+export function resampled(wave, from, to) {
+  if (from === to) return { length: wave.length, read: (begin, end) => wave.subarray(begin, end) };
+  const filter = new Interpolation(from, to);
+  return { length: filter.count(wave.length), read: (begin, end) => filter.samples(wave, 0, begin, end) };
+}
+
+/** A waveform at another rate while it arrives: the same samples as of the whole. */
+export class Resampler {
+  constructor(from, to) {
+    this.filter = from === to ? null : new Interpolation(from, to);
+    [this.held, this.offset, this.made] = [new Float32Array(), 0, 0];
+  }
+
+  /** The samples that are known with the next ones, or `isEnd` with the last. */
+  push(wave, isEnd = false) {
+    if (!this.filter) return wave;
+    const { reach, over, under } = this.filter;
+    this.held = joined([this.held, wave]);
+    const arrived = this.offset + this.held.length;
+    const known = isEnd ? arrived && this.filter.count(arrived) : Math.floor(((arrived - reach - 1) * over) / under);
+    const found = this.filter.samples(this.held, this.offset, this.made, Math.max(this.made, known));
+    this.made += found.length;
+    const unneeded = Math.floor((this.made * under) / over) - reach - this.offset;
+    if (unneeded > 0) {
+      this.held = this.held.slice(unneeded);
+      this.offset += unneeded;
     }
     return found;
-  };
-  return { length: Math.max(1, Math.round((wave.length * to) / from)), read };
+  }
 }
+
+/** Arrays of numbers as one. */
+export function joined(parts) {
+  const whole = new Float32Array(parts.reduce((sum, { length }) => sum + length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}
+
+const kaiserReach = (lower) => Math.ceil((REJECTION - 8) / (2.285 * Math.PI * (1 - PASSED) * lower) / 2);
 
 /** The weights of the samples around a time that is `after` the one in their middle. */
 function kaiserSinc(lower, after) {
   const cutoff = (lower * (1 + PASSED)) / 2;
-  const reach = Math.ceil((REJECTION - 8) / (2.285 * Math.PI * (1 - PASSED) * lower) / 2);
+  const reach = kaiserReach(lower);
   const beta = 0.1102 * (REJECTION - 8.7);
   return Float64Array.from({ length: 2 * reach }, (_, i) => {
     const x = i - reach + 1 - after;

@@ -11,9 +11,8 @@ export class Features {
     this.config = config;
     this.window = Float64Array.from({ length: config.n_fft }, (_, i) => 0.5 - 0.5 * Math.cos((2 * Math.PI * i) / config.n_fft));
     this.fourier = new Fourier(config.n_fft);
-    this.bins = config.n_fft / 2 + 1;
     this.mels = config.kind === "log_mel" ? slaneyFilters(config) : null;
-    this.F = config.kind === "log_mel" ? config.n_mels : this.bins;
+    this.F = config.kind === "log_mel" ? config.n_mels : config.n_fft / 2 + 1;
     if (config.normalize === "corpus") {
       [this.mean, this.std] = ["mean_F", "std_F"].map((name) => weights.get(`features.${name}`).data);
     }
@@ -35,9 +34,9 @@ export class Features {
 
   /** Power (T, F) of the waveform at a peak of 1; frames are centered on multiples of the hop. */
   power(wave, T) {
-    const { F, bins, mels, window, fourier, config: { n_fft, hop } } = this;
+    const { F, mels, window, fourier, config: { n_fft, hop } } = this;
     const gain = 1 / (wave.reduce((most, x) => Math.max(most, Math.abs(x)), 0) || 1);
-    const found = new Float64Array(T * F), one = new Float64Array(bins);
+    const found = new Float64Array(T * F);
     const [re, im] = [new Float64Array(n_fft), new Float64Array(n_fft)];
     const frame = (t, into) => {
       const start = t * hop - n_fft / 2;
@@ -47,22 +46,27 @@ export class Features {
     for (let t = 0; t < T; t += 2) {
       frame(t, re);
       frame(t + 1, im);
-      const [X, Y] = fourier.run(re, im);
-      for (let which = 0; which < 2 && t + which < T; which++) {
-        for (let i = 0; i < bins; i++) {
-          const j = i ? n_fft - i : 0, sign = which ? -1 : 1;
-          one[i] = ((X[i] + sign * X[j]) ** 2 + (Y[i] - sign * Y[j]) ** 2) / 4;
-        }
+      powers(fourier, re, im).slice(0, T - t).forEach((one, which) => {
         const row = found.subarray((t + which) * F, (t + which + 1) * F);
         if (mels) mels.forEach(({ first, heights }, m) => (row[m] = heights.reduce((sum, h, i) => sum + h * one[first + i], 0)));
         else row.set(one);
-      }
+      });
     }
     return found;
   }
 }
 
-function normalize(feats) {
+/** The power spectra of two real signals, which one transform computes; they are overwritten. */
+export function powers(fourier, re, im) {
+  const n = fourier.n, [X, Y] = fourier.run(re, im);
+  return [1, -1].map((sign) => Float64Array.from({ length: n / 2 + 1 }, (_, i) => {
+    const j = i ? n - i : 0;
+    return ((X[i] + sign * X[j]) ** 2 + (Y[i] - sign * Y[j]) ** 2) / 4;
+  }));
+}
+
+/** Takes mean and standard deviation out of an utterance's features. */
+export function normalize(feats) {
   const mean = feats.reduce((a, b) => a + b, 0) / feats.length;
   const variance = feats.reduce((sum, x) => sum + (x - mean) ** 2, 0) / feats.length;
   const std = Math.max(Math.sqrt(variance), MIN_STD);

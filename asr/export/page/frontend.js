@@ -65,28 +65,30 @@ class Conv {
 
 /** Two convolutions with ReLU, then pooling of two rows and two columns. */
 class VggBlock {
-  constructor(memory, weights, name) {
+  constructor(memory, weights, name, pads) {
     this.memory = memory;
+    this.pads = pads;
     this.conv1 = new Conv(memory, weights, `${name}.conv1`);
     this.conv2 = new Conv(memory, weights, `${name}.conv2`);
     this.channels = this.conv2.channels;
   }
 
   sizes(T, F) {
-    return [T >> 1, F >> 1];
+    return [this.pads ? T >> 1 : (T - 4) >> 1, F >> 1];
   }
 
   /** Writes the rows of `out`; before and after the input plane there are two rows of zeros. */
   run(plane, T, F, out) {
-    const { memory, conv1, conv2, channels: C } = this;
+    const { memory, conv1, conv2, channels: C, pads } = this;
     const [rowsOut, bins] = this.sizes(T, F);
     const width = (F + 2) * conv1.inputs;
     for (let row = 0; row < rowsOut; row += TILE) {
       const n = Math.min(TILE, rowsOut - row), { top } = memory;
       const first = memory.take((2 * n + 2) * (F + 2) * conv1.channels);
       const second = memory.take(2 * n * (F + 2) * C);
-      conv1.run(plane + (2 * row - 2) * width, 2 * n + 2, F, first);
-      rectify(memory.floats, first, 2 * n + 2, F, conv1.channels, (i) => 2 * row - 1 + i >= 0 && 2 * row - 1 + i < T);
+      conv1.run(plane + (2 * row - (pads ? 2 : 0)) * width, 2 * n + 2, F, first);
+      const isInside = (i) => !pads || (2 * row - 1 + i >= 0 && 2 * row - 1 + i < T);
+      rectify(memory.floats, first, 2 * n + 2, F, conv1.channels, isInside);
       conv2.run(first, 2 * n, F, second);
       this.pool(second, n, F, out + row * (bins + 2) * C, bins);
       memory.top = top;
@@ -111,8 +113,9 @@ class VggBlock {
 
 /** A convolution of stride 2 with ReLU, plain or separable. */
 class StridedBlock {
-  constructor(memory, weights, name) {
+  constructor(memory, weights, name, pads) {
     this.memory = memory;
+    this.pads = pads;
     this.isSeparable = !weights.has(`${name}.conv.weight`);
     const last = this.isSeparable ? `${name}.conv.1` : `${name}.conv`;
     this.depthwise = this.isSeparable && weights.get(`${name}.conv.0.weight`);
@@ -123,16 +126,16 @@ class StridedBlock {
   }
 
   sizes(T, F) {
-    return [(T + 1) >> 1, (F + 1) >> 1];
+    return [(this.pads ? T + 1 : T - 1) >> 1, (F + 1) >> 1];
   }
 
   run(plane, T, F, out) {
-    const { memory, maps, bias, inputs, channels } = this;
+    const { memory, maps, bias, inputs, channels, pads } = this;
     const [rows, bins] = this.sizes(T, F);
     const width = (F + 2) * inputs, { top } = memory;
     const one = memory.take(bins * inputs);
     for (let row = 0; row < rows; row++) {
-      const from = plane + (2 * row - 1) * width, to = out + (row * (bins + 2) + 1) * channels;
+      const from = plane + (2 * row - (pads ? 1 : 0)) * width, to = out + (row * (bins + 2) + 1) * channels;
       for (let i = 0; i < bins; i++) memory.floats.set(bias, to + i * channels);
       if (this.isSeparable) {
         this.each(from, width, bins, one);
@@ -160,25 +163,34 @@ class StridedBlock {
   }
 }
 
-/** The rows (S steps) of bins and channels that two blocks make of features (T, F). */
+// Frames before an utterance, before and after the four of a step, and behind the last step's.
+const VGG_EDGES = { before: 6, after: 6, behind: 6 }, STRIDED_EDGES = { before: 3, after: 0, behind: 3 };
+const NO_EDGES = { before: 0, after: 0, behind: 0 };
+
+/**
+ * The rows (S steps) of bins and channels that two blocks make of features (T, F). For streams the
+ * blocks pad no frames (`pads` is false): an utterance as a whole has rows of zeros at its edges.
+ */
 export class Frontend {
-  constructor(memory, weights, kind) {
-    const Block = kind === "strided" ? StridedBlock : VggBlock;
+  constructor(memory, weights, kind, pads) {
+    const isStrided = kind === "strided", Block = isStrided ? StridedBlock : VggBlock;
     this.memory = memory;
-    this.blocks = ["block1", "block2"].map((name) => new Block(memory, weights, `frontend.${name}`));
+    this.steps = (T) => (isStrided ? T + 3 : T) >> 2;
+    this.edges = pads ? NO_EDGES : isStrided ? STRIDED_EDGES : VGG_EDGES;
+    this.blocks = ["block1", "block2"].map((name) => new Block(memory, weights, `frontend.${name}`, pads));
   }
 
-  steps(T) {
-    return this.blocks.reduce((rows, block) => block.sizes(rows, 1)[0], T);
-  }
-
-  /** Returns {address, stride, size, S}: where rows of `size` numbers begin, `stride` apart. */
-  run(feats, T, F) {
-    const { memory } = this;
-    let plane = this.plane(T, F, 1), C = 1;
+  /**
+   * Returns {address, stride, size, S}: where rows of `size` numbers begin, `stride` apart. The
+   * features of a chunk have their neighbors before and after them already.
+   */
+  run(feats, T, F, isChunk = false) {
+    const { memory } = this, { before, behind } = isChunk ? NO_EDGES : this.edges;
+    let plane = this.plane(before + T + behind, F, 1), C = 1;
     for (let t = 0; t < T; t++) {
-      memory.floats.set(feats.subarray(t * F, (t + 1) * F), plane + t * (F + 2) + 1);
+      memory.floats.set(feats.subarray(t * F, (t + 1) * F), plane + (before + t) * (F + 2) + 1);
     }
+    T += before + behind;
     for (const block of this.blocks) {
       const [rows, bins] = block.sizes(T, F);
       const out = this.plane(rows, bins, block.channels);

@@ -1,5 +1,6 @@
 // The units of an encoder layer (asr/model/layers.py, unit.py, convolution.py, conditioning.py), of
-// one utterance: S steps, rows of D numbers. Weights are found by their names in the bundle.
+// one utterance or a chunk of a stream: S steps, rows of D numbers. Weights are found by their names
+// in the bundle. A stream's past is a map from units to the rows that its next chunk needs.
 
 /** A linear map with its bias: dense, or the two products of a low rank (LED). */
 export class Affine {
@@ -88,11 +89,11 @@ class Unit {
     this.map = (part) => new Affine(memory, weights, `${name}.${part}`);
   }
 
-  /** Changes S rows of x in place. */
-  run(x, S) {
+  /** Changes S rows of x in place; `past` is a stream's, or null. */
+  run(x, S, past) {
     const { top } = this.memory;
     const input = this.isPre ? this.norm.apply(x, S) : x;
-    this.output.add(this.branch(input, S), this.output.maps[0].K, S, x, this.output.size);
+    this.output.add(this.branch(input, S, past), this.output.maps[0].K, S, x, this.output.size);
     if (!this.isPre) this.norm.into(x, S, x);
     this.memory.top = top;
   }
@@ -101,23 +102,32 @@ class Unit {
 export class SelfAttention extends Unit {
   constructor(memory, weights, name, options) {
     super(memory, weights, name, options);
-    this.heads = options.heads;
+    [this.heads, this.left] = [options.heads, options.left];
     [this.query, this.key, this.value, this.output] = ["query", "key", "value", "output"].map(this.map);
   }
 
-  branch(x, S) {
+  branch(x, S, past) {
     const { memory, heads } = this;
-    const D = this.output.size, size = D / heads;
-    const [q, k, v] = [this.query, this.key, this.value].map((map) => map.apply(x, D, S));
-    const joined = memory.take(S * D), scores = memory.take(S * S);
+    const D = this.output.size, size = D / heads, kept = past?.get(this) ?? [];
+    const before = (kept[0]?.length ?? 0) / D, N = before + S; // keys and values
+    const q = this.query.apply(x, D, S);
+    const [k, v] = [this.key, this.value].map((map, i) => {
+      const rows = memory.take(N * D);
+      memory.floats.set(kept[i] ?? [], rows);
+      map.add(x, D, S, rows + before * D, D);
+      return rows;
+    });
+    const first = Math.max(0, N - this.left) * D;
+    past?.set(this, [k, v].map((rows) => memory.floats.slice(rows + first, rows + N * D)));
+    const joined = memory.take(S * D), scores = memory.take(S * N);
     const { top } = memory;
     for (let head = 0; head < D; head += size) {
-      const keys = memory.pack(S, size, null, k + head, D, 1, size ** -0.5);
-      const values = memory.pack(size, S, null, v + head, 1, D);
-      memory.floats.fill(0, scores, scores + S * S + 8);
-      memory.multiply(q + head, D, S, keys, scores, S);
-      for (let s = 0; s < S; s++) softmax(memory.floats, scores + s * S, S);
-      memory.multiply(scores, S, S, values, joined + head, D);
+      const keys = memory.pack(N, size, null, k + head, D, 1, size ** -0.5);
+      const values = memory.pack(size, N, null, v + head, 1, D);
+      memory.floats.fill(0, scores, scores + S * N + 8);
+      memory.multiply(q + head, D, S, keys, scores, N);
+      for (let s = 0; s < S; s++) softmax(memory.floats, scores + s * N, N);
+      memory.multiply(scores, N, S, values, joined + head, D);
       memory.top = top;
     }
     return joined;
@@ -150,21 +160,22 @@ export class Convolution extends Unit {
     this.mixedNorm = new Norm(memory, weights, `${name}.norm`);
   }
 
-  branch(x, S) {
-    const D = this.output.size, { data, shape } = this.kernel, width = shape[2];
+  branch(x, S, past) {
+    const D = this.output.size, { data, shape } = this.kernel, width = shape[2], reach = width >> 1;
     const inner = this.inner.apply(x, D, S);
-    const mixed = this.memory.take(S * D);
+    const gated = this.memory.take((reach + S) * D), mixed = this.memory.take(S * D);
     const f = this.memory.floats;
+    f.set(past?.get(this) ?? [], gated);
     for (let s = 0; s < S; s++) {
-      for (let i = 0, at = inner + 2 * s * D; i < D; i++, at++) f[at] *= sigmoid(f[at + D]);
+      const from = inner + 2 * s * D, to = gated + (reach + s) * D;
+      for (let i = 0; i < D; i++) f[to + i] = f[from + i] * sigmoid(f[from + D + i]);
     }
+    past?.set(this, f.slice(gated + S * D, gated + (reach + S) * D));
     for (let s = 0; s < S; s++) {
       const y = mixed + s * D;
       f.set(this.bias, y);
-      for (let w = 0; w < width; w++) {
-        const from = s + w - (width >> 1);
-        if (from < 0 || from >= S) continue;
-        for (let i = 0, at = inner + 2 * from * D; i < D; i++) f[y + i] += f[at + i] * data[i * width + w];
+      for (let w = 0; w < Math.min(width, reach + S - s); w++) {
+        for (let i = 0, at = gated + (s + w) * D; i < D; i++) f[y + i] += f[at + i] * data[i * width + w];
       }
     }
     this.mixedNorm.into(mixed, S, mixed);

@@ -7,8 +7,11 @@ export class Network {
   /** `weights` are {data, shape} by the names of the bundle, `model` is the recipe's. */
   constructor(memory, weights, model) {
     this.memory = memory;
-    const options = { isPre: model.norm === "pre", heads: model.n_heads };
-    this.frontend = new Frontend(memory, weights, model.frontend.kind);
+    const { streaming } = model.encoder;
+    const left = streaming ? streaming.chunk * streaming.left_chunks : 0; // steps
+    const options = { isPre: model.norm === "pre", heads: model.n_heads, left };
+    this.hasPositions = !streaming;
+    this.frontend = new Frontend(memory, weights, model.frontend.kind, !streaming);
     this.project = new Affine(memory, weights, "frontend.project");
     this.norm = new Norm(memory, weights, "frontend.norm");
     this.units = [];
@@ -25,15 +28,18 @@ export class Network {
     this.head = new Affine(memory, weights, "ctc_head");
   }
 
-  /** The log-probabilities of features (T, F) as {S, V, logp}, rows of V numbers. */
-  run(feats, T, F) {
+  /**
+   * The log-probabilities of features (T, F) as {S, V, logp}, rows of V numbers; of the next chunk of
+   * a stream where its `past` is given, at first an empty map.
+   */
+  run(feats, T, F, past = null) {
     const { memory, head, project } = this;
     const { top } = memory;
-    const { address, stride, S } = this.frontend.run(feats, T, F);
+    const { address, stride, S } = this.frontend.run(feats, T, F, past !== null);
     const x = project.apply(address, stride, S);
     this.norm.into(x, S, x);
-    addPositions(memory.floats, x, S, project.size);
-    for (const unit of this.units) unit.run(x, S);
+    if (this.hasPositions) addPositions(memory.floats, x, S, project.size);
+    for (const unit of this.units) unit.run(x, S, past);
     this.last?.into(x, S, x);
     const logits = head.apply(x, project.size, S), V = head.size;
     for (let s = 0; s < S; s++) logSoftmax(memory.floats, logits + s * V, V);

@@ -2,6 +2,7 @@
 
 import { cutAtSilence, resampled } from "./audio.js";
 import { align, textLogProb, timedTokens } from "./ctc.js";
+import { Fbank } from "./fbank.js";
 import { Features } from "./features.js";
 import { Memory } from "./memory.js";
 import { Network } from "./network.js";
@@ -9,14 +10,14 @@ import { NGram } from "./ngram.js";
 import { PrefixBeam } from "./prefix_beam.js";
 import { asSrt, asVtt, cuesOf, evenly, tenths, tidy, wordsOf } from "./subtitles.js";
 
-const FRAMES_PER_STEP = 4;
+export const FRAMES_PER_STEP = 4;
 const SPACE = "▁"; // in tokens
 
 export class Recognizer {
   /** `config` is what asr/export/html.py writes; `kernel` a compiled gemm.wat, or null. */
   constructor(config, weights, kernel = null) {
     this.config = config;
-    this.features = new Features(config.features, weights);
+    this.features = new (config.features.kind === "fbank" ? Fbank : Features)(config.features, weights);
     this.memory = new Memory(kernel);
     this.network = new Network(this.memory, weights, config.model);
     this.lm = config.lm && new NGram(weights, config.lm);
@@ -35,7 +36,11 @@ export class Recognizer {
   }
 
   segment(wave, start, end) {
-    const nbest = this.decode(wave);
+    return this.timed(this.decode(this.encode(wave)), start, end);
+  }
+
+  /** The segment of n best texts. */
+  timed(nbest, start, end) {
     const [best] = nbest;
     const texts = this.texts(best.tokens);
     const tokens = best.spans && timedTokens(texts, best.spans, this.stepSeconds, start, end);
@@ -56,19 +61,22 @@ export class Recognizer {
   encode(wave) {
     if (wave.every((sample) => sample === wave[0])) return null;
     const { feats, T, F } = this.features.run(wave);
-    if (!this.network.frontend.steps(T)) return null;
+    return this.network.frontend.steps(T) ? this.logProbs(feats, T, F) : null;
+  }
+
+  /** What the network makes of features, or of a chunk's where a stream's past is given. */
+  logProbs(feats, T, F, past = null) {
     const { top } = this.memory;
     try {
-      return this.network.run(feats, T, F);
+      return this.network.run(feats, T, F, past);
     } finally {
       this.memory.top = top; // also where memory ran out
     }
   }
 
-  /** The n best texts of a waveform, best first. */
-  decode(wave) {
+  /** The n best texts of log-probabilities, best first. */
+  decode(found) {
     const { decoding, word_counts } = this.config;
-    const found = this.encode(wave);
     const none = { tokens: [], text: "", score: 0, confidences: [], spans: [], ended: "no_speech" };
     if (!found || !hasSpeech(found, decoding.speech_threshold)) return [none];
     const { logp, S, V } = found;

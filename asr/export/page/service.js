@@ -72,17 +72,41 @@ async function decodedByBrowser(name, content) {
   }
 }
 
-/** In place of live text, a recording is transcribed when it ends. */
+/**
+ * Live text of the microphone, where the model streams; elsewhere a recording is transcribed when it
+ * ends. `on` is that of serve/page/service.js.
+ */
 export class Live {
   constructor(sampleRate, model, on) {
     this.on = on;
+    if (!config.model.encoder.streaming) return;
+    this.id = ++jobs;
+    this.receive = ({ data }) => {
+      if (data.id !== this.id) return;
+      if (data.partial) on.partial(data.partial);
+      if (data.final) on.final(data.final);
+      if (data.end || data.error) this.close();
+      if (data.end) on.end(data.end);
+      if (data.error) on.failed(data.error);
+    };
+    worker.addEventListener("message", this.receive);
+    worker.postMessage({ live: this.id, rate: sampleRate });
+    broken.catch(({ message }) => this.id && on.failed(message));
   }
 
-  send() {}
-
-  close() {}
+  send(samples) {
+    if (this.id) worker.postMessage({ id: this.id, samples });
+  }
 
   end() {
-    this.on.failed();
+    if (this.id) worker.postMessage({ id: this.id, isEnd: true });
+    else this.on.failed();
+  }
+
+  close() {
+    if (!this.id) return;
+    worker.removeEventListener("message", this.receive);
+    worker.postMessage({ cancel: this.id });
+    this.id = null;
   }
 }

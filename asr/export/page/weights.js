@@ -1,6 +1,7 @@
-// The numbers of the page in base64: of 8 bits with a scale per output, float32 or float64.
+// The numbers of the page in base64 (asr/export/page_weights.py): float32, float64, or a scale for
+// each output and whole numbers of some bits.
 
-const KINDS = { int8: Int8Array, float32: Float32Array, float64: Float64Array };
+const KINDS = { float32: Float32Array, float64: Float64Array };
 
 export function fromBase64(text) {
   const characters = atob(text), bytes = new Uint8Array(characters.length);
@@ -8,24 +9,26 @@ export function fromBase64(text) {
   return bytes;
 }
 
-/** A map from names to {data, shape}; `table` has type, shape and first byte of each. */
+/** A map from names to {data, shape}; `table` has type or bits, shape and first byte of each. */
 export function readWeights(base64, table) {
   const { buffer } = fromBase64(base64), found = new Map();
   for (const [name, [type, shape, start]] of Object.entries(table)) {
     const size = shape.reduce((a, b) => a * b, 1);
-    found.set(name, { data: new KINDS[type](buffer, start, size), shape });
-  }
-  for (const [name, weight] of found) {
-    if (weight.data instanceof Int8Array) weight.data = scaled(weight.data, found.get(`${name}.int8_scale`).data);
+    const data = type in KINDS ? new KINDS[type](buffer, start, size) : scaled(buffer, start, type, shape[0], size);
+    found.set(name, { data, shape });
   }
   return found;
 }
 
-/** Rows of 8-bit numbers times their scales. */
-function scaled(numbers, scales) {
-  const data = new Float32Array(numbers.length), row = data.length / scales.length;
-  for (let n = 0, i = 0; n < scales.length; n++) {
-    for (const end = i + row; i < end; i++) data[i] = numbers[i] * scales[n];
+/** Rows of numbers of some bits, up to 16, times their scales. */
+function scaled(buffer, start, bits, rows, size) {
+  const scales = new Float32Array(buffer, start, rows), bytes = new Uint8Array(buffer, start + 4 * rows);
+  const data = new Float32Array(size), mask = (1 << bits) - 1, zero = mask >> 1;
+  for (let n = 0, i = 0, bit = 0; n < rows; n++) {
+    for (const end = ((n + 1) * size) / rows; i < end; i++, bit += bits) {
+      const at = bit >> 3, three = bytes[at] | (bytes[at + 1] << 8) | (bytes[at + 2] << 16);
+      data[i] = (((three >> (bit & 7)) & mask) - zero) * scales[n];
+    }
   }
   return data;
 }

@@ -1,0 +1,121 @@
+// Text of a waveform while it arrives (asr/transcription/stream.py): encoder chunks, the most likely
+// path along with them, and the prefix beam search where a segment ends.
+
+import { joined, Resampler } from "./audio.js";
+import { FRAMES_PER_STEP } from "./recognizer.js";
+
+const BLANK = 0, FIRST = 4; // of the tokens that are said
+
+/** The most likely path of steps that come in blocks, collapsed: its tokens and the last one's end. */
+class GreedyPath {
+  constructor() {
+    [this.tokens, this.steps, this.end, this.last] = [[], 0, 0, BLANK];
+  }
+
+  extend({ logp, S, V }) {
+    for (let s = 0; s < S; s++) {
+      let best = BLANK;
+      for (let v = FIRST; v < V; v++) if (logp[s * V + v] > logp[s * V + best]) best = v;
+      this.steps++;
+      if (best !== BLANK && best !== this.last) this.tokens.push(best);
+      if (best !== BLANK) this.end = this.steps;
+      this.last = best;
+    }
+  }
+
+  get trailingBlanks() {
+    return this.steps - this.end;
+  }
+}
+
+export class Session {
+  /** `rate` is that of the samples that come. */
+  constructor(recognizer, rate) {
+    const { features, model, endpoint } = recognizer.config;
+    this.recognizer = recognizer;
+    this.endpoint = endpoint;
+    this.chunk = model.encoder.streaming.chunk;
+    this.resampler = new Resampler(rate, features.sample_rate);
+    this.stepSamples = FRAMES_PER_STEP * features.hop;
+    [this.offset, this.isEnded] = [0, false];
+    this.begin(new Float32Array());
+  }
+
+  /** Begins a segment, of which so much is known. */
+  begin(wave) {
+    const { network, features } = this.recognizer;
+    [this.wave, this.arrived, this.samples] = [wave, [], wave.length];
+    this.tail = new Float32Array(network.frontend.edges.before * features.F);
+    [this.frames, this.shown, this.logps] = [0, 0, []];
+    [this.path, this.past] = [new GreedyPath(), new Map()];
+  }
+
+  /** Takes samples from -1 to 1, or `isEnd` the last ones; yields what is new: {text} or {segment}. */
+  *feed(wave, isEnd = false) {
+    const own = this.resampler.push(wave, isEnd);
+    this.arrived.push(own);
+    this.samples += own.length;
+    this.isEnded = isEnd;
+    while (this.nextSteps()) yield* this.advance();
+    if (isEnd && this.path.steps) yield* this.final(this.path.steps);
+  }
+
+  /** The number of steps that the next chunk has by now. */
+  nextSteps() {
+    const { features, network: { frontend } } = this.recognizer, done = this.path.steps;
+    const frames = FRAMES_PER_STEP * (done + this.chunk) + frontend.edges.after;
+    if (this.samples >= features.sampleCount(frames)) return this.chunk;
+    if (!this.isEnded) return 0;
+    return Math.min(frontend.steps(features.frameCount(this.samples)) - done, this.chunk);
+  }
+
+  /** Computes the next chunk; beyond the end of the stream its frames are zero. */
+  *advance() {
+    const { features, network } = this.recognizer, { F } = features, { edges } = network.frontend;
+    const steps = this.nextSteps();
+    [this.wave, this.arrived] = [joined([this.wave, ...this.arrived]), []];
+    let until = FRAMES_PER_STEP * (this.path.steps + steps) + edges.after;
+    if (this.isEnded) until = Math.min(until, features.frameCount(this.samples));
+    const T = edges.before + FRAMES_PER_STEP * steps + edges.after, feats = new Float32Array(T * F);
+    feats.set(this.tail);
+    if (until > this.frames) feats.set(features.frames(this.wave, this.frames, until), this.tail.length);
+    [this.frames, this.tail] = [until, feats.slice(FRAMES_PER_STEP * steps * F)];
+    yield* this.take(this.recognizer.logProbs(feats, T, F, this.past));
+  }
+
+  *take(encoded) {
+    const { path, endpoint, recognizer: { stepSeconds } } = this;
+    this.logps.push(encoded.logp);
+    this.V = encoded.V;
+    path.extend(encoded);
+    const silence = path.trailingBlanks * stepSeconds;
+    if (!isReached(endpoint, path.steps * stepSeconds, silence, path.tokens.length > 0)) {
+      if (path.tokens.length === this.shown) return;
+      this.shown = path.tokens.length;
+      yield { text: this.recognizer.text(path.tokens) };
+      return;
+    }
+    // The next segment begins in the silence: a word that has begun unnoticed is not cut.
+    const most = Math.round(endpoint.silence_seconds / stepSeconds);
+    yield* this.final(path.steps - Math.floor(Math.min(path.trailingBlanks, most) / 2));
+  }
+
+  /** Ends a segment after so many steps, and begins the next one there. */
+  *final(S) {
+    const { recognizer, V, offset, stepSamples } = this;
+    const logp = joined(this.logps).subarray(0, S * V), rate = recognizer.config.features.sample_rate;
+    const nbest = recognizer.decode({ logp, S, V });
+    const segment = recognizer.timed(nbest, offset / rate, (offset + S * stepSamples) / rate);
+    const cut = Math.min(S * stepSamples, this.samples), wasShown = this.shown > 0;
+    this.offset += cut;
+    this.begin(joined([this.wave, ...this.arrived]).slice(cut));
+    if (wasShown || segment.text) yield { segment };
+  }
+}
+
+/** Whether a segment of so many seconds ends after so much silence (asr/decoding/endpoint.py). */
+function isReached({ silence_seconds, idle_seconds, longest_seconds }, seconds, silence, hasText) {
+  if (!hasText) return seconds >= idle_seconds;
+  const left = 1 - seconds / longest_seconds;
+  return silence >= silence_seconds * Math.min(1, Math.max(0, 2 * left));
+}
