@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from asr.transcription.leases import Bucket, Failure, Output, Share, Worker, as_buckets
+from asr.transcription.attempts import Failure, Output, Share
+from asr.transcription.leases import Bucket, Worker, as_buckets
 from benchmarks import record
 from benchmarks.record import Result, Value
 

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from asr.transcription import jobs, leases, shared
-from asr.transcription.leases import Failure, Output, Share
+from asr.transcription.attempts import Failure, Output, Share
 from asr.transcription.shares import announce, plan
 from benchmarks import record
 from benchmarks.record import Result, Value
