@@ -1,20 +1,20 @@
-"""What the owner of a claim does with a share, so that its outputs do not depend on who was lost.
+"""What the owner of a claim does with a share, so that its outputs do not depend on losses.
 
 Scores depend, in the last digits, on the batches that recordings are decoded in. So the recordings
-of a share are decoded together, and their outputs are written when all of them are decoded: those
-of an attempt that was interrupted are not kept. An error of one, after three tries, stops no other.
+of a share are decoded together, and outputs are written when all of them are decoded: what an
+interrupted owner decoded is not kept. An error of one, after three tries, stops no other.
 
 Where a claim ended without a word, a machine was lost, or a recording killed its process. The next
 owner decodes each recording alone, as a probe: its result is not kept, and the attempt is written
-down before (`try`) and after (`pass`). A recording whose process died in two probes has failed: with
-the first death it was tried three times. The others are decoded together, without it, and that is
-how they are decoded too in a run in which nothing else is lost. A share of one recording needs no
-probe, and fails after three deaths.
+down before (`try`) and after (`pass`). A recording whose process died in two probes has failed:
+with the first death it was tried three times. The others are decoded together without it, as they
+are in a run in which nothing else is lost. A share of one recording needs no probe, and fails after
+three deaths.
 
-The limits of this rule: a healthy recording fails where its share is lost once, and then its process
-in two probes of this one recording, which take no longer than to decode it, twice. And where a share
-is lost `LOSSES` times while it was decoded together, as where its batches need more memory than there
-is, results of decoding alone are kept, which may differ in the last digits.
+The limits of this rule: a healthy recording fails where its share is lost once, and then twice in
+the probe of this one recording, which takes the time to decode it. A share that was lost `LOSSES`
+times while it was decoded together, as where its batches need more memory than there is, or of
+which some recording fails now and then, is written as decoded alone, with other last digits.
 """
 
 import asyncio
@@ -120,7 +120,8 @@ class Attempt:
         for item in filter(past.kills, missing):
             await self._write(item, _DIED)
         kept = [item for item in range(len(self._share.outputs)) if not past.kills(item)]
-        left, seconds = [item for item in missing if item in kept], 0.0
+        left: Sequence[int] = [item for item in missing if item in kept]
+        seconds = 0.0
         is_alone = past.n_lost_together >= LOSSES or (past.lost and len(kept) == 1)
         if left and not is_alone:
             if past.lost:

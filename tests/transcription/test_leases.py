@@ -76,9 +76,7 @@ class Machine:
             failed = name in self.world.failing
             yield (
                 item,
-                Failure(f"{name} is bad")
-                if failed
-                else Output(f"{name} in {batch}".encode(), 1.0),
+                Failure(f"{name} is bad") if failed else Output(f"{name} in {batch}".encode(), 1.0),
             )
 
     def crash(self) -> None:
@@ -209,25 +207,25 @@ class Unlucky(Machine):
             super().crash()
 
 
-def test_machines_that_are_lost_say_nothing_against_what_they_decoded() -> None:
+@pytest.mark.parametrize("n", range(4, 4 + LOSSES))
+def test_machines_that_are_lost_say_nothing_against_what_they_decoded(n: int) -> None:
     """Lost once together, once alone, and again and again together: no output differs."""
     calm = World(set(), set())
     live(calm, [0.0], 0, [])
-    for n in range(4, 4 + LOSSES):
-        world = World({Unlucky.victim}, set())
+    world = World({Unlucky.victim}, set())
 
-        class Lost(Unlucky):
-            deaths = frozenset({1, 2, *range(4, n)})
+    class Lost(Unlucky):
+        deaths = frozenset({1, 2, *range(4, n)})
 
-        async def run() -> None:
-            await asyncio.gather(*(Lost(world, 0.0, i).live() for i in range(2)))
+    async def run() -> None:
+        await asyncio.gather(*(Lost(world, 0.0, i).live() for i in range(2)))
 
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(run())
-        assert not failures(world.objects)
-        share, n_lost = next(s for s in SHARES if s.name == "aa3"), len(Lost.deaths) - 1
-        other = {o for o in OUTPUTS if outputs(world)[o] != outputs(calm)[o]}
-        assert other == (set(share.outputs) if n_lost >= LOSSES else set())
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+    assert not failures(world.objects)
+    share, n_lost = next(s for s in SHARES if s.name == "aa3"), len(Lost.deaths) - 1
+    other = {o for o in OUTPUTS if outputs(world)[o] != outputs(calm)[o]}
+    assert other == (set(share.outputs) if n_lost >= LOSSES else set())
 
 
 def test_a_share_that_is_given_back_is_taken_at_once() -> None:
