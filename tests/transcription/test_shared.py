@@ -197,6 +197,28 @@ def test_recordings_are_found_and_read_by_url(recordings: Path) -> None:
         find_tasks(["memory://nothing"], None, "txt")
 
 
+def test_a_small_recording_is_asked_for_again(
+    recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from asr.runtime import storage
+
+    path = recordings / "04.wav"
+    memory, _ = storage.file_system("memory://x")
+    memory.pipe_file("/small.wav", path.read_bytes())
+    file, answers = RemoteFile("memory://small.wav", path.stat().st_size), [b"", path.read_bytes()]
+
+    def answer(*_: object, **__: object) -> bytes:
+        if not answers or not (content := answers.pop(0)):
+            raise ConnectionResetError("by peer")
+        return content
+
+    monkeypatch.setattr(storage, "_PAUSE", 0.001)
+    monkeypatch.setattr(type(memory), "cat_file", answer)
+    assert (read_all(file, RATE).wave == read_all(path, RATE).wave).all() and not answers
+    with pytest.raises(AudioError, match=r"memory://small\.wav cannot be read .*by peer"):
+        read_all(file, RATE)
+
+
 def test_a_broken_connection_is_no_end_of_a_recording(
     recordings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +228,7 @@ def test_a_broken_connection_is_no_end_of_a_recording(
     from asr.runtime import storage
 
     storage.file_system("memory://x")[0].pipe_file("/cut.wav", (recordings / "04.wav").read_bytes())
-    file, read = RemoteFile("memory://cut.wav", 1), MemoryFile.read
+    file, read = RemoteFile("memory://cut.wav", 0), MemoryFile.read
     monkeypatch.setattr(storage, "_PAUSE", 0.001)
     n_reads = 0
 
