@@ -106,9 +106,11 @@ def _start() -> None:
 def _make_some(
     utterances: Sequence[Utterance], synthetic: bool, at_a_time: int
 ) -> list[Line | str]:
+    faults = [_fault(one) for one in utterances]
+    usable = (one for one, fault in zip(utterances, faults, strict=True) if not fault)
     infos: Infos = {}  # a conversation holds hundreds of utterances in a row: probe it once
     group, n_bytes = list[RemoteFile](), 0
-    for path in dict.fromkeys(one.path for one in utterances):
+    for path in dict.fromkeys(one.path for one in usable):
         if not isinstance(path, RemoteFile):
             infos[path] = _info_or_reason(path)
             continue
@@ -117,7 +119,21 @@ def _make_some(
             infos |= _infos(group, at_a_time)
             group, n_bytes = [], 0
     infos |= _infos(group, at_a_time)
-    return [_line_or_reason(one, infos, synthetic) for one in utterances]
+    return [
+        fault or _line_or_reason(one, infos[one.path], synthetic)
+        for one, fault in zip(utterances, faults, strict=True)
+    ]
+
+
+def _fault(utterance: Utterance) -> str:
+    """Return why an utterance cannot be used, whatever its recording is; an empty text if it can."""
+    if not normalize_text(utterance.text, "keep"):
+        return "empty_transcript"
+    try:
+        f"{utterance.id} {utterance.speaker} {_source(utterance.path)[1]}".encode()
+    except UnicodeEncodeError:
+        return "undecodable_name"
+    return ""
 
 
 def _infos(files: Sequence[RemoteFile], at_a_time: int) -> Infos:
@@ -139,15 +155,9 @@ def _info_or_reason(
         return error.code
 
 
-def _line_or_reason(utterance: Utterance, infos: Infos, synthetic: bool) -> Line | str:
-    text = normalize_text(utterance.text, "keep")  # a recipe may keep the case
-    if not text:
-        return "empty_transcript"
-    try:
-        f"{utterance.id} {utterance.speaker} {_source(utterance.path)[1]}".encode()
-    except UnicodeEncodeError:
-        return "undecodable_name"
-    info = infos[utterance.path]
+def _line_or_reason(
+    utterance: Utterance, info: sf._SoundFileInfo | str, synthetic: bool
+) -> Line | str:
     if isinstance(info, str):
         return info
     if (utterance.channel or 0) >= info.channels:
@@ -156,6 +166,7 @@ def _line_or_reason(utterance: Utterance, infos: Infos, synthetic: bool) -> Line
     seconds = whole - utterance.start if utterance.seconds is None else utterance.seconds
     if utterance.start < 0 or seconds <= 0 or utterance.start + seconds > whole + 1e-3:
         return "outside_recording"
+    text = normalize_text(utterance.text, "keep")  # a recipe may keep the case
     cut = _cut(utterance, text, info, seconds, synthetic)
     content = json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n"
     return Line(content, cut.duration, frozenset(normalize_text(text).replace(" ", "")))
