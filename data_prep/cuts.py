@@ -80,14 +80,24 @@ def make_lines(
     if n_remote:
         n_workers = min(jobs, cpus) if n_remote >= _MANY else 1
     make = partial(_make_some, synthetic=synthetic, at_a_time=-(-jobs // n_workers))
-    tasks = (utterances[i : i + _PER_TASK] for i in range(0, len(utterances), _PER_TASK))
     with _pool(n_workers, n_remote >= _MANY) as pool:
         try:
-            yield from chain.from_iterable(pool.map(make, tasks))
+            yield from chain.from_iterable(pool.map(make, _tasks(utterances)))
         except BrokenProcessPool as error:
             raise AsrError(
                 "one of the processes died (out of memory?): start again with fewer --jobs"
             ) from error
+
+
+def _tasks(utterances: Sequence[Utterance]) -> Iterator[Sequence[Utterance]]:
+    """Yield utterances in groups; those of a recording that follow each other share one."""
+    first = 0
+    while first < len(utterances):
+        last = min(first + _PER_TASK, len(utterances))
+        while last < len(utterances) and utterances[last].path == utterances[last - 1].path:
+            last += 1
+        yield utterances[first:last]
+        first = last
 
 
 def _pool(n: int, has_processes: bool) -> Executor:
@@ -108,7 +118,7 @@ def _make_some(
 ) -> list[Line | str]:
     faults = [_fault(one) for one in utterances]
     usable = (one for one, fault in zip(utterances, faults, strict=True) if not fault)
-    infos: Infos = {}  # a conversation holds hundreds of utterances in a row: probe it once
+    infos: Infos = {}  # a conversation holds hundreds of utterances: it is looked at once
     group, n_bytes = list[RemoteFile](), 0
     for path in dict.fromkeys(one.path for one in usable):
         if not isinstance(path, RemoteFile):
@@ -126,7 +136,7 @@ def _make_some(
 
 
 def _fault(utterance: Utterance) -> str:
-    """Return why an utterance cannot be used, whatever its recording is; an empty text if it can."""
+    """Return why an utterance cannot be used, whatever its recording is; else nothing."""
     if not normalize_text(utterance.text, "keep"):
         return "empty_transcript"
     try:
