@@ -52,7 +52,9 @@ def prepare(table: Path, workers: int) -> tuple[int, float, float, float]:
     code = "from asr.cli import main; main()"
     command = [sys.executable, "-c", code, "prepare", "table", "s3://corpus", str(table), out]
     start = time.perf_counter()
-    with subprocess.Popen([*command, "--jobs", str(workers)], stderr=subprocess.PIPE) as running:
+    command += ["--jobs", str(workers)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as running:
         peak, cpu = _watch(running)
         assert not running.returncode, running.communicate()
     seconds = time.perf_counter() - start
