@@ -27,7 +27,8 @@ from asr.tokenizer import Tokenizer
 from benchmarks import record
 from benchmarks.record import Result, Value
 from benchmarks.training import RECIPE, TOKENS, measure
-from data_prep.corpus_writer import Utterance, write_corpus
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
 
 SECONDS, RATE, BATCH = 4.5, 16000, 12
 LETTERS = [chr(0x4E00 + i) for i in range(200)]

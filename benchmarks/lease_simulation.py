@@ -2,9 +2,10 @@
 
     python -m benchmarks.lease_simulation --workers 1000 --shares 1000000
 
-Workers are the real ones, their store is in memory, and each request takes a drawn time. Workers
-are killed at random, and others take their place. Printed are the shares that were lost or written
-twice, how many were decoded more than once, and requests per second.
+A share has three recordings. Workers are the real ones, their store is in memory, and each request
+takes a drawn time. Workers are killed at random, and others take their place. Printed are the
+recordings that were lost or written twice, how many were decoded more than once, and requests per
+second.
 """
 
 import argparse
@@ -17,12 +18,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from asr.transcription.leases import Bucket, Failure, Output, Share, Worker, as_buckets
+from asr.transcription.attempts import Failure, Output, Share
+from asr.transcription.leases import Bucket, Worker, as_buckets
 from benchmarks import record
 from benchmarks.record import Result, Value
 
 T = TypeVar("T")
 _PAGE = 1000  # names in an answer to LIST
+_SIZE = 3  # recordings of a share
 
 
 class _Jump(selectors.DefaultSelector):
@@ -153,7 +156,9 @@ class Simulation:
     def __init__(self, n_workers: int, n_shares: int, seconds: float, kills: float, seed: int):
         self.rng, self.objects = random.Random(seed), Objects()
         names = (hashlib.sha256(str(i).encode()).hexdigest()[:16] for i in range(n_shares))
-        self.buckets: list[Bucket] = as_buckets(Share(n, (f"out/{n}",)) for n in names)
+        self.buckets: list[Bucket] = as_buckets(
+            Share(n, tuple(f"out/{n}-{i}" for i in range(_SIZE))) for n in names
+        )
         self.n_workers, self.n_shares = n_workers, n_shares
         self.seconds, self.kills = seconds, kills
         self.decoded: Counter[str] = Counter()
@@ -175,16 +180,20 @@ class Simulation:
                 at_work: list[str] = at_work,
             ) -> AsyncIterator[tuple[int, Output | Failure]]:  # fmt: skip
                 at_work[0] = share.name
-                self.decoded[share.name] += 1
-                await here.wait(self.rng.uniform(0.5, 1.5) * self.seconds)
-                at_work[0] = ""
+                self.decoded.update(share.outputs[item] for item in items)
+                seconds = self.seconds * len(items) / _SIZE
+                await here.wait(self.rng.uniform(0.5, 1.5) * seconds)
                 for item in items:
-                    yield item, Output(share.name.encode(), 600.0)
+                    yield item, Output(share.name.encode(), 200.0)
+
+            def end(_: Share, at_work: list[str] = at_work) -> None:
+                at_work[0] = ""
 
             def clock(skew: float = skew) -> float:
                 return loop.time() + skew
 
-            worker = Worker(connection, decode, clock, seed=self.rng.getrandbits(32))
+            seed = self.rng.getrandbits(32)
+            worker = Worker(connection, decode, clock, seed=seed, on_share=end)
             run = asyncio.create_task(worker.run(self.buckets))
             life = self.rng.expovariate(self.kills / 3600) if self.kills else None
             done, _ = await asyncio.wait([run], timeout=life)
@@ -209,15 +218,18 @@ class Simulation:
         written = self.objects.content["out"].keys()
         failed = sum(".failed." in key for names in self.objects.content.values() for key in names)
         n_requests = self.objects.requests.total()
+        n_recordings = self.n_shares * _SIZE
+        again = {name.rpartition("-")[0] for name, n in self.decoded.items() if n > 1}
         return {
             "simulated hours": seconds / 3600,
             "ideal hours": self.n_shares * self.seconds / self.n_workers / 3600,
             "workers killed": self.n_killed,
-            "of them while decoding": self.n_in_flight,
-            "shares lost": self.n_shares - len(written) - failed,
-            "shares failed by three kills": failed,
+            "of them with a share in flight": self.n_in_flight,
+            "recordings lost": n_recordings - len(written) - failed,
+            "recordings failed by three kills": failed,
             "outputs written twice": self.objects.created["out"] - len(written),
-            "shares decoded again": self.decoded.total() - self.n_shares,
+            "shares decoded more than once": len(again),
+            "recordings decoded again": self.decoded.total() - n_recordings,
             **{f"{kind} requests": n for kind, n in sorted(self.objects.requests.items())},
             "requests per share": n_requests / self.n_shares,
             "requests per second, mean": n_requests / seconds,

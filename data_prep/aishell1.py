@@ -19,7 +19,8 @@ from rich.progress import track
 
 from asr.errors import DataError
 from asr.runtime.files import remove_stale, temporary_beside
-from data_prep.corpus_writer import LeftOut, Report, Utterance, compare_with_published, write_corpus
+from data_prep.corpus_writer import LeftOut, Report, compare_with_published, write_corpus
+from data_prep.cuts import Utterance
 
 SPLITS = ("train", "dev", "test")
 TRANSCRIPT = "transcript/aishell_transcript_v0.8.txt"

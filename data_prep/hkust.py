@@ -16,7 +16,8 @@ from rich.console import Console
 
 from asr.errors import DataError
 from asr.tokenizer import normalize_text
-from data_prep.corpus_writer import LeftOut, Report, Utterance, compare_with_published, write_corpus
+from data_prep.corpus_writer import LeftOut, Report, compare_with_published, write_corpus
+from data_prep.cuts import Utterance
 
 DEV_UTTERANCES = 4_001
 

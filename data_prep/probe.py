@@ -2,6 +2,7 @@
 
 import errno
 import re
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +22,16 @@ FIXES = {
 }
 
 
-def probe(path: Path | RemoteFile) -> sf._SoundFileInfo:
+def probe(path: Path | RemoteFile, content: bytes | None = None) -> sf._SoundFileInfo:
     """Return soundfile's info (frames, samplerate in Hz, channels) of a recording that is whole.
 
     Reads the header and the last sample; only float files, which alone can hold NaN, are decoded.
+    `content` is that of a file by URL, if it was read already.
     Raises AudioError whose `code` is missing, unreadable, shorten_compressed, no_samples, truncated
     or not_finite, and AsrError where storage does not answer.
     """
     if isinstance(path, RemoteFile):
-        return _probe_remote(path)
+        return _probe_remote(path, content)
     if not path.is_file():
         raise AudioError(f"{path}: there is no such file: check the corpus", "missing")
     try:
@@ -44,9 +46,9 @@ def probe(path: Path | RemoteFile) -> sf._SoundFileInfo:
     return info
 
 
-def _probe_remote(file: RemoteFile) -> sf._SoundFileInfo:
+def _probe_remote(file: RemoteFile, content: bytes | None) -> sf._SoundFileInfo:
     try:
-        with file.open() as opened:
+        with file.open() if content is None else BytesIO(content) as opened:
             sphere = _sphere(file, opened.read(1024))
             opened.seek(0)
             info = sf.info(opened, verbose=True)

@@ -28,7 +28,8 @@ from asr.transcription.batch import transcribe_all
 from asr.transcription.jobs import Task, find_tasks
 from asr.transcription.transcript import Transcript
 from data_prep.convert import needs_conversion, to_flac
-from data_prep.corpus_writer import LeftOut, Report, Utterance, write_corpus
+from data_prep.corpus_writer import LeftOut, Report, write_corpus
+from data_prep.cuts import Utterance
 
 SPLIT = "train"
 _SOURCE, _GUESSES, _EXPECTED = "source.json", "dev.json", "expected.json"

@@ -29,7 +29,8 @@ from asr.runtime.files import write_atomically
 from asr.runtime.threads import usable_cpus
 
 if TYPE_CHECKING:
-    from data_prep.corpus_writer import Report, Utterance
+    from data_prep.corpus_writer import Report
+    from data_prep.cuts import Utterance
 
 SAMPLE_RATE = 16000
 # Variants of espeak-ng that sound human. Those that differ only in timbre filters from a voice of
@@ -119,7 +120,7 @@ def speak(
     Recordings of an earlier run, even a killed one, are kept. Raises DataError if a recording
     cannot be written, AsrError if a process dies.
     """
-    from data_prep.corpus_writer import Utterance
+    from data_prep.cuts import Utterance
 
     plan = {
         out / "wav" / split / line.voice / f"{split}-{i:06d}-{line.digest}.wav": line

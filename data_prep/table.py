@@ -24,7 +24,8 @@ from asr.runtime.storage import RemoteFile, find_remote
 from asr.runtime.threads import usable_cpus
 from asr.transcription.jobs import SUFFIXES
 from data_prep.convert import needs_conversion, to_flac
-from data_prep.corpus_writer import LeftOut, Report, Utterance, write_corpus
+from data_prep.corpus_writer import LeftOut, Report, write_corpus
+from data_prep.cuts import Utterance
 from data_prep.remote import folder_for
 from data_prep.transcripts import Line, Transcripts, read_transcripts
 
@@ -261,7 +262,7 @@ def _converted(
         return flac
 
     with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
-        found = dict(zip(paths, pool.map(convert, paths), strict=True))
+        found = dict(zip(paths, (pool.map if foreign else map)(convert, paths), strict=True))
     _say([str(error) for error in found.values() if isinstance(error, AudioError)])
     usable: Splits = {split: [] for split, utterances in splits.items() if utterances}
     for split in usable:

@@ -22,7 +22,8 @@ from asr.config import Config
 from asr.runtime import storage
 from asr.tokenizer import Tokenizer
 from asr.transcription.recognizer import Recognizer
-from data_prep.corpus_writer import Utterance, write_corpus
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
 from tests.helpers import (
     MAX_BYTES,
     MAX_SECONDS,

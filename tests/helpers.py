@@ -54,7 +54,8 @@ from asr.model.transformer import ModelConfig, SpeechTransformer
 from asr.model.unit import NormOrder
 from asr.tokenizer import EOS, SOS
 from data_prep import aishell1
-from data_prep.corpus_writer import Utterance, write_corpus
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
 from serve.app import create_app
 from serve.engine.client import EngineClient
 from serve.engine.messages import Done, Failed, Transcribe

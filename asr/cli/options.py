@@ -32,7 +32,9 @@ Int8 = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, help="Recordings at a time; default: as many as CPUs that it may use."),
+    typer.Option(
+        min=1, help="Recordings at a time; default: one for each usable CPU, or 16 for each by URL."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")

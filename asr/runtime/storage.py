@@ -10,10 +10,11 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, TypeVar, cast
@@ -117,7 +118,7 @@ class _Stream:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file by URL, with its size in bytes."""
+    """A file by URL, with its size in bytes, 0 where it is not known."""
 
     url: str
     size: int
@@ -134,9 +135,13 @@ class RemoteFile:
     def open(self) -> Iterator[BinaryIO]:
         """Open it for reading as it arrives, with a few blocks in memory.
 
-        Raises OSError, at the end too where a part of it could not be read.
+        A small one is one request. Raises OSError, at the end too where a part of it could not be
+        read.
         """
         system, path = file_system(self.url)
+        if 0 < self.size <= _BLOCK_BYTES:
+            yield BytesIO(patiently(lambda: system.cat_file(path, start=0, end=_BLOCK_BYTES)))
+            return
         opened = patiently(
             lambda: system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
         )
@@ -147,6 +152,22 @@ class RemoteFile:
             finally:
                 if stream.failure:
                     raise stream.failure
+
+
+def read_small(files: Sequence[RemoteFile], at_a_time: int) -> dict[RemoteFile, bytes]:
+    """Return what small files of one storage hold, by so many requests at a time.
+
+    Those that are large, or could not be read at the first try, are left out.
+    """
+    small = [file for file in files if 0 < file.size <= _BLOCK_BYTES]
+    if not small:
+        return {}
+    places = [file_system(file.url) for file in small]
+    found = places[0][0].cat_ranges(
+        [path for _, path in places], 0, _BLOCK_BYTES, batch_size=at_a_time, on_error="return"
+    )
+    pairs = zip(small, found, strict=True)
+    return {file: content for file, content in pairs if isinstance(content, bytes)}
 
 
 def find_remote(url: str, suffixes: set[str]) -> list[tuple[RemoteFile, PurePosixPath]]:

@@ -5,17 +5,16 @@ once (`Store.create`) and never removed, under the folder of the share's bucket:
 
     SHARE.lease.G   the G-th claim of a share; its owner replaces it as a sign of life
     SHARE.free.G    the owner of that claim gave it back
-    SHARE.try.I.K   the recording I of a share is about to be decoded alone, for the K-th time
+    SHARE.try.I.G   the owner of that claim is about to decode the recording I alone
+    SHARE.pass.I.G  it has done so: the process did not die
     SHARE.failed.I  why there is no output of it
     SHARE.done      every recording has an output or a failure
 
 `full/BUCKET` says that all shares of a bucket are done. An output is created, so it is written once
 whatever goes wrong; a lease only keeps others from the same work meanwhile. A lease has expired
 when an observer has seen the same version of it for `EXPIRY` seconds of its own monotonic clock:
-no time of one host is compared with that of another. Where a claim ended without a word, its
-share is decoded again as a whole, in the same batches, so that the output is the same to the last
-digit; after a second one its recordings are decoded alone, each attempt recorded before. Where the
-process died in three attempts alone, the recording has failed; other losses say nothing about it.
+no time of one host is compared with that of another. What is done with a share that was lost is in
+`asr.transcription.attempts`.
 """
 
 import asyncio
@@ -25,62 +24,14 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+
+from asr.transcription.attempts import Attempt, Decode, Share, Store
 
 EXPIRY = 60.0  # seconds; a sign of life comes four times in them
-TRIES = 3  # of a recording that fails; of one whose process dies, those alone
-_TOGETHER = 2  # claims of a share that decode it as a whole
 FULL = "full"
-
-
-class Store(Protocol):
-    """Objects by name, in folders; what was created is seen by the next `list` of anyone."""
-
-    async def create(self, name: str, content: bytes) -> bool:
-        """Write an object whole; return False if there was one, which stays as it is."""
-
-    async def replace(self, name: str, content: bytes) -> None:
-        """Write an object whole in the place of an older one."""
-
-    async def exists(self, name: str) -> bool:
-        """Tell whether there is an object."""
-
-    async def list(self, folder: str) -> Mapping[str, str]:
-        """Return the objects of a folder: a version, which changes with the content, by name."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """Recordings that are claimed together, by the names of their outputs.
-
-    `name` is made of what it holds and begins with two characters that are its bucket.
-    """
-
-    name: str
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Output:
-    """The content of a recording's output, and the length of the recording."""
-
-    content: bytes
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a recording has no output."""
-
-    reason: str
-
-
-# Decodes recordings of a share, given by their indices; yields each index with what came of it.
-Decode = Callable[[Share, Sequence[int]], AsyncIterator[tuple[int, Output | Failure]]]
 
 
 class Bucket:
@@ -215,56 +166,8 @@ class Worker:
                 await self._store.replace(name, f"{self._owner} {number}".encode())
 
     async def _do(self, share: Share, claim: int) -> None:
-        listing: Mapping[str, str] = {}
-        if claim > 1:
-            listing = await self._store.list(share.name[:2])
-        missing = await self._missing(share, listing)
-        spent = sum(f"{share.name}.free.{g}" not in listing for g in range(1, claim))
-        seconds, again, n_failed = 0.0, missing, 0
-        if missing and spent < _TOGETHER:
-            seconds, again = await self._together(share, missing)
-            n_failed = 1
-        for item in again:
-            seconds += await self._alone(share, item, n_failed, listing)
-        done = {"recordings": len(share.outputs), "decoded": len(missing), "seconds": seconds}
+        done = await Attempt(self._store, self._decode, share, claim).run()
         await self._create(share.name[:2], f"{share.name}.done", json.dumps(done))
-
-    async def _missing(self, share: Share, listing: Mapping[str, str]) -> list[int]:
-        """Return the recordings of a share that have neither an output nor a failure."""
-        items = [i for i in range(len(share.outputs)) if f"{share.name}.failed.{i}" not in listing]
-        there = await asyncio.gather(*(self._store.exists(share.outputs[i]) for i in items))
-        return [item for item, is_there in zip(items, there, strict=True) if not is_there]
-
-    async def _together(self, share: Share, missing: Sequence[int]) -> tuple[float, list[int]]:
-        """Decode a share as a whole; return its seconds, and which of the missing ones failed."""
-        seconds, failed = 0.0, []
-        async for item, outcome in self._decode(share, range(len(share.outputs))):
-            if isinstance(outcome, Output):
-                seconds += outcome.seconds
-                if item in missing:
-                    await self._store.create(share.outputs[item], outcome.content)
-            elif item in missing:
-                failed.append(item)
-        return seconds, failed
-
-    async def _alone(
-        self, share: Share, item: int, n_failed: int, listing: Mapping[str, str]
-    ) -> float:
-        """Decode a recording that failed so often; return its seconds, 0 if it fails again."""
-        reason = f"what decoded it alone died {TRIES} times: is it damaged, or too large?"
-        for number in range(n_failed + 1, TRIES + 1):
-            name = f"{share.name}.try.{item}.{number}"
-            if name in listing or not await self._create(share.name[:2], name):
-                continue
-            async for _, outcome in self._decode(share, [item]):
-                if isinstance(outcome, Output):
-                    await self._store.create(share.outputs[item], outcome.content)
-                    return outcome.seconds
-                reason = outcome.reason
-        if not await self._store.exists(share.outputs[item]):
-            failed = {"output": share.outputs[item], "reason": reason}
-            await self._create(share.name[:2], f"{share.name}.failed.{item}", json.dumps(failed))
-        return 0.0
 
     async def _create(self, bucket: str, name: str, content: str = "") -> bool:
         return await self._store.create(f"{bucket}/{name}", content.encode())

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from asr.errors import AsrError, AudioError
 from asr.runtime.processes import end_with_parent
-from asr.transcription.leases import Failure, Output, Share, Worker, as_buckets
+from asr.transcription.attempts import Failure, Output, Share
+from asr.transcription.leases import Worker, as_buckets
 from asr.transcription.shares import Job, JobStore, announce, failures
 from asr.transcription.writers import FORMATS
 
@@ -212,7 +213,7 @@ class _Decoder:
     async def __call__(
         self, share: Share, items: Sequence[int]
     ) -> AsyncIterator[tuple[int, Output | Failure]]:
-        """Yield what came of each recording (see `leases.Decode`)."""
+        """Yield what came of each recording (see `attempts.Decode`)."""
         options = self._recognizer.config.decoding.changed(self._work.changes)
         tasks = [self._work.job.tasks[share.outputs[item]] for item in items]
         found = self._recognizer.transcribe_all((task.source for task in tasks), options)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from asr.errors import AsrError, ConfigError
 from asr.runtime.stores import Folder, version
 from asr.schema import FrozenModel
+from asr.transcription.attempts import Share
 from asr.transcription.jobs import Task, find_named, in_shares
-from asr.transcription.leases import Share
 
 JOBS = ".asr"
 _OUT = "out/"  # before the names of outputs, which are not among a job's own objects

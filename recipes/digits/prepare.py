@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import soundfile as sf
 
-from data_prep.corpus_writer import Report, Utterance, write_corpus
+from data_prep.corpus_writer import Report, write_corpus
+from data_prep.cuts import Utterance
 from data_prep.synthesis import VOICES, draw, speak
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -15,7 +15,8 @@ import soundfile as sf
 
 from asr.errors import AsrError, DataError
 from data_prep import aishell1, demo, synthesis
-from data_prep.corpus_writer import Utterance, write_corpus
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
 from tests.helpers import TEXTS, make_tree, tone
 
 SMALL = {"train": 12, "dev": 4, "test": 5}

@@ -1,6 +1,7 @@
 """`asr prepare table`: recordings of one's own and the tables that people have."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from asr.data.manifest import load_cuts, read_wave
 from asr.data.sampling import perturb_speed
 from asr.errors import AsrError, ConfigError, DataError
 from asr.runtime import storage
+from asr.runtime.storage import RemoteFile
+from data_prep import cuts
 from data_prep import table as table_module
-from data_prep.corpus_writer import Utterance
+from data_prep.cuts import Utterance
 from data_prep.table import prepare
 from data_prep.transcripts import Line, read_transcripts
 from tests.helpers import encode, run_cli, with_keys
@@ -401,6 +404,52 @@ def test_a_corpus_by_url_is_that_of_its_recordings(s3: Any, takes: Path, tmp_pat
     assert "s3://job/takes/bob/2.wav\tunreadable" in left_out
 
 
+def test_a_short_recording_in_storage_is_one_request(
+    s3: Any, takes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that fails at the first try has others."""
+    s3.put(f"{takes}/", "job/few/", recursive=True)
+    asked = list[str]()
+    system = storage.file_system("s3://job")[0]
+    call = type(system)._call_s3
+
+    async def counted(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        asked.append(method)
+        if asked.count("get_object") == 2 and method == "get_object":
+            raise OSError("by peer")
+        return await call(self, method, *args, **kwargs)
+
+    monkeypatch.setattr(type(system), "_call_s3", counted)
+    monkeypatch.setattr(storage, "_PAUSE", 0.001)
+    table = write(tmp_path / "t.csv", "audio,text\n" + lines("{0}.wav,{1}\n"))
+    prepare("s3://job/few", table, tmp_path / "out", test=0.0)
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert sum(split["utterances"] for split in report["splits"].values()) == len(TEXTS)
+    assert asked.count("get_object") == len(TEXTS) + 1 and "head_object" not in asked
+
+
+def test_processes_write_what_threads_write(
+    takes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (takes / "bob/1.wav").write_bytes(b"RIFF no audio")
+    utterances = [
+        Utterance(f"{name}-{i}", RemoteFile(f"file://{takes}/{name}.wav", 32044), text, "ann")
+        for i in range(120)
+        for name, text in TEXTS.items()
+    ]
+    threads = list(cuts.make_lines(utterances, False, 2))
+    monkeypatch.setattr(cuts, "_MANY", 400)
+    monkeypatch.setattr(cuts, "usable_cpus", lambda: 2)
+    assert list(cuts.make_lines(utterances, False, 3)) == threads
+    assert threads.count("unreadable") == 120 and len(set(threads)) == 361
+    monkeypatch.setattr(cuts, "_PER_TASK", 100)
+    pool = cuts._pool(2, has_processes=True)
+    with pool, pytest.raises(AsrError, match="with fewer --jobs"):
+        monkeypatch.setattr(cuts, "_pool", lambda *_: pool)
+        pool.submit(os._exit, 1)
+        list(cuts.make_lines(utterances, False, 3))
+
+
 def test_storage_that_is_away_ends_a_preparation(
     takes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,7 +461,8 @@ def test_storage_that_is_away_ends_a_preparation(
         raise ConnectionResetError("by peer")
 
     monkeypatch.setattr(storage, "_PAUSE", 0.001)
-    monkeypatch.setattr(type(memory), "_open", away)
+    for way in ("_open", "cat_file"):
+        monkeypatch.setattr(type(memory), way, away)
     table = write(tmp_path / "t.csv", "audio,text\n" + lines("{0}.wav,{1}\n"))
     with pytest.raises(AsrError, match=r"does not answer \(by peer\): try again"):
         prepare("memory://takes", table, tmp_path / "out")

@@ -13,7 +13,8 @@ from asr.config import Config
 from asr.errors import ConfigError
 from asr.runtime.files import write_csv
 from asr.train.run import train
-from data_prep.corpus_writer import Utterance, write_corpus
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
 from tests.helpers import RATE, TONES, read_card, run_cli, speak, tones_recipe
 
 NAMES = dict(zip(TONES, ["One", "Two", "Don’t", "e-mail", "Go"], strict=True))

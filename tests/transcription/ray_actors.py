@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from asr.transcription import leases, shared
-from asr.transcription.leases import Failure, Output, Share
+from asr.transcription.attempts import Failure, Output, Share
 
 BEFORE, PROCESSES = 12, 4  # shares; the last ones wait until so many processes have begun one
 

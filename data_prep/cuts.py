@@ -1,0 +1,216 @@
+"""Utterances to the lines of a manifest (lhotse cuts), after a look at each recording.
+
+Recordings on this machine are looked at in threads. Those in storage by URL cost the time of a
+request and work of its client, so that many are requested at a time, by several processes where
+there are thousands.
+"""
+
+import json
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+import soundfile as sf
+from lhotse import AudioSource, MonoCut, MultiCut, Recording, SupervisionSegment
+
+from asr.data.cuts import CONVERTED_FROM
+from asr.errors import AsrError, AudioError
+from asr.runtime.processes import end_with_parent
+from asr.runtime.storage import RemoteFile, read_small
+from asr.runtime.threads import usable_cpus
+from asr.tokenizer import normalize_text
+from data_prep.probe import probe
+
+_PER_TASK = 200  # utterances
+_PER_CPU = 16  # requests at a time
+_MANY = 5000  # utterances by URL that are worth the start of processes
+_GROUP_BYTES = 1 << 26  # of recordings in the memory of a process
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """What a corpus says about one utterance.
+
+    `start` and `seconds` are its part of a longer file. `channel` (from 0) is one of several;
+    None is all of them, mixed as the recognizer mixes them. `confidence` is that of a text which a
+    model wrote, `converted_from` the file of which `path` is a copy; the manifest names both.
+    """
+
+    id: str
+    path: Path | RemoteFile
+    text: str
+    speaker: str
+    start: float = 0.0
+    seconds: float | None = None
+    channel: int | None = None
+    confidence: float | None = None
+    converted_from: Path | None = None
+
+
+class Line(NamedTuple):
+    """A line of a manifest, the seconds of its cut, and the characters of the normalized text."""
+
+    content: bytes
+    seconds: float
+    characters: frozenset[str]
+
+
+Infos = dict[Path | RemoteFile, sf._SoundFileInfo | str]
+
+
+def make_lines(
+    utterances: Sequence[Utterance], synthetic: bool, jobs: int | None
+) -> Iterator[Line | str]:
+    """Yield for each utterance its line, or the reason why it cannot be used.
+
+    `jobs` recordings are looked at a time, by default as many as CPUs, and some for each CPU by
+    URL. Raises AsrError where storage does not answer.
+    """
+    n_remote = sum(isinstance(one.path, RemoteFile) for one in utterances)
+    cpus = usable_cpus()
+    jobs = jobs or cpus * (_PER_CPU if n_remote else 1)
+    n_workers = jobs
+    if n_remote:
+        n_workers = min(jobs, cpus) if n_remote >= _MANY else 1
+    make = partial(_make_some, synthetic=synthetic, at_a_time=-(-jobs // n_workers))
+    with _pool(n_workers, n_remote >= _MANY) as pool:
+        try:
+            yield from chain.from_iterable(pool.map(make, _tasks(utterances)))
+        except BrokenProcessPool as error:
+            raise AsrError(
+                "one of the processes died (out of memory?): start again with fewer --jobs"
+            ) from error
+
+
+def _tasks(utterances: Sequence[Utterance]) -> Iterator[Sequence[Utterance]]:
+    """Yield utterances in groups; those of a recording that follow each other share one."""
+    first = 0
+    while first < len(utterances):
+        last = min(first + _PER_TASK, len(utterances))
+        while last < len(utterances) and utterances[last].path == utterances[last - 1].path:
+            last += 1
+        yield utterances[first:last]
+        first = last
+
+
+def _pool(n: int, has_processes: bool) -> Executor:
+    if not has_processes or n == 1:
+        return ThreadPoolExecutor(n)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return ProcessPoolExecutor(n, context, _start)
+
+
+def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
+    end_with_parent()
+
+
+def _make_some(
+    utterances: Sequence[Utterance], synthetic: bool, at_a_time: int
+) -> list[Line | str]:
+    faults = [_fault(one) for one in utterances]
+    usable = (one for one, fault in zip(utterances, faults, strict=True) if not fault)
+    infos: Infos = {}  # a conversation holds hundreds of utterances: it is looked at once
+    group, n_bytes = list[RemoteFile](), 0
+    for path in dict.fromkeys(one.path for one in usable):
+        if not isinstance(path, RemoteFile):
+            infos[path] = _info_or_reason(path)
+            continue
+        group, n_bytes = [*group, path], n_bytes + path.size
+        if n_bytes >= _GROUP_BYTES:
+            infos |= _infos(group, at_a_time)
+            group, n_bytes = [], 0
+    infos |= _infos(group, at_a_time)
+    return [
+        fault or _line_or_reason(one, infos[one.path], synthetic)
+        for one, fault in zip(utterances, faults, strict=True)
+    ]
+
+
+def _fault(utterance: Utterance) -> str:
+    """Return why an utterance cannot be used, whatever its recording is; else nothing."""
+    if not normalize_text(utterance.text, "keep"):
+        return "empty_transcript"
+    try:
+        f"{utterance.id} {utterance.speaker} {_source(utterance.path)[1]}".encode()
+    except UnicodeEncodeError:
+        return "undecodable_name"
+    return ""
+
+
+def _infos(files: Sequence[RemoteFile], at_a_time: int) -> Infos:
+    contents = read_small(files, at_a_time)
+    infos: Infos = {file: _info_or_reason(file, content) for file, content in contents.items()}
+    others = [file for file in files if file not in contents]
+    if others:
+        with ThreadPoolExecutor(at_a_time) as pool:
+            infos |= zip(others, pool.map(_info_or_reason, others), strict=True)
+    return infos
+
+
+def _info_or_reason(
+    path: Path | RemoteFile, content: bytes | None = None
+) -> sf._SoundFileInfo | str:
+    try:
+        return probe(path, content)
+    except AudioError as error:
+        return error.code
+
+
+def _line_or_reason(
+    utterance: Utterance, info: sf._SoundFileInfo | str, synthetic: bool
+) -> Line | str:
+    if isinstance(info, str):
+        return info
+    if (utterance.channel or 0) >= info.channels:
+        return "missing_channel"
+    whole = info.frames / info.samplerate
+    seconds = whole - utterance.start if utterance.seconds is None else utterance.seconds
+    if utterance.start < 0 or seconds <= 0 or utterance.start + seconds > whole + 1e-3:
+        return "outside_recording"
+    text = normalize_text(utterance.text, "keep")  # a recipe may keep the case
+    cut = _cut(utterance, text, info, seconds, synthetic)
+    content = json.dumps(cut.to_dict(), ensure_ascii=False).encode() + b"\n"
+    return Line(content, cut.duration, frozenset(normalize_text(text).replace(" ", "")))
+
+
+def _source(path: Path | RemoteFile) -> tuple[str, str]:
+    """Return the type of a recording's source, as lhotse names it, and the source."""
+    return ("url", path.url) if isinstance(path, RemoteFile) else ("file", str(path.absolute()))
+
+
+def _cut(
+    utterance: Utterance, text: str, info: sf._SoundFileInfo, seconds: float, synthetic: bool
+) -> MonoCut | MultiCut:
+    key, channels = utterance.id, list(range(info.channels))
+    kind, source = _source(utterance.path)
+    is_part = utterance.start > 0 or utterance.seconds is not None
+    recording = Recording(
+        id=PurePath(source).stem if is_part else key,
+        sources=[AudioSource(kind, channels, source)],
+        sampling_rate=info.samplerate,
+        num_samples=info.frames,
+        duration=info.frames / info.samplerate,
+    )
+    mixed = channels if utterance.channel is None and len(channels) > 1 else None
+    channel = utterance.channel or 0
+    supervision = SupervisionSegment(key, recording.id, 0.0, seconds, mixed or channel, text)
+    supervision.speaker = utterance.speaker
+    custom: dict[str, bool | float | str] = {"synthetic": True} if synthetic else {}
+    if utterance.confidence is not None:
+        custom["confidence"] = round(utterance.confidence, 4)
+    if utterance.converted_from:
+        custom[CONVERTED_FROM] = str(utterance.converted_from.absolute())
+    supervision.custom = custom or None
+    made = [supervision]
+    if mixed:
+        return MultiCut(key, utterance.start, seconds, mixed, made, recording=recording)
+    return MonoCut(key, utterance.start, seconds, channel, made, recording=recording)
