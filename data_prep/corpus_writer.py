@@ -63,7 +63,7 @@ def write_corpus(
 ) -> Report:
     """Write `<out>/<split>.jsonl.gz` (lhotse cuts), left_out.tsv and report.json.
 
-    Every recording is checked, in `jobs` threads. Files in `out` are replaced only when all new
+    Every recording is checked, `jobs` at a time. Files in `out` are replaced only when all new
     ones are complete. Raises DataError if no utterance is usable or `out` cannot be written.
     """
     dropped, reports = list(left_out), {}

@@ -23,7 +23,7 @@ from lhotse import AudioSource, MonoCut, MultiCut, Recording, SupervisionSegment
 from asr.data.cuts import CONVERTED_FROM
 from asr.errors import AsrError, AudioError
 from asr.runtime.processes import end_with_parent
-from asr.runtime.storage import RemoteFile, read_small
+from asr.runtime.storage import SMALL_BYTES, RemoteFile, read_small
 from asr.runtime.threads import usable_cpus
 from asr.tokenizer import normalize_text
 from data_prep.probe import probe
@@ -31,7 +31,7 @@ from data_prep.probe import probe
 _PER_TASK = 200  # utterances
 _PER_CPU = 16  # requests at a time
 _MANY = 5000  # utterances by URL that are worth the start of processes
-_GROUP_BYTES = 1 << 26  # of recordings in the memory of a process
+_GROUP_BYTES = 1 << 26  # of recordings in the memory of a process, which holds no large ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _make_some(
         if not isinstance(path, RemoteFile):
             infos[path] = _info_or_reason(path)
             continue
-        group, n_bytes = [*group, path], n_bytes + path.size
+        group, n_bytes = [*group, path], n_bytes + min(path.size, SMALL_BYTES)
         if n_bytes >= _GROUP_BYTES:
             infos |= _infos(group, at_a_time)
             group, n_bytes = [], 0

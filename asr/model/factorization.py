@@ -20,7 +20,8 @@ def factorable(network: nn.Module) -> dict[str, nn.Module]:
     """Return the linear maps, LEDs and convolutions of a network by name.
 
     Subclasses are excluded, since they may use their weight in another way. So are modules with
-    tied weights (such as an output projection and an embedding): the weight would remain.
+    tied weights (such as an output projection and an embedding): the weight would remain. Depthwise
+    convolutions have one input for each output, of which no rank is less.
     """
     parts = network.modules()
     holders = Counter(p for part in parts for p in part.parameters(recurse=False))
@@ -30,7 +31,15 @@ def factorable(network: nn.Module) -> dict[str, nn.Module]:
         inside = any(name.startswith(led) for led in leds)
         if type(module) in (nn.Linear, LowRank, *_CONVOLUTIONS) and not inside:
             found[name] = module
-    return {n: m for n, m in found.items() if all(holders[p] == 1 for p in m.parameters())}
+    return {
+        name: module
+        for name, module in found.items()
+        if all(holders[p] == 1 for p in module.parameters()) and not _is_depthwise(module)
+    }
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return isinstance(module, _CONVOLUTIONS) and module.groups == module.in_channels > 1
 
 
 def weight_matrices(module: nn.Module) -> Tensor:

@@ -29,7 +29,8 @@ _CLOUD = "the extra 'cloud': pip install 'lrt-asr[cloud]'"
 _PACKAGES = {"s3": _CLOUD, "s3a": _CLOUD, "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://(.*)", re.DOTALL)
 _ATTEMPTS, _PAUSE = 6, 0.25  # of a request, and seconds before the second, doubled each time
-_BLOCK_BYTES = 1 << 20
+SMALL_BYTES = 1 << 20  # a file up to this is one request
+_CONNECTIONS = 64  # at a time, of a process to S3, whose client has 10 by default
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError)
 
 
@@ -61,7 +62,9 @@ def _file_system(protocol: str, _process: int) -> Any:
     """Return the file system, another one in each forked process: connections are not shared."""
     import fsspec  # type: ignore[import-untyped]
 
-    return fsspec.filesystem(protocol, use_listings_cache=False)
+    pool = {"config_kwargs": {"max_pool_connections": _CONNECTIONS}}
+    options = pool if protocol in ("s3", "s3a") else {}
+    return fsspec.filesystem(protocol, use_listings_cache=False, **options)
 
 
 def patiently(request: Callable[[], T]) -> T:
@@ -139,11 +142,11 @@ class RemoteFile:
         read.
         """
         system, path = file_system(self.url)
-        if 0 < self.size <= _BLOCK_BYTES:
-            yield BytesIO(patiently(lambda: system.cat_file(path, start=0, end=_BLOCK_BYTES)))
+        if 0 < self.size <= SMALL_BYTES:
+            yield BytesIO(patiently(lambda: system.cat_file(path, start=0, end=SMALL_BYTES)))
             return
         opened = patiently(
-            lambda: system.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
+            lambda: system.open(path, "rb", block_size=SMALL_BYTES, cache_type="readahead")
         )
         with opened as file:
             stream = _Stream(file)
@@ -159,12 +162,12 @@ def read_small(files: Sequence[RemoteFile], at_a_time: int) -> dict[RemoteFile, 
 
     Those that are large, or could not be read at the first try, are left out.
     """
-    small = [file for file in files if 0 < file.size <= _BLOCK_BYTES]
+    small = [file for file in files if 0 < file.size <= SMALL_BYTES]
     if not small:
         return {}
     places = [file_system(file.url) for file in small]
     found = places[0][0].cat_ranges(
-        [path for _, path in places], 0, _BLOCK_BYTES, batch_size=at_a_time, on_error="return"
+        [path for _, path in places], 0, SMALL_BYTES, batch_size=at_a_time, on_error="return"
     )
     pairs = zip(small, found, strict=True)
     return {file: content for file, content in pairs if isinstance(content, bytes)}

@@ -149,7 +149,7 @@ class Worker:
         beat = asyncio.create_task(self._beat(share, claim))
         try:
             await self._do(share, claim)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, OSError):  # OSError: of the storage
             with suppress(OSError):
                 await self._create(share.name[:2], f"{share.name}.free.{claim}")
             raise

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEATHS = 6  # of processes in turn, none of which has finished a share meanwhile
+# Of processes in turn, none of which has finished a share meanwhile. A share with a recording that
+# kills its process ends three of them, and several such shares may be all that is left.
+DEATHS = 30
 ENDING = 10.0  # seconds for processes that are told to end
 
 
