@@ -92,6 +92,7 @@ class Worker:
         """Work until all shares are done, by whomever."""
         todo = deque(self._rng.sample(buckets, len(buckets)))
         visited: set[str] = set()
+        idle = 0.0  # seconds in turn without work
         while todo:
             full = await self._store.list(FULL)
             todo = deque(bucket for bucket in todo if bucket.name not in full)
@@ -103,8 +104,14 @@ class Worker:
                 await self._store.create(f"{FULL}/{bucket.name}", b"")
                 continue
             todo.append(bucket)
-            if bucket.name in visited and not has_worked:
-                await asyncio.sleep(self._expiry / 6 * self._rng.uniform(0.5, 1.5))
+            if has_worked:
+                idle = 0.0
+            elif bucket.name in visited:
+                # The shares of others that take longest end the job: look often at first.
+                pause = min(max(idle / 2, self._expiry / 60), self._expiry / 6)
+                pause *= self._rng.uniform(0.5, 1.5)
+                await asyncio.sleep(pause)
+                idle += pause
             visited.add(bucket.name)
 
     async def _sweep(self, bucket: Bucket) -> tuple[bool, bool]:
