@@ -375,7 +375,8 @@ def ended(tiny_bundle) -> Iterator[Ended]:
     keys, query = "SECRETKEY,other", "?api_key=SECRETKEY&patient=SECRETBOB"
     header = {"authorization": "Bearer SECRETKEY"}
     options = {"ASR_API_KEYS": keys, "ASR_GRACE_SECONDS": "6"}
-    with started(tiny_bundle, **options) as (server, address):
+    before = ("env", "--default-signal=HUP")  # tests may run under nohup
+    with started(tiny_bundle, before=before, **options) as (server, address):
         live = address.replace("http", "ws") + "/v1/live" + query
         with connect(live, additional_headers=header, proxy=None) as session:
             session.send('{"sample_rate": 16000, "model": "tiny"}')

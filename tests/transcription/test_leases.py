@@ -283,4 +283,4 @@ def test_a_simulated_job_of_many_workers_loses_nothing() -> None:
     n_lost = found["of them with a share in flight"]
     assert 0 < found["shares decoded more than once"] <= n_lost
     assert found["recordings decoded again"] <= 2 * 3 * n_lost
-    assert found["requests per share"] < 20
+    assert found["requests per share"] < 25  # of few shares: those of idle workers at the end
