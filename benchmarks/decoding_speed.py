@@ -23,20 +23,17 @@ import torch
 
 from benchmarks import record
 from benchmarks.engines import (
-    BEAM,
-    STEPS,
-    TOKENS,
     VOCAB,
-    D,
     Run,
     ctranslate2_translate,
     transformers_generate,
 )
 from benchmarks.record import Result, Value
 
-SECONDS, RATE = 4.5, 16000
 OURS = ["dense", "lrt", "lrt_int8"]
 WHOLE = [f"{name} whole" for name in OURS]
+SURE = ["lrt sure stepwise", "lrt sure", "lrt_int8 sure", "lrt_int8 whole sure",
+        "lrt_int8 whole small", "lrt whole small sure", "lrt_int8 whole small sure"]  # fmt: skip
 FRONTEND = "front end"
 # The four 3×3 convolutions, an utterance: frames × bins × (channels in × out), two pairs.
 FRONTEND_GFLOP = 2 * 9 * (450 * 161 * (64 + 64 * 64) + 225 * 80 * (64 * 128 + 128**2)) / 1e9
@@ -48,47 +45,10 @@ _REST = 0.3  # OpenMP's threads wait actively for 0.2 s
 PAIRS = [
     ("lrt", "dense"), ("dense", "transformers"), ("dense", "ctranslate2"),
     ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
+    ("lrt sure", "lrt sure stepwise"), ("lrt sure", "ctranslate2_int8"),
+    ("lrt_int8 sure", "ctranslate2_int8"),
 ]  # fmt: skip
 Best = dict[int, tuple[float, str]]  # by batch: utterances a second, the setting
-
-
-def ours(name: str, whole: bool) -> Run:
-    """Return a run of our decoder, or of our whole recognizer, on a batch of utterances."""
-    from asr.audio.features import SpectrogramConfig
-    from asr.decoding.beam_search import BeamSearch
-    from asr.decoding.options import DecodingOptions
-    from asr.decoding.scorers import JointScorer
-    from asr.model.inference.decoder import FastDecoder
-    from asr.model.inference.frontend import in_tiles
-    from asr.model.projection import DenseConfig, LowRankConfig
-    from asr.model.transformer import ModelConfig
-    from asr.tokenizer import EOS
-
-    torch.manual_seed(0)
-    projection = DenseConfig() if name == "dense" else LowRankConfig(rank=50)
-    features = SpectrogramConfig(sample_rate=RATE)
-    model = ModelConfig(projection=projection).build(features.n_freqs, VOCAB).eval()
-    with torch.no_grad():
-        model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
-    decoder = FastDecoder(model.decoder, int8=name.endswith("int8"))
-    model.frontend = in_tiles(model.frontend)
-    search = BeamSearch(DecodingOptions(beam_size=BEAM), torch.ones(VOCAB))
-    extract = features.build().eval()
-
-    def run(batch: int) -> None:
-        if whole:
-            feats = torch.stack([extract(wave) for wave in waves[:batch]])
-            frames = torch.full((batch,), feats.shape[1])
-            memory, keep = model.encode(feats, frames)
-        else:
-            memory, keep = memories[:batch], torch.ones(batch, STEPS, dtype=torch.bool)
-        models = JointScorer(decoder.step, decoder.start(memory, keep), None, None)
-        found = search(models, torch.full((batch,), TOKENS))
-        assert all(len(nbest[0].tokens) == TOKENS for nbest in found)
-
-    waves = torch.randn(32, int(SECONDS * RATE)) * 0.1
-    memories = torch.randn(32, STEPS, D)
-    return torch.inference_mode()(run)
 
 
 def frontend() -> Run:
@@ -105,13 +65,17 @@ def frontend() -> Run:
 
 def build(subject: str, workers: int, threads: int) -> Run:
     """Return what a process measures."""
-    name, _, whole = subject.partition(" ")
+    name = subject.partition(" ")[0]
     if name.startswith("ctranslate2"):
         return ctranslate2_translate("int8" if "int8" in name else "float32", workers, threads)
     torch.set_num_threads(threads)
     if subject == FRONTEND:
         return frontend()
-    return transformers_generate() if name == "transformers" else ours(name, bool(whole))
+    if name == "transformers":
+        return transformers_generate()
+    from benchmarks.our_decoders import Subject as Ours
+
+    return Ours.named(subject).run()
 
 
 def serve(subject: str, workers: int, threads: int) -> None:
@@ -145,8 +109,9 @@ class Subject:
         self._wait("ready")
 
     def takes(self, batch: int) -> bool:
-        """Return whether a batch is measured: whole recognizers only by one utterance."""
-        return batch % self.workers == 0 and (batch == 1 or self.name not in WHOLE)
+        """Return whether a batch is measured: some of ours only by one utterance."""
+        is_alone = self.name in (*WHOLE, *SURE)
+        return batch % self.workers == 0 and (batch == 1 or not is_alone)
 
     def seconds(self, batch: int) -> float:
         """Return how long a batch takes now."""
@@ -239,8 +204,9 @@ def ratios_table(found: dict[str, Best], matrix: float, batches: list[int]) -> R
         rows.append(["front end / matrix rate", *shares])
     for left, right in PAIRS:
         if left in found and right in found:
-            ratios = [found[left][b][0] / found[right][b][0] for b in batches]
-            rows.append([f"{left} / {right}", *ratios])
+            both = [b for b in batches if b in found[left] and b in found[right]]
+            ratios = {b: found[left][b][0] / found[right][b][0] for b in both}
+            rows.append([f"{left} / {right}", *map(ratios.get, batches)])
     columns = {"ratio": "", **{str(b): ".2f" for b in batches}}
     return Result(title="Ratios", columns=columns, rows=rows)
 
@@ -258,7 +224,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.serve:
         return serve(args.serve[0], int(args.serve[1]), int(args.serve[2]))
-    names = [*OURS, *WHOLE, FRONTEND]
+    names = [*OURS, *WHOLE, *SURE, FRONTEND]
     for name, package in YARDSTICKS.items():
         if find_spec(package):
             names.append(name)

@@ -73,14 +73,14 @@ def informed(text: Tensor, unsure: float) -> Tensor:
     return likely_UV
 
 
-def encoded(text: Tensor) -> Encoded:
+def encoded(text: Tensor, steps: int = STEPS) -> Encoded:
     """Return a random encoder output, whose CTC head spells the text with blanks between."""
-    logits_SV = torch.randn(STEPS, VOCAB)
+    logits_SV = torch.randn(steps, VOCAB)
     logits_SV[:, 0] = 15.0
-    at = torch.arange(TOKENS) * (STEPS // TOKENS)
+    at = torch.arange(TOKENS) * (steps // TOKENS)
     logits_SV[at] = torch.randn(TOKENS, VOCAB).scatter(1, text[:, None], 16.0)
-    mask = torch.ones(1, STEPS, dtype=torch.bool)
-    return Encoded(torch.randn(1, STEPS, D), mask, logits_SV.log_softmax(-1)[None])
+    mask = torch.ones(1, steps, dtype=torch.bool)
+    return Encoded(torch.randn(1, steps, D), mask, logits_SV.log_softmax(-1)[None])
 
 
 def build() -> tuple[SpeechDecoder, InformedDecoder]:

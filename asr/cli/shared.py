@@ -48,11 +48,13 @@ def transcribe_shared(
 def _crew(work: "Work", bundle: str, jobs: int | None, engine: str | None) -> "Crew":
     """Return who works here: processes, or actors of Ray. Raises ConfigError where none can."""
     from asr.runtime.threads import choose_threads
+    from asr.transcription.batch import choose_jobs
     from asr.transcription.shared import LocalCrew
 
     if not engine:
-        threads = max(1, choose_threads().number // (jobs or 1))
-        return LocalCrew(replace(work, threads=threads), jobs or 1)
+        jobs = jobs or choose_jobs(work.job.tasks.values(), work.device)
+        threads = max(1, choose_threads().number // jobs)
+        return LocalCrew(replace(work, threads=threads), jobs)
     if engine != "ray" and not engine.startswith("ray://"):
         raise ConfigError(f"--engine {engine}: give ray, or ray://HOST:PORT")
     require("ray", "transcribe --engine ray")

@@ -58,7 +58,8 @@ Jobs = Annotated[
     typer.Option(
         min=1,
         help="Processes, which share the threads of `asr --threads` and all GPUs; with --server, "
-        "concurrent requests; with --engine ray, actors. Default: 1; as many actors as fit.",
+        "concurrent requests; with --engine ray, actors. Default: 1, or one for each thread (8 at "
+        "most) for more than 20 MB of recordings on a CPU; 1 request; as many actors as fit.",
     ),
 ]
 Engine = Annotated[
@@ -142,7 +143,7 @@ def transcribe(
             if server:
                 way = _by_server(server, model, format, jobs or 1, as_text(words))
             else:
-                way = _by_bundle(stack, arguments[0], format, device, int8, changes, jobs or 1)
+                way = _by_bundle(stack, arguments[0], format, device, int8, changes, jobs)
                 arguments = arguments[1:]
             _transcribe_here(arguments, None if out is None else Path(out), format, overwrite, way)
 
@@ -192,7 +193,7 @@ def _by_server(server: str, model: str | None, format: str, jobs: int, hotwords:
 
 def _by_bundle(
     stack: ExitStack, bundle: str, format: str, device: str, int8: bool,
-    changes: dict[str, object], jobs: int,
+    changes: dict[str, object], jobs: int | None,
 ) -> "Way":  # fmt: skip
     """Return the way of this machine's processes; `stack` keeps a bundle that is fetched."""
     from asr.transcription.batch import transcribe_all

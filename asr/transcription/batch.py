@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -14,12 +14,24 @@ from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
 from asr.runtime.processes import end_with_parent
-from asr.transcription.jobs import Task, in_shares, write_transcript
+from asr.transcription.jobs import Task, in_shares, is_long, write_transcript
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
 
 Result = tuple[Task, Transcript | AudioError]
+_MOST_JOBS = 8  # that nobody asked for: each holds a model and libraries in memory
+
+
+def choose_jobs(tasks: Iterable[Task], device: str) -> int:
+    """Return how many processes are usual: one for each thread of a CPU, if there is much to do.
+
+    The matrices of a small model are too small for several threads, and a process takes seconds to
+    start. Raises ConfigError where there is no such device.
+    """
+    if choose_device(device).type != "cpu" or not is_long(tasks):
+        return 1
+    return min(torch.get_num_threads(), _MOST_JOBS)
 
 
 def transcribe_all(
@@ -28,7 +40,7 @@ def transcribe_all(
     device: str,
     int8: bool,
     changes: Mapping[str, object],
-    jobs: int,
+    jobs: int | None,
     on_progress: Callable[[float], object],
     speed: float = 1.0,
 ) -> Iterator[Result]:
@@ -38,6 +50,7 @@ def transcribe_all(
     that are done. `speed` is that at which chunks are recognized. Files are written atomically.
     Raises BundleError and ConfigError before any work, AsrError where a process dies.
     """
+    jobs = jobs or choose_jobs(tasks, device)
     if jobs == 1 or len(tasks) == 1:
         recognizer = Recognizer(Bundle.load(bundle), device, int8)
         yield from _transcribe(recognizer, tasks, changes, speed, on_progress)

@@ -87,6 +87,11 @@ def write_transcript(task: Task, text: str) -> AudioError | None:
     return None
 
 
+def is_long(tasks: Iterable[Task]) -> bool:
+    """Return whether recordings are more than a process gets at a time."""
+    return sum(task.n_bytes for task in tasks) > _SHARE_BYTES
+
+
 def in_shares(tasks: list[Task]) -> Iterator[list[Task]]:
     """Yield the tasks in order, in groups that a process gets at a time."""
     share: list[Task] = []

@@ -12,13 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 import soundfile as sf
+import torch
 
 import asr
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.errors import ConfigError, DataError
 from asr.tokenizer import Tokenizer, TokenizerConfig
-from asr.transcription.jobs import find_tasks
+from asr.transcription.batch import choose_jobs
+from asr.transcription.jobs import Task, find_tasks
 from tests.helpers import RATE, TONES, encode, run_cli, speak, start_cli, tones_recipe, wait_for
 
 N = 150  # recordings: more than two processes get at a time
@@ -202,3 +204,18 @@ def test_subtitles_of_several_recordings_need_a_folder(bundle: Path, folder: Pat
     assert "Traceback" not in result.stderr
     alone = run_cli("transcribe", bundle, folder / "0" / "003.wav", "--format", "vtt")
     assert alone.returncode == 0 and alone.stdout.startswith("WEBVTT\n")
+
+
+def test_much_to_do_is_shared_by_a_process_for_each_thread(tmp_path: Path) -> None:
+    large, small = tmp_path / "large.wav", tmp_path / "small.wav"
+    with large.open("wb") as file:
+        file.truncate(30_000_000)
+    small.write_bytes(b"RIFF")
+    before = torch.get_num_threads()
+    try:
+        for threads, usual in ((1, 1), (3, 3), (64, 8)):
+            torch.set_num_threads(threads)
+            assert choose_jobs([Task(large, None), Task(small, None)], "cpu") == usual
+            assert choose_jobs([Task(small, None), Task(tmp_path / "none.wav", None)], "cpu") == 1
+    finally:
+        torch.set_num_threads(before)
