@@ -81,7 +81,7 @@ def build(subject: str, workers: int, threads: int) -> Run:
 def serve(subject: str, workers: int, threads: int) -> None:
     """Run batches: a line in has a batch size and how often, a line out says `done`."""
     run = build(subject, workers, threads)
-    run(workers)
+    run(workers if subject.startswith("ctranslate2") else 1)
     print("ready", flush=True)
     for line in sys.stdin:
         batch, times = map(int, line.split())
