@@ -5,8 +5,8 @@
 The model is the demo's, with random weights: training steps, beam searches, and answers of the
 service to four clients, a second. Cases: nothing else runs; 1, 2 and 4 busy loops run beside it; a
 cgroup has a quota. Settings take turns in each: `before` is torch without any variable (a thread
-for each core, which spins while it waits), `after` is what `asr` chooses (asr.runtime.threads),
-`one thread` is `asr --threads 1`.
+for each core, which spins while it waits), `after` is what `asr` chooses (asr.runtime.threads) and
+changes with the load (asr.runtime.load), `one thread` is `asr --threads 1`.
 
 A number is the throughput over what the fair share of the CPUs allows: 1.00 is the throughput of
 the best setting with the CPUs idle, times the share. It may be above 1: a second thread gains less
@@ -29,6 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from asr.runtime.load import adapt, follow_load
 from asr.runtime.threads import choose_threads, set_threads
 from benchmarks import record
 from benchmarks.record import Result, Value
@@ -52,6 +53,8 @@ def run(work: str, setting: str) -> None:
         set_threads(choose_threads(1 if setting == "one thread" else None))
     import torch
 
+    if setting == "after":
+        follow_load()
     n_threads = torch.get_num_threads()
     if setting == "before":  # for the service, which would choose: what OpenMP does by itself
         os.environ.update(OMP_NUM_THREADS=str(n_threads), GOMP_SPINCOUNT="300000")
@@ -62,6 +65,7 @@ def run(work: str, setting: str) -> None:
         for line in sys.stdin:
             n, start, seconds = 0, time.perf_counter(), float(line)
             while (spent := time.perf_counter() - start) < seconds:
+                adapt()
                 n += once()
             print(n / spent, flush=True)
 

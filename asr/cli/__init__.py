@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from asr.cli.extras import missing_extra
 from asr.cli.options import app, err, note, on_one_line
 from asr.errors import AsrError, is_out_of_memory
+from asr.runtime.load import follow_load
 from asr.runtime.threads import choose_threads, set_threads
 
 __all__ = ["app", "main"]
@@ -60,6 +61,7 @@ def asr(
     """Take the options that come before a verb."""
     chosen = choose_threads(threads)
     set_threads(chosen)
+    follow_load()
     log.debug("%s", chosen)
 
 

@@ -3,7 +3,8 @@
 Libraries take a thread for each core of the machine. Where a process may use fewer, or others need
 the cores too, its threads wait for one another most of the time; waiting by spinning for long, as
 OpenMP does by default, then takes the time that the others need. Sleeping at once costs a small
-model a third of its speed on an idle machine. So threads spin for some microseconds, then sleep.
+model a third of its speed on an idle machine. So threads spin for some microseconds, then sleep,
+unless their number follows the load.
 """
 
 import math
@@ -12,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-_NUMBER, _WAITING, _SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+NUMBER, _WAITING, _SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 # GNU's OpenMP goes by the second, others by the first.
 _WAYS = ((_WAITING, "PASSIVE"), (_SPINS, "10000"))
 # Whose pools these bound: torch, scikit-learn; MKL in torch; numpy and scipy; numba.
-_NUMBERS = (_NUMBER, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_NUMBERS = (NUMBER, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -42,29 +43,30 @@ def choose_threads(asked: int | None = None, root: Path = Path("/")) -> Threads:
     if asked is not None:
         return Threads(asked, "--threads", tuple((name, str(asked)) for name in _NUMBERS))
     if number := _from_environment():
-        return Threads(number, f"{_NUMBER} is set", ((_NUMBER, str(number)),))
-    cpus = _affinity()
+        return Threads(number, f"{NUMBER} is set", ((NUMBER, str(number)),))
+    cpus = affinity()
     cores, quota = _count_cores(cpus, root), _quota(root)
     if quota < cores:
         return _limited(_rounded(quota), f"a quota of {quota:g} CPUs, by a cgroup")
     if len(cpus) < (os.cpu_count() or 1):
         return _limited(cores, "the processor cores of its affinity")
-    return Threads(cores, "one for each processor core, as torch chooses")
+    return Threads(cores, "one for each processor core that other programs leave free")
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
     """Return as many as the CPUs that this process may use, hyper-threads included."""
-    return min(len(_affinity()), _rounded(_quota(root)))
+    return min(len(affinity()), _rounded(_quota(root)))
 
 
 def thread_variables(threads: Threads) -> dict[str, str]:
     """Return variables by which libraries have as many threads, which soon sleep while they wait.
 
     They are for the environment of a process that has not loaded the libraries. A way of waiting
-    that is set there stays.
+    that is set there stays. Where no number is given, that of the threads follows the load
+    (`asr.runtime.load`), and they wait as OpenMP does.
     """
-    ways = () if {_WAITING, _SPINS} & os.environ.keys() else _WAYS
-    return dict(ways + threads.given)
+    is_free = not threads.given or {_WAITING, _SPINS} & os.environ.keys()
+    return dict((() if is_free else _WAYS) + threads.given)
 
 
 def set_threads(threads: Threads) -> None:
@@ -74,17 +76,17 @@ def set_threads(threads: Threads) -> None:
 
 def _limited(number: int, reason: str) -> Threads:
     """Return a number for the libraries of which the environment says nothing."""
-    names = [name for name in _NUMBERS if name == _NUMBER or name not in os.environ]
+    names = [name for name in _NUMBERS if name == NUMBER or name not in os.environ]
     return Threads(number, reason, tuple((name, str(number)) for name in names))
 
 
 def _from_environment() -> int:
     """Return OMP_NUM_THREADS as OpenMP reads it, 0 where it is not set or no number from 1."""
-    first = os.environ.get(_NUMBER, "").partition(",")[0].strip()  # others: of nested regions
+    first = os.environ.get(NUMBER, "").partition(",")[0].strip()  # others: of nested regions
     return int(first) if first.isascii() and first.isdecimal() else 0
 
 
-def _affinity() -> set[int]:
+def affinity() -> set[int]:
     """Return the CPUs on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)

@@ -20,6 +20,7 @@ from asr.config import Config
 from asr.data.dataset import Batch, MicroBatches
 from asr.errors import AsrError, ConfigError, DataError
 from asr.model.attention import end_step, follow_step
+from asr.runtime.load import adapt
 from asr.train.distributed import all_reduce_gradients, all_reduce_sum, rank, world_size
 from asr.train.optimizer import decay, rate_groups
 from asr.train.schedule import rate
@@ -117,6 +118,7 @@ class TrainingModule(L.LightningModule):
 
     def training_step(self, batch: MicroBatches, batch_idx: int) -> dict[str, Tensor] | None:
         """Make one step of the optimizer, unless the loss or the gradient is not finite."""
+        adapt()
         adam, schedule = self.optimizers(), self.lr_schedulers()
         assert isinstance(adam, LightningOptimizer) and isinstance(schedule, LRScheduler)
         adam.zero_grad()
@@ -193,6 +195,7 @@ class TrainingModule(L.LightningModule):
 
     def validation_step(self, batch: MicroBatches, batch_idx: int) -> None:
         """Add up losses and labels."""
+        adapt()
         for part in batch.batches:
             sums = self.validate(part).double().cpu()
             self.dev_sums += torch.stack((sums, self.labels(part)[:-1].double()))

@@ -13,6 +13,7 @@ import torch
 from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
+from asr.runtime.load import follow_load
 from asr.runtime.processes import end_with_parent
 from asr.transcription.jobs import Task, in_shares, is_long, write_transcript
 from asr.transcription.recognizer import Recognizer
@@ -112,6 +113,7 @@ def _start(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
     end_with_parent()
     torch.set_num_threads(threads)
+    follow_load()
     index = indices.get()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         device = f"cuda:{index % torch.cuda.device_count()}"

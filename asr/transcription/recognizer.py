@@ -30,6 +30,7 @@ from asr.model.inference.frontend import in_tiles
 from asr.model.inference.int8 import in_8_bits
 from asr.model.inference.sparse import prepare_for_inference
 from asr.runtime.devices import choose_device
+from asr.runtime.load import adapt
 from asr.tokenizer import normalize_text
 from asr.transcription.chunks import Chunk, ChunkedRecording, at_speed
 from asr.transcription.stream import stream
@@ -219,6 +220,7 @@ class Recognizer:
         self, encoded: Encoded, options: DecodingOptions | None = None
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each encoded utterance (see `SpeechDecoder.decode`)."""
+        adapt()
         options = options or self.config.decoding
         return self.decoder.decode(encoded, options, self.language_model(options))
 
@@ -230,6 +232,7 @@ class Recognizer:
 
         Silent waveforms and those too short for an encoder step are left out.
         """
+        adapt()
         feats = {i: self.features(w) for i, w in enumerate(waves) if not is_constant(w)}
         steps = self.config.model.frontend.steps
         todo = sorted((i for i in feats if steps(len(feats[i]))), key=lambda i: len(feats[i]))

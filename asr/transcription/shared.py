@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from asr.errors import AsrError, AudioError
+from asr.runtime.load import follow_load
 from asr.runtime.processes import end_with_parent
 from asr.transcription.attempts import Failure, Output, Share
 from asr.transcription.leases import Worker, as_buckets
@@ -207,6 +208,7 @@ class _Decoder:
         from asr.transcription.recognizer import Recognizer
 
         torch.set_num_threads(self._work.threads)
+        follow_load()
         device = self._work.device
         if device in ("auto", "cuda") and torch.cuda.is_available():
             device = f"cuda:{self._index % torch.cuda.device_count()}"

@@ -24,6 +24,7 @@ from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError
 from asr.model.frontend import FRAMES_PER_STEP
 from asr.model.streaming import EncoderState
+from asr.runtime.load import adapt
 from asr.transcription.timestamps import align_tokens, step_seconds
 from asr.transcription.transcript import StreamResult
 
@@ -86,6 +87,7 @@ def encode_chunks(
     recognizer: "Recognizer", states: Sequence[EncoderState], chunks: Sequence[Chunk]
 ) -> list[EncodedChunk]:
     """Encode chunks of several sessions as one batch; the states are not changed."""
+    adapt()
     model, device = recognizer.model, recognizer.device
     longest = max(len(chunk.feats_TF) for chunk in chunks)
     feats = [pad(c.feats_TF, (0, 0, 0, longest - len(c.feats_TF))) for c in chunks]

@@ -23,6 +23,7 @@ import numpy as np
 from asr.audio.recording import Samples
 from asr.decoding.request import Request
 from asr.errors import AsrError, AudioError
+from asr.runtime.load import follow_load
 from asr.transcription.chunks import Chunk
 from asr.transcription.recognizer import Recognizer, result_of
 from serve.engine import messages
@@ -278,6 +279,7 @@ def _end() -> None:
 def main() -> None:
     """Load the models that the first message names, and serve until the pipe is closed."""
     configure_logging()
+    follow_load()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the service ends this process
     pipe: Connection = Connection(int(sys.argv[1]))

@@ -1,0 +1,89 @@
+"""How many threads to compute with while other programs use the processors too.
+
+The threads of a computation wait for one another, so where another program has one of their cores
+all wait for the thread that shares it: on two cores beside one busy loop two threads were four
+times as slow as one. A process that follows the load takes as many threads as there are free
+processors. The first look is at the start, so the time that libraries take to load is measured.
+"""
+
+import math
+import os
+import threading
+import time
+from pathlib import Path
+
+from asr.runtime.threads import NUMBER, affinity
+
+_PAUSE = 0.5  # seconds between two looks
+_BUSY = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal: fields of /proc/stat
+
+
+class Load:
+    """What other programs take of the processors on which this process may run (Linux)."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._file, self._names = root / "proc/stat", {f"cpu{n}" for n in affinity()}
+        self._seconds = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.0
+        self._time, self._used = time.monotonic(), self._used_by_others()
+        self._free = float(len(self._names))
+
+    def free(self) -> float:
+        """Return how many processors others leave free, as it was since the last look."""
+        now = time.monotonic()
+        passed = now - self._time
+        if passed >= _PAUSE:
+            used = self._used_by_others()
+            others = max(0.0, (used - self._used) / passed)
+            self._free = max(0.0, len(self._names) - others)
+            self._time, self._used = now, used
+        return self._free
+
+    def _used_by_others(self) -> float:
+        """Return seconds of these processors since some time; none where nothing tells them."""
+        try:
+            lines = self._file.read_text("ascii").splitlines()
+            found = [line.split() for line in lines]
+            ours = [fields for fields in found if fields and fields[0] in self._names]
+            ticks = sum(int(fields[i]) for fields in ours for i in _BUSY)
+        except (OSError, ValueError, IndexError):
+            return 0.0
+        return ticks * self._seconds - time.process_time()
+
+
+class _Follower(threading.local):
+    """Sets a thread's number of threads: OpenMP has one for each thread that computes."""
+
+    number = 0
+
+
+_load: Load | None = None
+_most = 0
+_follower = _Follower()
+
+
+def follow_load() -> None:
+    """Let `adapt` change the number of threads in this process, if no number is set for it."""
+    global _load, _most
+    _load, _most = None if NUMBER in os.environ else Load(), 0
+
+
+def number_of_threads(free: float, most: int) -> int:
+    """Return the number of free processors, rounded, from 1 to the most."""
+    return max(1, min(most, math.floor(free + 0.5)))
+
+
+def adapt() -> None:
+    """Compute with as many threads as there are free processors, in this thread, from now on.
+
+    It does nothing where the load is not followed, as in another's program.
+    """
+    global _most  # noqa: PLW0603
+    if _load is None:
+        return
+    import torch
+
+    _most = _most or torch.get_num_threads()
+    number = number_of_threads(_load.free(), _most)
+    if number != (_follower.number or _most):
+        torch.set_num_threads(number)
+    _follower.number = number
