@@ -21,7 +21,7 @@ from asr.transcription.transcript import Transcript
 from asr.transcription.writers import FORMATS
 
 Result = tuple[Task, Transcript | AudioError]
-_MOST_JOBS = 8  # that nobody asked for: each holds a model and libraries in memory
+_MOST_JOBS = 8  # where no number is given: each holds a model and libraries in memory
 
 
 def choose_jobs(tasks: Iterable[Task], device: str) -> int:
