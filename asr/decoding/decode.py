@@ -86,7 +86,17 @@ class SpeechDecoder:
         self, feats_BTF: Tensor, frames_B: Tensor, requests: tuple[Request, ...] | None = None
     ) -> Encoded:
         """Encode a padded batch of features; padding is ignored."""
-        memory_BSD, mask_BS = self.model.encode(feats_BTF, frames_B)
+        return self._encoded(*self.model.encode(feats_BTF, frames_B), requests)
+
+    @torch.inference_mode()
+    def encode_steps(self, x_SD: Tensor) -> Encoded:
+        """Encode an utterance of which the front end has made all steps, as a whole."""
+        mask_1S = torch.ones(1, len(x_SD), dtype=torch.bool, device=x_SD.device)
+        return self._encoded(self.model.encoder(x_SD[None], mask_1S), mask_1S)
+
+    def _encoded(
+        self, memory_BSD: Tensor, mask_BS: Tensor, requests: tuple[Request, ...] | None = None
+    ) -> Encoded:
         ctc_head = self.model.ctc_head
         logp_BSV = ctc_head(memory_BSD).log_softmax(-1) if ctc_head is not None else None
         return Encoded(memory_BSD, mask_BS, logp_BSV, requests)

@@ -12,16 +12,17 @@ from torch import Tensor
 from asr.model.attention import Cache
 from asr.schema import FrozenModel, Size
 
-# Dynamic chunk training (Zhang et al. 2020, U2, sec. 3.2): half of the batches are whole.
-_P_WHOLE, _MAX_CHUNK = 0.5, 25
+# Dynamic chunk training (Zhang et al. 2020, U2, sec. 3.2): half of the batches are whole, and for
+# chunks of 16 steps the others are in chunks of 1 to 25.
+_P_WHOLE, _CHUNK, _MOST = 0.5, 16, 25
 
 
 class StreamingConfig(FrozenModel):
     """Steps see their own chunk of `chunk` steps and the `left_chunks` · `chunk` steps before it.
 
     A step is four frames. One set of weights takes utterances as a whole and in chunks of any
-    length: `chunk` is that of a stream, training draws others. The number of steps before a chunk
-    is the same for all of them, so that any chunk has the same cache.
+    length: `chunk` is that of a stream, training draws others in proportion to it. The number of
+    steps before a chunk is the same for all of them, so that any chunk has the same cache.
     """
 
     chunk: Size = 16
@@ -34,9 +35,11 @@ class StreamingConfig(FrozenModel):
 
     def draw(self) -> int | None:
         """Return the chunk of a training batch by torch's generator; None for whole utterances."""
-        if float(torch.rand(())) < _P_WHOLE:
-            return None
-        return int(torch.randint(1, max(_MAX_CHUNK, self.chunk) + 1, ()))
+        return None if float(torch.rand(())) < _P_WHOLE else self.draw_chunk()
+
+    def draw_chunk(self) -> int:
+        """Return a chunk for training by torch's generator, of up to 25/16 of a stream's."""
+        return int(torch.randint(1, self.chunk * _MOST // _CHUNK + 1, ()))
 
 
 def seen_in_chunks(mask_BS: Tensor, chunk: int, left: int) -> Tensor:

@@ -189,6 +189,11 @@ class SpeechTransformer(nn.Module):
         self.decoder = Decoder(config, vocab_size)
         self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None
 
+    def subsample(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Map (B, T, F) and frame counts to the encoder's input (B, S, D) and its mask (B, S)."""
+        x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
+        return x_BSD, padding_mask(steps_B, x_BSD.shape[1])
+
     def encode(
         self, feats_BTF: Tensor, lengths_B: Tensor, chunk: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -196,18 +201,20 @@ class SpeechTransformer(nn.Module):
 
         `chunk` is the encoder's (see `Encoder.forward`).
         """
-        x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
-        mask_BS = padding_mask(steps_B, x_BSD.shape[1])
+        x_BSD, mask_BS = self.subsample(feats_BTF, lengths_B)
         return self.encoder(x_BSD, mask_BS, chunk), mask_BS
 
-    def encode_chunk(self, feats_BTF: Tensor, steps_B: Tensor, state: EncoderState) -> Tensor:
-        """Map the frames of a chunk to memory (B, S, D); the state advances.
+    def encode_chunk(
+        self, feats_BTF: Tensor, steps_B: Tensor, state: EncoderState
+    ) -> tuple[Tensor, Tensor]:
+        """Map the frames of a chunk to the encoder's input and memory (B, S, D).
 
-        They are those of S steps and the front end's `before` and `after` them, which are other
-        chunks' too, and zeros beyond the ends of a stream. A session has `steps_B` valid steps.
+        The state advances. The frames are those of S steps and the front end's `before` and `after`
+        them, which are other chunks' too, and zeros beyond the ends of a stream. A session has
+        `steps_B` valid steps.
         """
         x_BSD = self.frontend.convolve(feats_BTF)
-        return self.encoder.step(x_BSD, padding_mask(steps_B, x_BSD.shape[1]), state)
+        return x_BSD, self.encoder.step(x_BSD, padding_mask(steps_B, x_BSD.shape[1]), state)
 
     def forward(
         self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor

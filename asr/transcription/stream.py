@@ -1,7 +1,8 @@
 """Text of a waveform while it arrives: encoder chunks, CTC along with them, endpoints, final text.
 
 A segment begins like an utterance: an empty left context, a new search. So its text does not depend
-on what was said before, and nothing grows with the stream.
+on what was said before, and nothing grows with the stream. Where the decoder has a part in its
+final text, the encoder sees the segment once more, as a whole: the text is that of a recording.
 Legend: B sessions, N samples, T frames, F frequency bins, C steps of a chunk, S steps of a segment,
 D d_model, V vocabulary.
 """
@@ -65,8 +66,9 @@ class Chunk:
 
 @dataclass
 class EncodedChunk:
-    """What the encoder and its CTC head made of a chunk, and the state of the encoder after it."""
+    """What front end, encoder and CTC head made of a chunk; the state of the encoder after it."""
 
+    x_CD: Tensor
     memory_CD: Tensor
     logp_CV: Tensor
     state: EncoderState
@@ -93,12 +95,13 @@ def encode_chunks(
     feats = [pad(c.feats_TF, (0, 0, 0, longest - len(c.feats_TF))) for c in chunks]
     steps_B = torch.tensor([chunk.steps for chunk in chunks], device=device)
     state = EncoderState.join(states)
-    memory_BCD = model.encode_chunk(torch.stack(feats).to(device), steps_B, state)
+    x_BCD, memory_BCD = model.encode_chunk(torch.stack(feats).to(device), steps_B, state)
     assert model.ctc_head is not None, "a model with a streaming encoder has a CTC head"
     logp_BCV = model.ctc_head(memory_BCD).log_softmax(-1)
     return [
         EncodedChunk(
-            memory_BCD[b, : chunk.steps].clone(),  # a view would keep those of the others
+            x_BCD[b, : chunk.steps].clone(),  # a view would keep those of the others
+            memory_BCD[b, : chunk.steps].clone(),
             logp_BCV[b, : chunk.steps].clone(),
             state.select(torch.tensor([b], device=device)),
         )
@@ -131,7 +134,8 @@ class Session:
         if chunk is not None and chunk < 1:
             raise ConfigError(f"chunk {chunk}: give a number of encoder steps, 1 at least")
         options = options or config.decoding
-        # The decoder searches no text while audio arrives; at the end it rescores those of CTC.
+        # The decoder searches no text while audio arrives. At the end it rescores those that CTC
+        # finds in the segment, encoded as a whole.
         method = "rescore" if options.method == "joint" else options.method
         self._recognizer, self._options = recognizer, options.changed({"method": method})
         self._endpoint = endpoint or Endpoint.within(options.chunk_seconds)
@@ -147,6 +151,7 @@ class Session:
         self._wave_N, self._arrived, self._n_samples = wave_N, list[Tensor](), len(wave_N)
         self._tail_TF = torch.zeros(self._frontend.before, self._recognizer.config.features.n_freqs)
         self._n_frames = 0
+        self._inputs: list[Tensor] = []
         self._memories: list[Tensor] = []
         self._logps: list[Tensor] = []
         self._path, self._shown = GreedyPath(), 0
@@ -216,6 +221,7 @@ class Session:
     def take(self, chunk: EncodedChunk) -> list[StreamResult]:
         """Take the next chunk, as it is encoded; return what is new."""
         self.state = chunk.state
+        self._inputs.append(chunk.x_CD)
         self._memories.append(chunk.memory_CD)
         self._logps.append(chunk.logp_CV)
         self._path.extend(chunk.logp_CV)
@@ -249,9 +255,7 @@ class Session:
     @torch.inference_mode()
     def _final(self, steps: int) -> list[StreamResult]:
         """Return the final result of a segment of so many steps, and begin the next one there."""
-        memory_1SD, logp_1SV = (torch.cat(x)[None, :steps] for x in (self._memories, self._logps))
-        mask_1S = torch.ones(1, steps, dtype=torch.bool, device=memory_1SD.device)
-        encoded = Encoded(memory_1SD, mask_1S, logp_1SV)
+        encoded = self._encoded(steps)
         nbest = self._recognizer.decode(encoded, self._options)[0]
         (spans,) = align_tokens(encoded, nbest[:1])
         segment = self._recognizer.segment(self._seconds(0), self._seconds(steps), nbest, spans)
@@ -261,6 +265,14 @@ class Session:
         self._offset += cut
         self._begin(rest_N)
         return [StreamResult(segment, True)] if was_shown or segment.text else []
+
+    def _encoded(self, steps: int) -> Encoded:
+        """Return so many steps of the segment: for the decoder as a whole, else chunk by chunk."""
+        if self._options.method == "rescore":
+            return self._recognizer.decoder.encode_steps(torch.cat(self._inputs)[:steps])
+        memory_1SD, logp_1SV = (torch.cat(x)[None, :steps] for x in (self._memories, self._logps))
+        mask_1S = torch.ones(1, steps, dtype=torch.bool, device=memory_1SD.device)
+        return Encoded(memory_1SD, mask_1S, logp_1SV)
 
     def _seconds(self, step: int) -> float:
         """Return the time in the stream of a step of the running segment."""

@@ -56,7 +56,7 @@ def fed(model: SpeechTransformer, feats_TF: Tensor, chunk: int) -> Tensor:
     for start in range(0, steps, chunk):
         n = min(chunk, steps - start)
         frames = padded[4 * start : 4 * (start + n) + before + after]
-        found.append(model.encode_chunk(frames[None], torch.tensor([n]), state)[0])
+        found.append(model.encode_chunk(frames[None], torch.tensor([n]), state)[1][0])
     return torch.cat(found)
 
 
@@ -168,7 +168,7 @@ def test_sessions_at_different_times_share_a_batch() -> None:
             padded[n][4 * CHUNK * done[n] : 4 * CHUNK * (done[n] + 1) + 2 * REACH] for n in names
         ]
         steps = torch.full((len(names),), CHUNK)
-        memory = model.encode_chunk(torch.stack(frames), steps, joined)
+        _, memory = model.encode_chunk(torch.stack(frames), steps, joined)
         for i, n in enumerate(names):
             here = expected[n][CHUNK * done[n] : CHUNK * (done[n] + 1)]
             torch.testing.assert_close(memory[i], here, atol=1e-5, rtol=1e-5)
@@ -183,7 +183,7 @@ def test_a_session_that_ends_within_a_chunk_is_padded_in_the_batch() -> None:
     frames = torch.stack(
         [nn.functional.pad(feats, (0, 0, REACH, REACH + 4)), torch.randn(24, FREQS)]
     )
-    memory = model.encode_chunk(frames, torch.tensor([2, 3]), model.encoder.start_stream(2))
+    _, memory = model.encode_chunk(frames, torch.tensor([2, 3]), model.encoder.start_stream(2))
     torch.testing.assert_close(memory[0, :2], whole(model, feats), atol=1e-5, rtol=1e-5)
 
 
@@ -223,14 +223,17 @@ def test_a_convolution_in_chunks_is_one_over_each_chunk_with_what_is_before_it()
         torch.testing.assert_close(found[:, start : start + 4], expected)
 
 
-def test_training_draws_whole_utterances_and_chunks_by_torchs_generator() -> None:
-    config = StreamingConfig()
+@pytest.mark.parametrize(("chunk", "most"), [(16, 25), (8, 12), (1, 1)])
+def test_training_draws_whole_utterances_and_chunks_by_torchs_generator(
+    chunk: int, most: int
+) -> None:
+    config = StreamingConfig(chunk=chunk)
     torch.manual_seed(5)
     drawn = [config.draw() for _ in range(2000)]
     torch.manual_seed(5)
     assert [config.draw() for _ in range(2000)] == drawn
     chunks = [chunk for chunk in drawn if chunk is not None]
-    assert 900 < len(chunks) < 1100 and set(chunks) == set(range(1, 26))
+    assert 900 < len(chunks) < 1100 and set(chunks) == set(range(1, most + 1))
 
 
 def test_training_hides_what_is_beyond_the_drawn_chunk(monkeypatch: pytest.MonkeyPatch) -> None:

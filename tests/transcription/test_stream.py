@@ -126,6 +126,23 @@ def test_a_whole_utterance_as_one_chunk_is_the_offline_transcript(model: Recogni
     assert [t.start for t in result.segment.tokens] == [t.start for t in offline.tokens]
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_what_the_decoder_rescores_is_the_offline_transcript(model: Recognizer, chunk: int) -> None:
+    """The encoder sees the segment as a whole; texts by CTC alone are those of the chunks."""
+    wave = say(6, 61)[0].astype(np.float32)
+    scores = {}
+    for method in ("rescore", "ctc_beam"):
+        options = Options(method=method, beam_size=3, ctc_weight=0.5)  # type: ignore[arg-type]
+        *_, result = model.stream([wave], options, chunk=chunk)
+        offline = model.transcribe(asr.Samples(wave, RATE), options).segments[0]
+        assert result.is_final and result.segment.text == offline.text
+        scores[method] = abs(result.segment.score - offline.score)
+        if method == "rescore":
+            ours, theirs = result.segment.tokens, offline.tokens
+            assert ours and theirs and [t.start for t in ours] == [t.start for t in theirs]
+    assert scores["rescore"] < 1e-3 < scores["ctc_beam"]
+
+
 def test_sessions_that_share_batches_have_their_own_texts(model: Recognizer) -> None:
     waves = [np.concatenate((say(2 + i, 70 + i)[0], silence(0.3 * i))) for i in range(5)]
     alone = [list(model.stream([wave])) for wave in waves]
