@@ -1,10 +1,10 @@
 """Measure the accuracy, the latency and the cost of a streaming model.
 
     python -m benchmarks.streaming BUNDLE CUTS [--offline BUNDLE] [--most 200] [--seconds 10]
-        [--sessions 1 8 32] [--hour] [--record]
+        [--sessions 1 8 32] [--silence SECONDS] [--hour] [--record]
 
 Accuracy: the CER of each utterance as a recording, and streamed in chunks of 640, 320 and 160 ms.
-`--offline` is a model that was trained without chunks, by the same recipe.
+`--offline` is a model that was trained without chunks; `--silence` is what ends a segment, in s.
 
 Latency: utterances follow each other in takes of about `--seconds`, each of which a client sends in
 blocks of 100 ms as time passes, and ends. Time is simulated: a computation begins when its audio
@@ -38,21 +38,23 @@ from benchmarks.record import Result, Value
 
 BLOCK, PAUSE, NEW_AUDIO = 0.1, 0.3, 0.7  # seconds
 CHUNKS = (16, 8, 4)
+Transcribe = Callable[[np.ndarray, str], str]  # a waveform, by a method
 
 
 # --- accuracy -----------------------------------------------------------------------------------
 
 
 def accuracy(
-    model: Recognizer, offline: Recognizer | None, waves: list[np.ndarray], texts: list[str]
-) -> list[list[Value]]:
+    model: Recognizer, offline: Recognizer | None, waves: list[np.ndarray], texts: list[str],
+    endpoint: asr.Endpoint | None = None,
+) -> list[list[Value]]:  # fmt: skip
     """Return a row for each way of decoding."""
-    ways: list[tuple[str, Callable[[np.ndarray, str], str]]] = []
+    ways: list[tuple[str, Transcribe]] = []
     if offline:
         ways.append(("without chunks in training", whole(offline)))
     ways.append(("with, as recordings", whole(model)))
     ms = 1000 * step_seconds(model.config)
-    ways += [(f"with, streamed: {c * ms:.0f} ms", streamed(model, c)) for c in CHUNKS]
+    ways += [(f"with, streamed: {c * ms:.0f} ms", streamed(model, c, endpoint)) for c in CHUNKS]
     rows: list[list[Value]] = []
     for name, transcribe in ways:
         for method in ("ctc_greedy", "rescore"):
@@ -64,7 +66,7 @@ def accuracy(
     return rows
 
 
-def whole(model: Recognizer) -> Callable[[np.ndarray, str], str]:
+def whole(model: Recognizer) -> Transcribe:
     """Return what transcribes a waveform as a recording."""
 
     def transcribe(wave: np.ndarray, method: str) -> str:
@@ -74,12 +76,12 @@ def whole(model: Recognizer) -> Callable[[np.ndarray, str], str]:
     return transcribe
 
 
-def streamed(model: Recognizer, chunk: int) -> Callable[[np.ndarray, str], str]:
+def streamed(model: Recognizer, chunk: int, endpoint: asr.Endpoint | None) -> Transcribe:
     """Return what transcribes a waveform in chunks of so many steps."""
 
     def transcribe(wave: np.ndarray, method: str) -> str:
         options = model.config.decoding.changed({"method": method})
-        return "".join(r.text for r in model.stream([wave], options, chunk=chunk) if r.is_final)
+        return "".join(r.text for r in model.stream([wave], options, endpoint, chunk) if r.is_final)
 
     return transcribe
 
@@ -264,6 +266,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=200, help="utterances")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--silence", type=lambda s: asr.Endpoint(silence_seconds=float(s)))
     parser.add_argument("--hour", action="store_true")
     record.add_option(parser)
     args = parser.parse_args()
@@ -272,7 +275,7 @@ def main() -> None:
     cuts = cuts[:: -(-len(cuts) // args.most)]
     waves = [read_wave(cut, model.sample_rate).numpy() for cut in cuts]
     offline = asr.load(args.offline, "cpu") if args.offline else None
-    rows = accuracy(model, offline, waves, [text_of(cut) for cut in cuts])
+    rows = accuracy(model, offline, waves, [text_of(cut) for cut in cuts], args.silence)
     name, n = args.bundle.name, f"{len(cuts)} utterances."
     head = {"model": "", "decoding": "", "CER (%)": ".2f"}
     results = [Result(title=f"Streamed and whole: {name}", note=n, columns=head, rows=rows)]
