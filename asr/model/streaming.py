@@ -35,10 +35,8 @@ class StreamingConfig(FrozenModel):
 
     def draw(self) -> int | None:
         """Return the chunk of a training batch by torch's generator; None for whole utterances."""
-        return None if float(torch.rand(())) < _P_WHOLE else self.draw_chunk()
-
-    def draw_chunk(self) -> int:
-        """Return a chunk for training by torch's generator, of up to 25/16 of a stream's."""
+        if float(torch.rand(())) < _P_WHOLE:
+            return None
         return int(torch.randint(1, self.chunk * _MOST // _CHUNK + 1, ()))
 
 

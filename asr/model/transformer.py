@@ -189,11 +189,6 @@ class SpeechTransformer(nn.Module):
         self.decoder = Decoder(config, vocab_size)
         self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None
 
-    def subsample(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Map (B, T, F) and frame counts to the encoder's input (B, S, D) and its mask (B, S)."""
-        x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
-        return x_BSD, padding_mask(steps_B, x_BSD.shape[1])
-
     def encode(
         self, feats_BTF: Tensor, lengths_B: Tensor, chunk: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -201,7 +196,8 @@ class SpeechTransformer(nn.Module):
 
         `chunk` is the encoder's (see `Encoder.forward`).
         """
-        x_BSD, mask_BS = self.subsample(feats_BTF, lengths_B)
+        x_BSD, steps_B = self.frontend(feats_BTF, lengths_B)
+        mask_BS = padding_mask(steps_B, x_BSD.shape[1])
         return self.encoder(x_BSD, mask_BS, chunk), mask_BS
 
     def encode_chunk(

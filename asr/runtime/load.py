@@ -51,7 +51,7 @@ class Load:
 
 
 class _Follower(threading.local):
-    """Sets a thread's number of threads: OpenMP has one for each thread that computes."""
+    """Hold the number that was set: OpenMP has one for each thread that computes."""
 
     number = 0
 
@@ -84,6 +84,6 @@ def adapt() -> None:
 
     _most = _most or torch.get_num_threads()
     number = number_of_threads(_load.free(), _most)
-    if number != (_follower.number or _most):
+    if number != _follower.number:
         torch.set_num_threads(number)
-    _follower.number = number
+        _follower.number = number

@@ -138,6 +138,7 @@ class Session:
         # finds in the segment, encoded as a whole.
         method = "rescore" if options.method == "joint" else options.method
         self._recognizer, self._options = recognizer, options.changed({"method": method})
+        self._rescores = method == "rescore"
         self._endpoint = endpoint or Endpoint.within(options.chunk_seconds)
         self._chunk = chunk or config.model.encoder.streaming.chunk
         self._frontend = recognizer.model.frontend
@@ -221,9 +222,11 @@ class Session:
     def take(self, chunk: EncodedChunk) -> list[StreamResult]:
         """Take the next chunk, as it is encoded; return what is new."""
         self.state = chunk.state
-        self._inputs.append(chunk.x_CD)
-        self._memories.append(chunk.memory_CD)
-        self._logps.append(chunk.logp_CV)
+        if self._rescores:
+            self._inputs.append(chunk.x_CD)
+        else:
+            self._memories.append(chunk.memory_CD)
+            self._logps.append(chunk.logp_CV)
         self._path.extend(chunk.logp_CV)
         path, seconds = self._path, step_seconds(self._recognizer.config)
         length, silence = path.n_steps * seconds, path.trailing_blanks * seconds
@@ -268,7 +271,7 @@ class Session:
 
     def _encoded(self, steps: int) -> Encoded:
         """Return so many steps of the segment: for the decoder as a whole, else chunk by chunk."""
-        if self._options.method == "rescore":
+        if self._rescores:
             return self._recognizer.decoder.encode_steps(torch.cat(self._inputs)[:steps])
         memory_1SD, logp_1SV = (torch.cat(x)[None, :steps] for x in (self._memories, self._logps))
         mask_1S = torch.ones(1, steps, dtype=torch.bool, device=memory_1SD.device)
