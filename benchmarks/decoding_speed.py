@@ -122,11 +122,6 @@ class Subject:
         ]  # fmt: skip
         self._wait("ready")
 
-    def takes(self, batch: int) -> bool:
-        """Return whether a batch is measured: some of ours only by one utterance."""
-        is_alone = self.name in (*WHOLE, *SURE) or self.name.startswith("sherpa")
-        return batch % self.workers == 0 and (batch == 1 or not is_alone)
-
     def seconds(self, batch: int) -> float:
         """Return how long a batch takes now."""
         times = max(1, _TURN // batch)
@@ -153,6 +148,12 @@ class Subject:
             process.wait()
 
 
+def takes(name: str, workers: int, batch: int) -> bool:
+    """Tell whether a batch is measured by so many workers: some of ours only by one utterance."""
+    is_alone = name in (*WHOLE, *SURE) or name.startswith("sherpa")
+    return batch % workers == 0 and (batch == 1 or not is_alone)
+
+
 def matrix_rate(threads: int) -> float:
     """Return the GFLOP/s of a float32 product."""
     torch.set_num_threads(threads)
@@ -171,7 +172,7 @@ def take_turns(
     for turn in range(rounds + 1):
         matrix.append(matrix_rate(threads))
         for batch in batches:
-            for subject in (s for s in subjects if s.takes(batch)):
+            for subject in (s for s in subjects if takes(s.name, s.workers, batch)):
                 rate = batch / subject.seconds(batch)
                 key = (subject.name, batch, subject.setting)
                 if turn:  # the first warms up
@@ -185,7 +186,12 @@ def measure(
 ) -> tuple[dict[str, Best], float]:
     """Return for each subject and batch the rate of its best setting, and the matrix rate."""
     settings = dict.fromkeys([(1, threads), (1, 1), (threads, 1)])
-    subjects = [Subject(name, *setting, before) for name in names for setting in settings]
+    subjects = [
+        Subject(name, *setting, before)
+        for name in names
+        for setting in settings
+        if any(takes(name, setting[0], batch) for batch in batches)
+    ]
     rates, matrix = take_turns(subjects, batches, rounds, threads)
     for subject in subjects:
         subject.stop()
