@@ -212,7 +212,7 @@ def _waveform(line: Line) -> np.ndarray:
 
 @cache
 def _low_pass(rate: int) -> np.ndarray:
-    """Return the filter that `resample_poly` designs, for which it takes longer than to resample."""
+    """Return the filter that `resample_poly` designs, which takes longer than the resampling."""
     ratio = max(rate, SAMPLE_RATE) // math.gcd(rate, SAMPLE_RATE)
     found: np.ndarray = firwin(20 * ratio + 1, 1 / ratio, window=("kaiser", 5.0))
     return found
