@@ -3,27 +3,34 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+COMPILED = $(VENV)/.compiled
 
 .PHONY: install demo test types units attacks lint docs lock clean
 
-install: $(STAMP)
+install: $(COMPILED)
 
 # All packages are compared with their hashes, but torch: its builds differ by machine. It comes by
 # itself, with all that it needs there already: where a CPU build is to be found, nothing may pull
 # CUDA in. greenformer, which the tests compare with, pins packages of 2021 that it runs without.
-# Compiling is faster by all cores at once than by pip; files that are no Python 3 are left out.
 PIP = $(BIN)/pip install --quiet --no-compile
 $(STAMP): pyproject.toml constraints.txt requirements-dev.lock .ci/fix_torchaudio.py
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --require-hashes -r requirements-dev.lock
 	$(PIP) --no-warn-conflicts -c constraints.txt torch
 	$(PIP) --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
-	$(BIN)/python .ci/fix_torchaudio.py
+	$(COMPILES) $(BIN)/python .ci/fix_torchaudio.py
 	touch $@
 
-demo: install
-	recipes/demo/run.sh $(BIN)/asr
+# Compiling is faster by all cores at once than by pip; files that are no Python 3 are left out.
+# Tests need it: the warning of a compiler is an error in them.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+	touch $@
+
+# The demo imports few of the modules, which are compiled then; an environment may forbid that.
+COMPILES = PYTHONDONTWRITEBYTECODE=
+demo: $(STAMP)
+	$(COMPILES) recipes/demo/run.sh $(BIN)/asr
 
 # Tests wait for processes a sixth of their time, so three run on two cores, beside the type checker.
 test: install

@@ -6,6 +6,7 @@ No person speaks in it. The package espeakng-loader brings the synthesizer. Lege
 import ctypes
 import hashlib
 import io
+import math
 import multiprocessing
 import os
 import random
@@ -22,7 +23,7 @@ import numpy as np
 import soundfile as sf
 from rich.console import Console
 from rich.progress import track
-from scipy.signal import resample_poly  # type: ignore[import-untyped]
+from scipy.signal import firwin, resample_poly  # type: ignore[import-untyped]
 
 from asr.errors import AsrError, DataError
 from asr.runtime.files import write_atomically
@@ -200,11 +201,21 @@ def _waveform(line: Line) -> np.ndarray:
     if not wave_N.any():
         return wave_N[:0]
     loud = np.flatnonzero(np.abs(wave_N) > 0.02 * np.abs(wave_N).max())
-    wave_N = resample_poly(wave_N[loud[0] : loud[-1] + 1], SAMPLE_RATE, rate)
+    wave_N = resample_poly(
+        wave_N[loud[0] : loud[-1] + 1], SAMPLE_RATE, rate, window=_low_pass(rate)
+    )
     gain = 10 ** (line.level / 20) / np.sqrt(np.mean(wave_N**2))
     wave_N *= min(gain, 0.99 / np.abs(wave_N).max())
     before, after = (round(seconds * SAMPLE_RATE) for seconds in line.margins)
     return np.pad(wave_N, (before, after))
+
+
+@cache
+def _low_pass(rate: int) -> np.ndarray:
+    """Return the filter that `resample_poly` designs, which takes longer than the resampling."""
+    ratio = max(rate, SAMPLE_RATE) // math.gcd(rate, SAMPLE_RATE)
+    found: np.ndarray = firwin(20 * ratio + 1, 1 / ratio, window=("kaiser", 5.0))
+    return found
 
 
 @cache

@@ -5,6 +5,7 @@ Legend: N samples.
 
 import numpy as np
 import torch
+from scipy.fft import next_fast_len  # type: ignore[import-untyped]
 from torch import Tensor
 
 # The keys of seeds in a cut's `custom`: of noise around it, and of another voice.
@@ -17,13 +18,14 @@ def noise(n: int, sample_rate: int, rng: np.random.Generator) -> Tensor:
     Colored noise between white and brown, at times band-limited or of varying level; some of it
     with a hum or clicks on top.
     """
-    freqs = np.fft.rfftfreq(n, 1 / sample_rate)
-    spectrum = rng.normal(size=(2, len(freqs))).T @ (1, 1j)
+    size = next_fast_len(n, real=True)  # a transform of a length with large factors is slow
+    freqs = np.fft.rfftfreq(size, 1 / sample_rate)
+    spectrum = rng.normal(size=(len(freqs), 2)).view(complex)[:, 0]
     spectrum *= np.maximum(freqs, 20.0) ** -rng.uniform(0, 1)
     if rng.random() < 0.3:
         low, high = np.sort(rng.uniform(0, sample_rate / 2, 2))
         spectrum[(freqs < low) | (freqs > high)] *= 0.01
-    wave = _unit_rms(np.fft.irfft(spectrum, n))
+    wave = _unit_rms(np.fft.irfft(spectrum, size)[:n])
     if rng.random() < 0.3:
         knots = rng.uniform(-2, 0, 2 + int(n / sample_rate * rng.uniform(1, 6)))
         wave *= 10 ** np.interp(np.linspace(0, len(knots) - 1, n), np.arange(len(knots)), knots)

@@ -117,7 +117,7 @@ def test_cuts_of_shards_are_read_within_their_pauses(cuts: CutSet, tmp_path: Pat
         assert bool(read_wave(cut, RATE).abs().max()) == bool(cut.supervisions)
 
 
-@pytest.mark.parametrize("n", [1, 2, 100, RATE])
+@pytest.mark.parametrize("n", [1, 2, 97, RATE - 9, RATE])
 def test_noise_has_an_rms_of_one_and_many_spectra(n: int) -> None:
     waves = [noise(n, RATE, np.random.default_rng(seed)) for seed in range(50)]
     again = noise(n, RATE, np.random.default_rng(0))
