@@ -83,12 +83,14 @@ class Encoder(nn.Module):
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
+        self.streaming = config.encoder.streaming
+        rotary = self.streaming is not None and self.streaming.rotary
+        attention, width = config.encoder.attention, config.encoder.convolution
         self.layers = nn.ModuleList(
-            EncoderLayer(config.at("encoder"), config.encoder.attention, config.encoder.convolution)
+            EncoderLayer(config.at("encoder"), attention, width, rotary)
             for _ in range(config.encoder.n_layers)
         )
         share_between_layers(self.layers)
-        self.streaming = config.encoder.streaming
         chosen = config.encoder.conditioning
         self.conditioned = chosen.layer if chosen else None
         self.conditioning = Conditioning(config.d_model) if chosen else None

@@ -3,6 +3,7 @@
 Legend: B sessions or utterances, S encoder steps, C steps of a chunk, L steps before it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ class StreamingConfig(FrozenModel):
 
     chunk: Size = 16
     left_chunks: Size = 4
+    rotary: bool = False
 
     @property
     def left(self) -> int:
@@ -49,6 +51,20 @@ def seen_in_chunks(mask_BS: Tensor, chunk: int, left: int) -> Tensor:
     start_S1 = (index_S // chunk * chunk)[:, None]
     within_SS = (index_S >= start_S1 - left) & (index_S < start_S1 + chunk)
     return (mask_BS[:, None] & within_SS) | (index_S == index_S[:, None])
+
+
+def rotate(x_BHSK: Tensor, start: int = 0) -> Tensor:
+    """Turn pairs of each head's numbers by angles that grow with the position, from `start` on.
+
+    The product of a query and a key then depends on the distance between them, not on where they
+    are (rotary position embedding; Su et al. 2021, eq. 34).
+    """
+    (S, K), device = x_BHSK.shape[2:], x_BHSK.device
+    rate = torch.exp(torch.arange(K // 2, device=device) * (-2 * math.log(10000.0) / K))
+    angle = torch.arange(start, start + S, device=device)[:, None] * rate
+    cos, sin = angle.cos(), angle.sin()
+    one, two, rest = x_BHSK.float().split((K // 2, K // 2, K % 2), -1)
+    return torch.cat((one * cos - two * sin, one * sin + two * cos, rest), -1).type_as(x_BHSK)
 
 
 @dataclass
