@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class EncoderConfig(FrozenModel):
     """Options of the encoder; `convolution` is the width of one in each layer, in steps.
 
-    With `streaming` it can take a stream chunk by chunk, and has no positions, for a stream has no
-    end: what is near, the front end and the convolution tell.
+    With `streaming` it can take a stream chunk by chunk, and has no positions but relative ones,
+    for a stream has no end: what is near, the front end and the convolution tell too.
     """
 
     n_layers: Layers = 2

@@ -23,7 +23,8 @@ class StreamingConfig(FrozenModel):
 
     A step is four frames. One set of weights takes utterances as a whole and in chunks of any
     length: `chunk` is that of a stream, training draws others in proportion to it. The number of
-    steps before a chunk is the same for all of them, so that any chunk has the same cache.
+    steps before a chunk is the same for all of them, so that any chunk has the same cache. With
+    `rotary` attention knows how far steps are apart (see `rotate`), otherwise it has no positions.
     """
 
     chunk: Size = 16
