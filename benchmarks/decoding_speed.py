@@ -1,10 +1,12 @@
 """Measure utterances per second of beam search, ours and other engines', in turn in one run.
 
-    python -m benchmarks.decoding_speed [--quick] [--batches 1 8 32] [--rounds 5] [--record]
+    python -m benchmarks.decoding_speed [--quick] [--batches 1 8 32] [--rounds 5] [--before FOLDER]
 
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
 8, exactly 24 tokens, on a CPU; whole recognizers, from the waveform, by one utterance. Other
-engines: `pip install transformers ctranslate2`; those that are not installed are left out. A
+engines: `pip install transformers ctranslate2 sherpa-onnx`; those that are not installed are left
+out. sherpa-onnx has the encoder and the CTC head of the LRT, and decodes greedily. FOLDER is a
+checkout of aa6b0bc, whose decoders are `before`. A
 setting is how many share a batch and the threads of each: ours and `generate` share it as processes
 (as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects take turns, of as many
 batches as hold 16 utterances; only one works at a time, and the threads of the last one are
@@ -26,6 +28,7 @@ from benchmarks.engines import (
     VOCAB,
     Run,
     ctranslate2_translate,
+    sherpa_onnx_ctc,
     transformers_generate,
 )
 from benchmarks.record import Result, Value
@@ -33,12 +36,15 @@ from benchmarks.record import Result, Value
 OURS = ["dense", "lrt", "lrt_int8"]
 WHOLE = [f"{name} whole" for name in OURS]
 SURE = ["lrt sure stepwise", "lrt sure", "lrt_int8 sure", "lrt_int8 whole sure",
-        "lrt_int8 whole small", "lrt whole small sure", "lrt_int8 whole small sure"]  # fmt: skip
+        "lrt_int8 whole small", "lrt whole small sure", "lrt_int8 whole small sure",
+        "lrt whole greedy", "lrt whole small greedy", "lrt_int8 whole small greedy"]  # fmt: skip
 FRONTEND = "front end"
 # The four 3×3 convolutions, an utterance: frames × bins × (channels in × out), two pairs.
 FRONTEND_GFLOP = 2 * 9 * (450 * 161 * (64 + 64 * 64) + 225 * 80 * (64 * 128 + 128**2)) / 1e9
 YARDSTICKS = {"transformers": "transformers", "ctranslate2": "ctranslate2",
-              "ctranslate2_int8": "ctranslate2"}  # fmt: skip
+              "ctranslate2_int8": "ctranslate2", "sherpa": "sherpa_onnx",
+              "sherpa small": "sherpa_onnx"}  # fmt: skip
+BEFORE = ["before lrt", "before lrt_int8"]
 MATRIX = 2048
 _TURN = 16  # utterances: one by itself would pay for caches that others filled
 _REST = 0.3  # OpenMP's threads wait actively for 0.2 s
@@ -47,6 +53,8 @@ PAIRS = [
     ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
     ("lrt sure", "lrt sure stepwise"), ("lrt sure", "ctranslate2_int8"),
     ("lrt_int8 sure", "ctranslate2_int8"),
+    ("lrt", "before lrt"), ("lrt_int8", "before lrt_int8"),
+    ("lrt whole greedy", "sherpa"), ("lrt whole small greedy", "sherpa small"),
 ]  # fmt: skip
 Best = dict[int, tuple[float, str]]  # by batch: utterances a second, the setting
 
@@ -74,7 +82,10 @@ def build(subject: str, workers: int, threads: int) -> Run:
     if name == "transformers":
         return transformers_generate()
     from benchmarks.our_decoders import Subject as Ours
+    from benchmarks.our_decoders import noise
 
+    if name == "sherpa":
+        return sherpa_onnx_ctc(noise(), "small" in subject, threads)
     return Ours.named(subject).run()
 
 
@@ -93,25 +104,23 @@ def serve(subject: str, workers: int, threads: int) -> None:
 class Subject:
     """Hold one subject in one setting: a process, or as many as share a batch."""
 
-    def __init__(self, name: str, workers: int, threads: int) -> None:
+    def __init__(self, name: str, workers: int, threads: int, before: str | None) -> None:
         self.name, self.workers = name, workers
         self.setting = f"{workers} × {threads}"
         n_processes = 1 if name.startswith("ctranslate2") else workers
-        module = [sys.executable, "-m", "benchmarks.decoding_speed"]
-        command = [*module, "--serve", name, str(workers), str(threads)]
+        module, path = ["-m", "benchmarks.decoding_speed"], {}
+        if before and name in BEFORE:
+            module, path = [f"{before}/benchmarks/decoding.py"], {"PYTHONPATH": before}
+        served = [name.removeprefix("before "), str(workers), str(threads)]
+        command = [sys.executable, *module, "--serve", *served]
         self.processes = [
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), **path},
             )
             for _ in range(n_processes)
         ]  # fmt: skip
         self._wait("ready")
-
-    def takes(self, batch: int) -> bool:
-        """Return whether a batch is measured: some of ours only by one utterance."""
-        is_alone = self.name in (*WHOLE, *SURE)
-        return batch % self.workers == 0 and (batch == 1 or not is_alone)
 
     def seconds(self, batch: int) -> float:
         """Return how long a batch takes now."""
@@ -139,6 +148,12 @@ class Subject:
             process.wait()
 
 
+def takes(name: str, workers: int, batch: int) -> bool:
+    """Tell whether a batch is measured by so many workers: some of ours only by one utterance."""
+    is_alone = name in (*WHOLE, *SURE) or name.startswith("sherpa")
+    return batch % workers == 0 and (batch == 1 or not is_alone)
+
+
 def matrix_rate(threads: int) -> float:
     """Return the GFLOP/s of a float32 product."""
     torch.set_num_threads(threads)
@@ -157,7 +172,7 @@ def take_turns(
     for turn in range(rounds + 1):
         matrix.append(matrix_rate(threads))
         for batch in batches:
-            for subject in (s for s in subjects if s.takes(batch)):
+            for subject in (s for s in subjects if takes(s.name, s.workers, batch)):
                 rate = batch / subject.seconds(batch)
                 key = (subject.name, batch, subject.setting)
                 if turn:  # the first warms up
@@ -167,11 +182,16 @@ def take_turns(
 
 
 def measure(
-    names: list[str], batches: list[int], rounds: int, threads: int
+    names: list[str], batches: list[int], rounds: int, threads: int, before: str | None
 ) -> tuple[dict[str, Best], float]:
     """Return for each subject and batch the rate of its best setting, and the matrix rate."""
     settings = dict.fromkeys([(1, threads), (1, 1), (threads, 1)])
-    subjects = [Subject(name, *setting) for name in names for setting in settings]
+    subjects = [
+        Subject(name, *setting, before)
+        for name in names
+        for setting in settings
+        if any(takes(name, setting[0], batch) for batch in batches)
+    ]
     rates, matrix = take_turns(subjects, batches, rounds, threads)
     for subject in subjects:
         subject.stop()
@@ -218,20 +238,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="+", help="these subjects, such as lrt or 'lrt whole'")
+    parser.add_argument("--before", metavar="FOLDER", help="a checkout of aa6b0bc")
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     record.add_option(parser)
     args = parser.parse_args()
     if args.serve:
         return serve(args.serve[0], int(args.serve[1]), int(args.serve[2]))
-    names = [*OURS, *WHOLE, *SURE, FRONTEND]
+    names = [*OURS, *WHOLE, *SURE, FRONTEND, *(BEFORE if args.before else [])]
     for name, package in YARDSTICKS.items():
         if find_spec(package):
             names.append(name)
         else:
             record.progress(f"{name}: not installed")
     rounds = 1 if args.quick else args.rounds
-    found, matrix = measure(args.only or names, args.batches, rounds, args.threads)
+    found, matrix = measure(args.only or names, args.batches, rounds, args.threads, args.before)
     tables = [rates_table(found, matrix, args.batches), ratios_table(found, matrix, args.batches)]
     record.publish(args, "decoding-speed", [table for table in tables if table.rows])
     return None

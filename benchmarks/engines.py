@@ -1,4 +1,5 @@
-"""Run other engines' decoders with the shape of ours: transformers and CTranslate2."""
+"""Run other engines with the shape of ours: transformers and CTranslate2 as decoders, sherpa-onnx
+as a whole recognizer."""
 
 import tempfile
 from collections.abc import Callable
@@ -63,6 +64,34 @@ def ctranslate2_translate(compute_type: str, workers: int, threads: int) -> Run:
             max_decoding_length=TOKENS, max_batch_size=max(1, batch // workers),
         )  # fmt: skip
         assert all(len(each.hypotheses[0]) == TOKENS for each in found)
+
+    return run
+
+
+def sherpa_onnx_ctc(waves: torch.Tensor, is_small: bool, threads: int) -> Run:
+    """Return a run of sherpa-onnx from waveforms (B, N), by the encoder and CTC head of our LRT.
+
+    That is all it can take of the model: it decodes greedily, without the decoder. `is_small` is
+    the front end of best.yaml.
+    """
+    import sherpa_onnx
+
+    from asr.export import sherpa
+    from benchmarks.random_models import best_frontend, random_bundle
+
+    changes = ["model.ctc_weight=0.3", *(best_frontend() if is_small else [])]
+    folder = Path(tempfile.mkdtemp()) / "model"
+    sherpa.export(random_bundle("aishell1/lrt_r50", changes), folder)
+    recognizer = sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(
+        model=str(folder / sherpa.MODEL), tokens=str(folder / sherpa.TOKENS), num_threads=threads
+    )
+    samples = waves.numpy()
+
+    def run(batch: int) -> None:
+        for wave in samples[:batch]:
+            stream = recognizer.create_stream()
+            stream.accept_waveform(16000, wave)
+            recognizer.decode_stream(stream)
 
     return run
 

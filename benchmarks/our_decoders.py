@@ -3,7 +3,7 @@
 A subject is a projection, `dense`, `lrt` or `lrt_int8`, and words after it: `whole` begins with the
 waveform, `small` has the front end and features of best.yaml in place of the papers', and `sure`
 has a decoder and a CTC head that know the text, as trained ones mostly do, so that joint search
-with CTC can speculate; `stepwise` keeps it from that.
+with CTC can speculate; `stepwise` keeps it from that. `greedy` decodes by the CTC head alone.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from torch import Tensor
 from asr.audio.features import SpectrogramConfig
 from asr.config import load_config
 from asr.decoding.beam_search import BeamSearch
+from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.decode import Encoded, SpeechDecoder
 from asr.decoding.options import DecodingOptions
 from asr.decoding.scorers import JointScorer
@@ -30,7 +31,7 @@ from benchmarks.speculation import InformedDecoder, Words, encoded, informed
 
 SECONDS, RATE = 4.5, 16000
 BEST = Path(__file__).parents[1] / "recipes/aishell1/best.yaml"
-CTC_WEIGHT = 0.3
+CTC_WEIGHT, GREEDY = 0.3, DecodingOptions(method="ctc_greedy")
 Find = Callable[[Tensor, Tensor], list[tuple[int, ...]]]
 
 
@@ -46,21 +47,21 @@ class Subject:
         """Return the subject of a name."""
         projection, *flags = name.split()
         assert projection in ("dense", "lrt", "lrt_int8"), name
-        assert set(flags) <= {"whole", "small", "sure", "stepwise"}, name
+        assert set(flags) <= {"whole", "small", "sure", "stepwise", "greedy"}, name
         return cls(projection, frozenset(flags))
 
     def build(self) -> tuple[SpeechTransformer, torch.nn.Module]:
         """Return the model, as a recognizer on a CPU has it, and its features."""
         torch.manual_seed(0)
         projection = DenseConfig() if self.projection == "dense" else LowRankConfig(rank=50)
-        config = ModelConfig(projection=projection, ctc_weight=CTC_WEIGHT * self.is_sure)
+        config = ModelConfig(projection=projection, ctc_weight=CTC_WEIGHT * self.has_ctc)
         features = SpectrogramConfig(sample_rate=RATE)
         if "small" in self.flags:
             best = load_config(BEST, [])
             config = config.model_copy(update={"frontend": best.model.frontend})
             features = best.features  # type: ignore[assignment]
         model = config.build(features.n_freqs, VOCAB).eval()
-        if not self.is_sure:
+        if not self.has_ctc:
             with torch.no_grad():
                 model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
         int8 = self.projection.endswith("int8")
@@ -76,10 +77,15 @@ class Subject:
         """Return whether the decoder knows the text."""
         return "sure" in self.flags
 
+    @property
+    def has_ctc(self) -> bool:
+        """Return whether there is a CTC head."""
+        return self.is_sure or "greedy" in self.flags
+
     def run(self) -> Run:
         """Return what searches the texts of a batch of utterances."""
         model, extract = self.build()
-        waves, memories = torch.randn(32, int(SECONDS * RATE)) * 0.1, torch.randn(32, STEPS, D)
+        waves, memories = noise(), torch.randn(32, STEPS, D)
         find = self._sure(model) if self.is_sure else _unsure(model)
 
         def run(batch: int) -> None:
@@ -88,7 +94,10 @@ class Subject:
                 feats = torch.stack([extract(wave) for wave in waves[:batch]])
                 memory, keep = model.encode(feats, torch.full((batch,), feats.shape[1]))
                 if model.ctc_head:
-                    model.ctc_head(memory).log_softmax(-1)  # what it finds is not what is known
+                    logp = model.ctc_head(memory).log_softmax(-1)  # not what is known
+                    if "greedy" in self.flags:
+                        greedy_texts(logp, keep.sum(1), GREEDY, torch.ones(VOCAB))
+                        return
             assert all(len(tokens) == TOKENS for tokens in find(memory, keep))
 
         return torch.inference_mode()(run)
@@ -111,6 +120,11 @@ class Subject:
             return [nbest[0].tokens]
 
         return find
+
+
+def noise() -> Tensor:
+    """Return waveforms (32, N)."""
+    return torch.randn(32, int(SECONDS * RATE)) * 0.1
 
 
 def _unsure(model: SpeechTransformer) -> Find:

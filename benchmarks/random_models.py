@@ -31,6 +31,13 @@ def random_bundle(recipe: str, changes: Sequence[str] = (), seed: int = 0) -> Bu
     return Bundle.create(config, Tokenizer.train(texts, config.tokenizer))
 
 
+def best_frontend() -> list[str]:
+    """Return the changes that give a recipe the features and the front end of best.yaml."""
+    best = load_config(RECIPES / "aishell1/best.yaml", [])
+    parts = {"features": best.features, "model.frontend": best.model.frontend}
+    return [f"{key}={part.model_dump_json()}" for key, part in parts.items()]
+
+
 def noise_batch(bundle: Bundle, n: int, seconds: float, n_tokens: int, seed: int = 0) -> Batch:
     """Return utterances of noise with random texts, all of one length."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The same recordings on two cores: by one process, by two, through S3, by two hosts, by Ray.
+"""The same recordings on two cores: by a command, by a process, through S3, by two hosts, by Ray.
 
     python -m benchmarks.scale_throughput
 
@@ -27,6 +27,7 @@ from benchmarks.local_s3 import file_system, s3_server, use_s3, write_bundle, wr
 from benchmarks.record import Result, Value
 
 Commands = list[list[str]]
+PLAIN = "one command, which starts a process for each thread"
 LOOP = "loop: a command for each file, two at a time"
 
 
@@ -80,12 +81,11 @@ class Bench:
             return [["sh", "-c", line, "-", *_asr(*common)]]
 
         found: dict[str, tuple[Callable[[str], Commands], bool]] = {
-            "one process of two threads": (
-                lambda out: [_asr(*common, local, "--out", out, threads=2)], False),
-            "two processes": (
-                lambda out: [_asr(*common, local, "--out", out, "--jobs", 2, threads=2)], False),
-            "two processes, S3": (
-                lambda out: [_asr(*common, remote, "--out", out, "--jobs", 2, threads=2)], True),
+            PLAIN: (lambda out: [_asr(*common, local, "--out", out, threads=2)], False),
+            "one process of two threads (--jobs 1)": (
+                lambda out: [_asr(*common, local, "--out", out, "--jobs", 1, threads=2)], False),
+            "one command, S3": (
+                lambda out: [_asr(*common, remote, "--out", out, threads=2)], True),
             "two hosts, S3": (lambda out: 2 * [_asr(*common, remote, "--out", out)], True),
             "lists: two commands, each half of the files": (
                 lambda out: [_asr(*common, *each, "--out", out)
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> list[list[Value]]:
                 taken[name].append(bench.run(case, f"out{turn}-{i}", is_remote))
                 record.progress(f"{name}: {taken[name][-1]:.1f} s")
         times = {name: statistics.median(each) for name, each in taken.items()}
-        first = times["two processes"]
+        first = times[PLAIN]
         speed = bench.audio_seconds
         others = [max(n for place, n in bench.n_other.items() if place.endswith(f"-{i}"))
                   for i in range(len(cases))]  # fmt: skip
@@ -147,7 +147,7 @@ def main() -> None:
     record.add_option(parser)
     args = parser.parse_args()
     columns = {
-        "way": "", "seconds": ".1f", "× real time": ".1f", "speed (% of two processes)": ".1f",
+        "way": "", "seconds": ".1f", "× real time": ".1f", "speed (% of the first)": ".1f",
         "other texts": "d",
     }  # fmt: skip
     title = f"{args.recordings} recordings of {args.seconds:g} s on two cores"

@@ -18,7 +18,7 @@ from rich.progress import track
 
 from asr.errors import DataError
 from asr.schema import FrozenModel
-from data_prep.cuts import Line, Utterance, make_lines
+from data_prep.cuts import Cluster, Line, Utterance, make_lines
 from data_prep.probe import FIXES
 
 
@@ -60,17 +60,19 @@ def write_corpus(
     synthetic: bool = False,
     left_out: Sequence[LeftOut] = (),
     jobs: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Report:
     """Write `<out>/<split>.jsonl.gz` (lhotse cuts), left_out.tsv and report.json.
 
-    Every recording is checked, `jobs` at a time. Files in `out` are replaced only when all new
-    ones are complete. Raises DataError if no utterance is usable or `out` cannot be written.
+    Every recording is checked, `jobs` at a time, or by a cluster. Files in `out` are replaced only
+    when all new ones are complete. Raises DataError if no utterance is usable or `out` cannot be
+    written.
     """
     dropped, reports = list(left_out), {}
     ids, characters = set[str](), set[str]()
     with _staged(out) as stage:
         for split, utterances in splits.items():
-            outcomes = _lines(utterances, split, synthetic, jobs)
+            outcomes = _lines(utterances, split, synthetic, jobs, cluster)
             path = stage / f"{split}.jsonl.gz"
             # Without a name and a time, the bytes depend on the cuts alone.
             with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, 0) as file:
@@ -149,10 +151,14 @@ def _write_split(
 
 
 def _lines(
-    utterances: Sequence[Utterance], split: str, synthetic: bool, jobs: int | None
+    utterances: Sequence[Utterance],
+    split: str,
+    synthetic: bool,
+    jobs: int | None,
+    cluster: Cluster | None,
 ) -> Iterator[tuple[Utterance, Line | str]]:
     """Yield each utterance with what `make_lines` says, and show how far it is."""
-    pairs = zip(utterances, make_lines(utterances, synthetic, jobs), strict=True)
+    pairs = zip(utterances, make_lines(utterances, synthetic, jobs, cluster), strict=True)
     bar = Console(stderr=True)
     yield from track(pairs, f"checking {split}", len(utterances), console=bar)
 

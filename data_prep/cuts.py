@@ -2,20 +2,20 @@
 
 Recordings on this machine are looked at in threads. Those in storage by URL cost the time of a
 request and work of its client, so that many are requested at a time, by several processes where
-there are thousands.
+there are thousands, or by the nodes of a cluster.
 """
 
 import json
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import soundfile as sf
 from lhotse import AudioSource, MonoCut, MultiCut, Recording, SupervisionSegment
@@ -62,17 +62,34 @@ class Line(NamedTuple):
     characters: frozenset[str]
 
 
+Make = Callable[[Sequence[Utterance]], list[Line | str]]
 Infos = dict[Path | RemoteFile, sf._SoundFileInfo | str]
 
 
+class Cluster(Protocol):
+    """What looks at recordings on other machines, which can read them under the same names."""
+
+    def map(
+        self, function: Make, tasks: Iterable[Sequence[Utterance]]
+    ) -> Iterator[list[Line | str]]:
+        """Yield what a function returns for each task, in order."""
+
+
 def make_lines(
-    utterances: Sequence[Utterance], synthetic: bool, jobs: int | None
+    utterances: Sequence[Utterance],
+    synthetic: bool,
+    jobs: int | None,
+    cluster: Cluster | None = None,
 ) -> Iterator[Line | str]:
     """Yield for each utterance its line, or the reason why it cannot be used.
 
     `jobs` recordings are looked at a time, by default as many as CPUs, and some for each CPU by
-    URL. Raises AsrError where storage does not answer.
+    URL; a cluster has a number of its own. Raises AsrError where storage does not answer.
     """
+    if cluster:
+        make = partial(_make_some, synthetic=synthetic, at_a_time=_PER_CPU)
+        yield from chain.from_iterable(cluster.map(make, _tasks(utterances)))
+        return
     n_remote = sum(isinstance(one.path, RemoteFile) for one in utterances)
     cpus = usable_cpus()
     jobs = jobs or cpus * (_PER_CPU if n_remote else 1)

@@ -25,7 +25,7 @@ from asr.runtime.threads import usable_cpus
 from asr.transcription.jobs import SUFFIXES
 from data_prep.convert import needs_conversion, to_flac
 from data_prep.corpus_writer import LeftOut, Report, write_corpus
-from data_prep.cuts import Utterance
+from data_prep.cuts import Cluster, Utterance
 from data_prep.remote import folder_for
 from data_prep.transcripts import Line, Transcripts, read_transcripts
 
@@ -50,6 +50,7 @@ def prepare(
     dev: float = 0.1,
     test: float = 0.1,
     jobs: int | None = None,
+    cluster: Cluster | None = None,
 ) -> Report:
     """Write the cuts of a folder of recordings and its table to `out`; strings are URLs.
 
@@ -74,7 +75,9 @@ def prepare(
         copies = out / _CONVERTED if isinstance(out, Path) else None
         usable = _converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
-        return write_corpus(usable, folder, corpus=name, left_out=left_out, jobs=jobs)
+        return write_corpus(
+            usable, folder, corpus=name, left_out=left_out, jobs=jobs, cluster=cluster
+        )
 
 
 def _utterances(

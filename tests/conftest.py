@@ -5,10 +5,12 @@ import gc
 import itertools
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -235,3 +237,30 @@ def _train_streaming(root: Path) -> None:
     recipe["training"]["epochs"] = 4
     recipe.setdefault("decoding", {})["chunk_seconds"] = 20
     _train(recipe, root / "model")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of three nodes on this machine, of a core each."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # else 15, which waits for all other tests
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+        head = {**node, "ray_client_server_port": port}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        nodes = [cluster.add_node(**node) for _ in range(2)]
+        cluster.wait_for_nodes()
+        try:
+            yield SimpleNamespace(
+                cluster=cluster, nodes=nodes,
+                address=f"ray://{cluster.head_node.node_ip_address}:{port}",
+            )  # fmt: skip
+        finally:
+            cluster.shutdown()

@@ -23,6 +23,13 @@ def require(extra: str, verb: str) -> None:
         raise ConfigError(_sentence(extra, verb))
 
 
+def require_ray(engine: str, verb: str) -> None:
+    """Raise ConfigError where an engine is none, or Ray is missing."""
+    if engine != "ray" and not engine.startswith("ray://"):
+        raise ConfigError(f"--engine {engine}: give ray, or ray://HOST:PORT")
+    require("ray", f"{verb} --engine ray")
+
+
 def missing_extra(error: Exception, verb: str) -> str | None:
     """Return the sentence for an import that an extra would satisfy, None for other errors."""
     module = (getattr(error, "name", None) or "").partition(".")[0]

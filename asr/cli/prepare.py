@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from tabulate import tabulate
 
+from asr.cli.extras import require_ray
 from asr.cli.options import Column, Jobs, app, show
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
+    from data_prep.ray_tasks import RayTasks
 
 prepare_app = typer.Typer(help="Prepare a corpus on disk as lhotse cuts.", no_args_is_help=True)
 app.add_typer(prepare_app, name="prepare")
@@ -64,6 +66,14 @@ def table(
     dev: Annotated[float, typer.Option(min=0.01, max=0.5, help="Share for development.")] = 0.1,
     test: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share for the test.")] = 0.1,
     jobs: Jobs = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ray|ray://HOST:PORT",
+            help="The nodes of a Ray cluster look at the recordings, --jobs groups of them at a "
+            "time: URLs, or paths that all nodes see.",
+        ),
+    ] = None,
 ) -> None:
     """Prepare recordings of your own with a table of their texts, speakers kept apart."""
     from asr.runtime.storage import is_url
@@ -76,8 +86,18 @@ def table(
         "speaker": speaker_column,
     }
     columns = {kind: name for kind, name in named.items() if name}
-    report = prepare(source, transcripts, out, columns=columns, dev=dev, test=test, jobs=jobs)
+    cluster = _cluster(engine, jobs) if engine else None
+    report = prepare(
+        source, transcripts, out, columns=columns, dev=dev, test=test, jobs=jobs, cluster=cluster
+    )
     show_report(report, out_dir)
+
+
+def _cluster(engine: str, jobs: int | None) -> "RayTasks":
+    require_ray(engine, "prepare")
+    from data_prep.ray_tasks import RayTasks
+
+    return RayTasks(engine, jobs)
 
 
 def show_report(report: "Report", folder: Path | str) -> None:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from asr.cli.extras import require
+from asr.cli.extras import require_ray
 from asr.cli.options import note, progress
-from asr.errors import ConfigError
 
 if TYPE_CHECKING:
     from asr.transcription.shared import Crew, Work
@@ -55,9 +54,7 @@ def _crew(work: "Work", bundle: str, jobs: int | None, engine: str | None) -> "C
         jobs = jobs or choose_jobs(work.job.tasks.values(), work.device)
         threads = max(1, choose_threads().number // jobs)
         return LocalCrew(replace(work, threads=threads), jobs)
-    if engine != "ray" and not engine.startswith("ray://"):
-        raise ConfigError(f"--engine {engine}: give ray, or ray://HOST:PORT")
-    require("ray", "transcribe --engine ray")
+    require_ray(engine, "transcribe")
     from asr.transcription.ray_engine import RayCrew
 
-    return RayCrew(work, bundle, None if engine == "ray" else engine, jobs)
+    return RayCrew(work, bundle, engine, jobs)

@@ -5,13 +5,17 @@ place of the sum), all states of a batch at once. Legend: B utterances, S encode
 L states (2 U + 1).
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from asr.decoding.ctc_prefix import BLANK
 
-_NEVER = -1e10
+_NEVER = np.float32(-1e10)
+
+Array = NDArray[np.float32]
 
 
 def align(logp_BSV: Tensor, steps_B: Tensor, labels_BU: Tensor, lengths_B: Tensor) -> Tensor:
@@ -25,32 +29,43 @@ def align(logp_BSV: Tensor, steps_B: Tensor, labels_BU: Tensor, lengths_B: Tenso
     S, device = logp_BSV.shape[1], logp_BSV.device
     states_BL = torch.full((B, 2 * U + 1), BLANK, device=device)
     states_BL[:, 1::2] = labels_BU
-    emission_BSL = logp_BSV.gather(2, states_BL[:, None].expand(B, S, -1))
+    emission_BSL = logp_BSV.gather(2, states_BL[:, None].expand(B, S, -1)).float().cpu().numpy()
     # A blank may be skipped between tokens that differ.
     barred_BL = (states_BL == pad(states_BL, (2, 0), value=BLANK)[:, :-2]) | (states_BL == BLANK)
-    score_BL = torch.full_like(emission_BSL[:, 0], _NEVER)
-    score_BL[:, :2] = emission_BSL[:, 0, :2]
-    moves: list[Tensor] = []
+    penalty_BL = np.where(barred_BL.cpu().numpy(), _NEVER, np.float32(0))
+    path_BS = _path(emission_BSL, penalty_BL, steps_B.cpu().numpy(), lengths_B.cpu().numpy())
+    return _spans(torch.from_numpy(path_BS).to(device), steps_B, U)
+
+
+def _path(
+    emission_BSL: Array, penalty_BL: Array, steps_B: np.ndarray, lengths_B: np.ndarray
+) -> np.ndarray:
+    """Return the states (B, S) of the best path, by few calls a step, which cost more than work."""
+    B, S, L = emission_BSL.shape
+    scores_BX = np.full((B, L + 2), _NEVER)  # two columns before the states, for what comes to them
+    scores_BX[:, 2:4] = emission_BSL[:, 0, :2]
+    moves_SBL = np.zeros((S, B, L), np.int8)
+    best_BL = np.empty((B, L), np.float32)
     for s in range(1, S):
-        skipped = pad(score_BL, (2, 0), value=_NEVER)[:, :-2].masked_fill(barred_BL, _NEVER)
-        stepped = pad(score_BL, (1, 0), value=_NEVER)[:, :-1]
-        best_BL, move_BL = torch.stack((score_BL, stepped, skipped)).max(0)
-        over_B1 = (steps_B <= s)[:, None]
-        score_BL = torch.where(over_B1, score_BL, best_BL + emission_BSL[:, s])
-        moves.append(move_BL.masked_fill(over_B1, 0))
-    return _spans(_path(score_BL, moves, lengths_B), steps_B, U)
-
-
-def _path(score_BL: Tensor, moves: list[Tensor], lengths_B: Tensor) -> Tensor:
-    """Trace the states (B, S) of the best path back from its end."""
-    last_B1 = 2 * lengths_B[:, None]
-    ends_B2 = torch.cat(((last_B1 - 1).clamp(min=0), last_B1), 1)
-    state_B1 = ends_B2.gather(1, score_BL.gather(1, ends_B2).argmax(1, keepdim=True))
-    path = [state_B1]
-    for move_BL in reversed(moves):
-        state_B1 = state_B1 - move_BL.gather(1, state_B1)
-        path.append(state_B1)
-    return torch.cat(path[::-1], 1)
+        stayed, stepped, move_BL = scores_BX[:, 2:], scores_BX[:, 1:-1], moves_SBL[s]
+        skipped_BL = scores_BX[:, :-2] + penalty_BL
+        np.greater(stepped, stayed, out=move_BL.view(bool))
+        np.maximum(stayed, stepped, out=best_BL)
+        np.putmask(move_BL, skipped_BL > best_BL, 2)
+        np.maximum(best_BL, skipped_BL, out=best_BL)
+        best_BL += emission_BSL[:, s]
+        over_B = steps_B <= s
+        if over_B.any():
+            best_BL[over_B], move_BL[over_B] = stayed[over_B], 0
+        scores_BX[:, 2:] = best_BL
+    rows_B, path_BS = np.arange(B), np.empty((B, S), np.int64)
+    blank_B, token_B = 2 * lengths_B, np.maximum(2 * lengths_B - 1, 0)
+    ends_in_token_B = scores_BX[rows_B, 2 + token_B] >= scores_BX[rows_B, 2 + blank_B]
+    state_B = np.where(ends_in_token_B, token_B, blank_B)
+    for s in range(S - 1, -1, -1):
+        path_BS[:, s] = state_B
+        state_B = state_B - moves_SBL[s, rows_B, state_B]
+    return path_BS
 
 
 def _spans(path_BS: Tensor, steps_B: Tensor, U: int) -> Tensor:

@@ -7,13 +7,12 @@ slow one, and machines without Ray may work on the same job.
 
 import asyncio
 import logging
-import os
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from asr.errors import AsrError, ConfigError
+from asr.errors import AsrError
+from asr.runtime.ray_cluster import connect, told
 from asr.transcription.remote_bundle import local_bundle
 from asr.transcription.shared import DEATHS, ENDING, Work, work_on
 
@@ -61,9 +60,9 @@ class RayCrew:
     `work.threads`. `bundle` is a folder or URL that all nodes can read.
     """
 
-    def __init__(self, work: Work, bundle: str, address: str | None, jobs: int | None) -> None:
+    def __init__(self, work: Work, bundle: str, engine: str, jobs: int | None) -> None:
         """Raise ConfigError where no cluster answers."""
-        self._ray, self._jobs = _connect(address), jobs
+        self._ray, self._jobs = connect(engine), jobs
         has_gpus = work.device == "auto" and "GPU" in self._ray.cluster_resources()
         self._kind, self._share = ("CPU", work.threads)
         if has_gpus or work.device.startswith("cuda"):
@@ -114,12 +113,7 @@ class RayCrew:
             log.warning("an actor was lost (%s): another starts", type(error).__name__)
             return None
         except RayTaskError as error:
-            if isinstance(error.cause, AsrError):
-                raise error.cause from None
-            reason = str(error).strip().splitlines()[-1]
-            raise AsrError(
-                f"a node of Ray: {reason}: install the same lrt-asr on all nodes"
-            ) from error
+            raise told(error) from error
 
     def end(self) -> None:
         """End the actors, which give back what they have claimed."""
@@ -128,22 +122,3 @@ class RayCrew:
             self._ray.wait(ends, num_returns=len(ends), timeout=ENDING)
         for actor in self._actors.values():
             self._ray.kill(actor)
-
-
-def _connect(address: str | None) -> Any:
-    """Return Ray, connected to a cluster: that of RAY_ADDRESS, or of this machine, for None."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
-    import ray
-
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            if not ray.is_initialized():
-                ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        place = address or os.environ.get("RAY_ADDRESS", "ray")
-        raise ConfigError(
-            f"{place}: no Ray cluster answers ({reason:.200}): give ray://HOST:PORT of one that "
-            "runs, with the port of its client server"
-        ) from error
-    return ray

@@ -2,13 +2,8 @@
 
 import asyncio
 import json
-import os
-import socket
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,32 +19,6 @@ from tests.helpers import RATE, run_cli, speak, start_cli, wait_for
 N, SHARE = 60, 4
 # Ray leaves files open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")  # else 15, which waits for all other tests
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 * 2**20}
-        head = {**node, "ray_client_server_port": port}
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        nodes = [cluster.add_node(**node) for _ in range(2)]
-        cluster.wait_for_nodes()
-        try:
-            yield SimpleNamespace(
-                cluster=cluster, nodes=nodes,
-                address=f"ray://{cluster.head_node.node_ip_address}:{port}",
-            )  # fmt: skip
-        finally:
-            cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +59,7 @@ def test_a_node_that_is_lost_costs_its_shares_alone(
             cluster.nodes += [None, cluster.cluster.add_node(num_cpus=1)]
 
     try:
-        crew = RayCrew(found, str(tiny_bundle), None, None)
+        crew = RayCrew(found, str(tiny_bundle), "ray", None)
         assert transcribe_shared(found, crew, disturb) == []
     finally:
         ray.shutdown()
