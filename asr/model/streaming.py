@@ -14,8 +14,8 @@ from asr.model.attention import Cache
 from asr.schema import FrozenModel, Size
 
 # Dynamic chunk training (Zhang et al. 2020, U2, sec. 3.2): half of the batches are whole, and for
-# chunks of 16 steps the others are in chunks of 1 to 25.
-_P_WHOLE, _CHUNK, _MOST = 0.5, 16, 25
+# chunks of 16 steps the others are in chunks of 4 (U2: 1) to 25.
+_P_WHOLE, _CHUNK, _LEAST, _MOST = 0.5, 16, 4, 25
 
 
 class StreamingConfig(FrozenModel):
@@ -40,7 +40,8 @@ class StreamingConfig(FrozenModel):
         """Return the chunk of a training batch by torch's generator; None for whole utterances."""
         if float(torch.rand(())) < _P_WHOLE:
             return None
-        return int(torch.randint(1, self.chunk * _MOST // _CHUNK + 1, ()))
+        least, most = (self.chunk * n // _CHUNK for n in (_LEAST, _MOST))
+        return int(torch.randint(max(1, least), most + 1, ()))
 
 
 def seen_in_chunks(mask_BS: Tensor, chunk: int, left: int) -> Tensor:

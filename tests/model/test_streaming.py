@@ -228,9 +228,9 @@ def test_a_convolution_in_chunks_is_one_over_each_chunk_with_what_is_before_it()
         torch.testing.assert_close(found[:, start : start + 4], expected)
 
 
-@pytest.mark.parametrize(("chunk", "most"), [(16, 25), (8, 12), (1, 1)])
+@pytest.mark.parametrize(("chunk", "least", "most"), [(16, 4, 25), (8, 2, 12), (1, 1, 1)])
 def test_training_draws_whole_utterances_and_chunks_by_torchs_generator(
-    chunk: int, most: int
+    chunk: int, least: int, most: int
 ) -> None:
     config = StreamingConfig(chunk=chunk)
     torch.manual_seed(5)
@@ -238,7 +238,7 @@ def test_training_draws_whole_utterances_and_chunks_by_torchs_generator(
     torch.manual_seed(5)
     assert [config.draw() for _ in range(2000)] == drawn
     chunks = [chunk for chunk in drawn if chunk is not None]
-    assert 900 < len(chunks) < 1100 and set(chunks) == set(range(1, most + 1))
+    assert 900 < len(chunks) < 1100 and set(chunks) == set(range(least, most + 1))
 
 
 def test_training_hides_what_is_beyond_the_drawn_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
