@@ -17,6 +17,11 @@ from asr.schema import FrozenModel, Size
 # chunks of 16 steps the others are in chunks of 4 (U2: 1) to 25.
 _P_WHOLE, _CHUNK, _LEAST, _MOST = 0.5, 16, 4, 25
 
+# Rotary positions: from one pair of numbers to the next the angle of a step gets smaller, down to
+# about this part of a radian. It is 10,000 in Su et al. 2021, where most pairs hardly turn within
+# the steps that a chunk sees.
+_SLOWEST = 100.0
+
 
 class StreamingConfig(FrozenModel):
     """Steps see their own chunk of `chunk` steps and the `left_chunks` · `chunk` steps before it.
@@ -62,7 +67,7 @@ def rotate(x_BHSK: Tensor, start: int = 0) -> Tensor:
     are (rotary position embedding; Su et al. 2021, eq. 34).
     """
     (S, K), device = x_BHSK.shape[2:], x_BHSK.device
-    rate = torch.exp(torch.arange(K // 2, device=device) * (-2 * math.log(10000.0) / K))
+    rate = torch.exp(torch.arange(K // 2, device=device) * (-2 * math.log(_SLOWEST) / K))
     angle = torch.arange(start, start + S, device=device)[:, None] * rate
     cos, sin = angle.cos(), angle.sin()
     one, two, rest = x_BHSK.float().split((K // 2, K // 2, K % 2), -1)

@@ -104,7 +104,7 @@ function rotate(f, x, S, D, size, start) {
   const half = size >> 1;
   for (let s = 0; s < S; s++) {
     for (let i = 0; i < half; i++) {
-      const angle = (start + s) * Math.exp((-2 * i * Math.log(10000)) / size);
+      const angle = (start + s) * Math.exp((-2 * i * Math.log(100)) / size);
       const cos = Math.cos(angle), sin = Math.sin(angle);
       for (let at = x + s * D + i; at < x + (s + 1) * D; at += size) {
         const one = f[at], two = f[at + half];
