@@ -58,22 +58,24 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         """Attend from a sequence to itself, all positions at once."""
         y_BTD = self.residual.pre_norm(x_BTD)
-        q_BHTK, k_BHTK = self._placed(self.split(self.query(y_BTD)), self.split(self.key(y_BTD)))
-        heads = self.kernel(q_BHTK, k_BHTK, self.split(self.value(y_BTD)), mask_BT)
-        return self.join(heads, x_BTD)
+        q_BHTK = self.split(self.query(y_BTD))
+        placed = self._place(q_BHTK, *self.keys_values(y_BTD))
+        return self.join(self.kernel(*placed, mask_BT), x_BTD)
 
-    def _placed(self, q_BHTK: Tensor, k_BHSK: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries of the last T of S positions, and all keys, with their positions."""
+    def _place(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Give queries of the last T of S positions, and all keys, their positions if `rotary`."""
         if not self.rotary:
-            return q_BHTK, k_BHSK
-        return rotate(q_BHTK, k_BHSK.shape[2] - q_BHTK.shape[2]), rotate(k_BHSK)
+            return q_BHTK, k_BHSK, v_BHSK
+        return rotate(q_BHTK, k_BHSK.shape[2] - q_BHTK.shape[2]), rotate(k_BHSK), v_BHSK
 
     def attend_chunks(self, x_BSD: Tensor, seen_BSS: Tensor) -> Tensor:
         """Attend from a sequence to what each position sees of it, all positions at once."""
         y_BSD = self.residual.pre_norm(x_BSD)
-        q_BHSK, k_BHSK = self._placed(self.split(self.query(y_BSD)), self.split(self.key(y_BSD)))
-        v_BHSK = self.split(self.value(y_BSD))
-        return self.join(self.kernel.attend_seen(q_BHSK, k_BHSK, v_BHSK, seen_BSS), x_BSD)
+        q_BHSK = self.split(self.query(y_BSD))
+        placed = self._place(q_BHSK, *self.keys_values(y_BSD))
+        return self.join(self.kernel.attend_seen(*placed, seen_BSS), x_BSD)
 
     def start_stream(self, n_sessions: int, left: int) -> Cache:
         """Return the cache of a stream: keys and values (B, H, L, K) of `left` earlier steps."""
@@ -87,8 +89,8 @@ class MultiHeadAttention(nn.Module):
         q_BHCK = self.split(self.query(y_BCD))
         pairs = zip(cache, self.keys_values(y_BCD), strict=True)
         k_BHSK, v_BHSK = (torch.cat(pair, 2) for pair in pairs)
-        placed = self._placed(q_BHCK, k_BHSK)
-        heads = self.kernel.attend_seen(*placed, v_BHSK, seen_BCS)
+        placed = self._place(q_BHCK, k_BHSK, v_BHSK)
+        heads = self.kernel.attend_seen(*placed, seen_BCS)
         cache = tuple(x[:, :, x.shape[2] - left :] for x in (k_BHSK, v_BHSK))
         return self.join(heads, x_BCD), cache
 

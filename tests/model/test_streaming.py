@@ -161,7 +161,8 @@ def test_padding_and_the_others_of_a_batch_change_nothing_in_chunks(rotary: bool
 @pytest.mark.parametrize("rotary", [False, True])
 @torch.no_grad()
 def test_sessions_at_different_times_share_a_batch(rotary: bool) -> None:
-    model, state_of = streaming(rotary), {}
+    model = streaming(rotary)
+    state_of: dict[str, EncoderState] = {}
     feats = {name: torch.randn(4 * 12, FREQS) for name in "abc"}
     expected = {name: fed(model, f, CHUNK) for name, f in feats.items()}
     padded = {name: nn.functional.pad(f, (0, 0, REACH, REACH)) for name, f in feats.items()}
