@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class EncoderConfig(FrozenModel):
     """Options of the encoder; `convolution` is the width of one in each layer, in steps.
 
-    With `streaming` it can take a stream chunk by chunk, and has no positions, for a stream has no
-    end: what is near, the front end and the convolution tell.
+    With `streaming` it can take a stream chunk by chunk, and has no positions but relative ones,
+    for a stream has no end: what is near, the front end and the convolution tell too.
     """
 
     n_layers: Layers = 2
@@ -83,12 +83,14 @@ class Encoder(nn.Module):
     def __init__(self, config: "ModelConfig") -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
+        self.streaming = config.encoder.streaming
+        rotary = self.streaming is not None and self.streaming.rotary
+        attention, width = config.encoder.attention, config.encoder.convolution
         self.layers = nn.ModuleList(
-            EncoderLayer(config.at("encoder"), config.encoder.attention, config.encoder.convolution)
+            EncoderLayer(config.at("encoder"), attention, width, rotary)
             for _ in range(config.encoder.n_layers)
         )
         share_between_layers(self.layers)
-        self.streaming = config.encoder.streaming
         chosen = config.encoder.conditioning
         self.conditioned = chosen.layer if chosen else None
         self.conditioning = Conditioning(config.d_model) if chosen else None

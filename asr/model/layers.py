@@ -22,15 +22,17 @@ from asr.model.attention import (
 )
 from asr.model.convolution import Convolution
 from asr.model.dropout import Dropout
+from asr.model.streaming import rotate
 from asr.model.unit import LayerConfig, Residual
 
 
 class MultiHeadAttention(nn.Module):
     """LayerNorm(Concat(h_1 … h_H) E^O D^O + Q) (Cahyawijaya 2021, eq. 3.2 and 3.3)."""
 
-    def __init__(self, config: LayerConfig, kernel: Kernel) -> None:
+    def __init__(self, config: LayerConfig, kernel: Kernel, rotary: bool = False) -> None:
         super().__init__()
         self.n_heads, D = config.n_heads, config.d_model
+        self.rotary = rotary
         build = config.build_map
         self.query = build("query", D, D) if kernel.has_queries else nn.Identity()
         self.key = build("key", D, D) if kernel.has_keys else nn.Identity()
@@ -57,13 +59,23 @@ class MultiHeadAttention(nn.Module):
         """Attend from a sequence to itself, all positions at once."""
         y_BTD = self.residual.pre_norm(x_BTD)
         q_BHTK = self.split(self.query(y_BTD))
-        return self.join(self.kernel(q_BHTK, *self.keys_values(y_BTD), mask_BT), x_BTD)
+        placed = self._place(q_BHTK, *self.keys_values(y_BTD))
+        return self.join(self.kernel(*placed, mask_BT), x_BTD)
+
+    def _place(
+        self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Give queries of the last T of S positions, and all keys, their positions if `rotary`."""
+        if not self.rotary:
+            return q_BHTK, k_BHSK, v_BHSK
+        return rotate(q_BHTK, k_BHSK.shape[2] - q_BHTK.shape[2]), rotate(k_BHSK), v_BHSK
 
     def attend_chunks(self, x_BSD: Tensor, seen_BSS: Tensor) -> Tensor:
         """Attend from a sequence to what each position sees of it, all positions at once."""
         y_BSD = self.residual.pre_norm(x_BSD)
         q_BHSK = self.split(self.query(y_BSD))
-        return self.join(self.kernel.attend_seen(q_BHSK, *self.keys_values(y_BSD), seen_BSS), x_BSD)
+        placed = self._place(q_BHSK, *self.keys_values(y_BSD))
+        return self.join(self.kernel.attend_seen(*placed, seen_BSS), x_BSD)
 
     def start_stream(self, n_sessions: int, left: int) -> Cache:
         """Return the cache of a stream: keys and values (B, H, L, K) of `left` earlier steps."""
@@ -77,7 +89,8 @@ class MultiHeadAttention(nn.Module):
         q_BHCK = self.split(self.query(y_BCD))
         pairs = zip(cache, self.keys_values(y_BCD), strict=True)
         k_BHSK, v_BHSK = (torch.cat(pair, 2) for pair in pairs)
-        heads = self.kernel.attend_seen(q_BHCK, k_BHSK, v_BHSK, seen_BCS)
+        placed = self._place(q_BHCK, k_BHSK, v_BHSK)
+        heads = self.kernel.attend_seen(*placed, seen_BCS)
         cache = tuple(x[:, :, x.shape[2] - left :] for x in (k_BHSK, v_BHSK))
         return self.join(heads, x_BCD), cache
 
@@ -147,7 +160,10 @@ SelfAttention = CausalSelfAttention | FourierMixing
 
 
 def self_attention(
-    config: LayerConfig, attention: EncoderAttentionConfig, causal: bool = False
+    config: LayerConfig,
+    attention: EncoderAttentionConfig,
+    causal: bool = False,
+    rotary: bool = False,
 ) -> SelfAttention:
     """Return multi-head attention with the kernel of a kind, or the unit of one without queries."""
     config = config.at("attention", "self_attention")
@@ -156,7 +172,7 @@ def self_attention(
     if isinstance(kernel, SegmentAttention):
         return SegmentRecurrence(config, kernel)
     if isinstance(kernel, Kernel):
-        return MultiHeadAttention(config, kernel)
+        return MultiHeadAttention(config, kernel, rotary)
     if isinstance(kernel, Fourier):
         return FourierMixing(config, kernel)
     return StateSpace(config, kernel)
@@ -192,10 +208,14 @@ class EncoderLayer(nn.Module):
     """Self-attention, a convolution of a width in steps (None: without), and feed-forward."""
 
     def __init__(
-        self, config: LayerConfig, attention: EncoderAttentionConfig, width: int | None
+        self,
+        config: LayerConfig,
+        attention: EncoderAttentionConfig,
+        width: int | None,
+        rotary: bool = False,
     ) -> None:
         super().__init__()
-        self.self_attention = self_attention(config, attention)
+        self.self_attention = self_attention(config, attention, rotary=rotary)
         self.convolution = None if width is None else Convolution(config, width)
         self.feed_forward = FeedForward(config)
 

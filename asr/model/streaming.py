@@ -3,6 +3,7 @@
 Legend: B sessions or utterances, S encoder steps, C steps of a chunk, L steps before it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,13 @@ from asr.model.attention import Cache
 from asr.schema import FrozenModel, Size
 
 # Dynamic chunk training (Zhang et al. 2020, U2, sec. 3.2): half of the batches are whole, and for
-# chunks of 16 steps the others are in chunks of 1 to 25.
-_P_WHOLE, _CHUNK, _MOST = 0.5, 16, 25
+# chunks of 16 steps the others are in chunks of 4 (U2: 1) to 25.
+_P_WHOLE, _CHUNK, _LEAST, _MOST = 0.5, 16, 4, 25
+
+# Rotary positions: from one pair of numbers to the next the angle of a step gets smaller, down to
+# about this part of a radian. It is 10,000 in Su et al. 2021, where most pairs hardly turn within
+# the steps that a chunk sees.
+_SLOWEST = 100.0
 
 
 class StreamingConfig(FrozenModel):
@@ -22,11 +28,13 @@ class StreamingConfig(FrozenModel):
 
     A step is four frames. One set of weights takes utterances as a whole and in chunks of any
     length: `chunk` is that of a stream, training draws others in proportion to it. The number of
-    steps before a chunk is the same for all of them, so that any chunk has the same cache.
+    steps before a chunk is the same for all of them, so that any chunk has the same cache. With
+    `rotary` attention knows how far steps are apart (see `rotate`), otherwise it has no positions.
     """
 
     chunk: Size = 16
     left_chunks: Size = 4
+    rotary: bool = False
 
     @property
     def left(self) -> int:
@@ -37,7 +45,8 @@ class StreamingConfig(FrozenModel):
         """Return the chunk of a training batch by torch's generator; None for whole utterances."""
         if float(torch.rand(())) < _P_WHOLE:
             return None
-        return int(torch.randint(1, self.chunk * _MOST // _CHUNK + 1, ()))
+        least, most = (self.chunk * n // _CHUNK for n in (_LEAST, _MOST))
+        return int(torch.randint(max(1, least), most + 1, ()))
 
 
 def seen_in_chunks(mask_BS: Tensor, chunk: int, left: int) -> Tensor:
@@ -49,6 +58,20 @@ def seen_in_chunks(mask_BS: Tensor, chunk: int, left: int) -> Tensor:
     start_S1 = (index_S // chunk * chunk)[:, None]
     within_SS = (index_S >= start_S1 - left) & (index_S < start_S1 + chunk)
     return (mask_BS[:, None] & within_SS) | (index_S == index_S[:, None])
+
+
+def rotate(x_BHSK: Tensor, start: int = 0) -> Tensor:
+    """Turn pairs of each head's numbers by angles that grow with the position, from `start` on.
+
+    The product of a query and a key then depends on the distance between them, not on where they
+    are (rotary position embedding; Su et al. 2021, eq. 34).
+    """
+    (S, K), device = x_BHSK.shape[2:], x_BHSK.device
+    rate = torch.exp(torch.arange(K // 2, device=device) * (-2 * math.log(_SLOWEST) / K))
+    angle = torch.arange(start, start + S, device=device)[:, None] * rate
+    cos, sin = angle.cos(), angle.sin()
+    one, two, rest = x_BHSK.float().split((K // 2, K // 2, K % 2), -1)
+    return torch.cat((one * cos - two * sin, one * sin + two * cos, rest), -1).type_as(x_BHSK)
 
 
 @dataclass

@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "streaming": {
         "features": {"kind": "fbank", "normalize": "corpus", "sherpa_onnx": True},
         "model": {"encoder": {"n_layers": 2, "convolution": 5,
-                              "streaming": {"chunk": 3, "left_chunks": 2}}},
+                              "streaming": {"chunk": 3, "left_chunks": 2, "rotary": True}}},
     },
     "streaming_strided": {
         "features": {"kind": "fbank", "normalize": "corpus", "hop_ms": 15, "n_mels": 14},

@@ -34,6 +34,7 @@ GREEDY = asr.DecodingOptions(method="ctc_greedy", confidence_threshold=0)
 FOREVER = asr.Endpoint(silence_seconds=30, idle_seconds=30, longest_seconds=30)
 FBANK = {"kind": "fbank", "sherpa_onnx": True, "n_mels": 24}
 STREAMING = {"chunk": 5, "left_chunks": 3}
+ROTARY = STREAMING | {"rotary": True}
 
 
 def random_bundle(features: dict[str, Any], encoder: dict[str, Any]) -> Bundle:
@@ -283,12 +284,14 @@ def recognize_streams(folder: Path, model: str, waves: list[np.ndarray]) -> list
     return [recognizer.get_result(stream) for stream in streams]
 
 
-@pytest.mark.parametrize(("convolution", "frontend"), [(5, "vgg"), (None, "strided")])
+@pytest.mark.parametrize(
+    ("convolution", "frontend", "streaming"), [(5, "vgg", ROTARY), (None, "strided", STREAMING)]
+)
 def test_a_stream_has_the_text_of_our_streaming_recognizer(
-    convolution: int | None, frontend: str, tmp_path: Path
+    convolution: int | None, frontend: str, streaming: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    encoder = {"n_layers": 2, "convolution": convolution, "streaming": STREAMING}
+    encoder = {"n_layers": 2, "convolution": convolution, "streaming": streaming}
     bundle = random_bundle(FBANK | {"normalize": "corpus"}, encoder)
     if frontend == "strided":
         values = bundle.config.model_dump()

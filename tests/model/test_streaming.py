@@ -1,5 +1,6 @@
 """A streaming encoder: chunk by chunk it gives what the whole gives with the same chunks."""
 
+import cmath
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from asr.model.convolution import Convolution
 from asr.model.encoder import EncoderConfig
 from asr.model.frontend import Frontend, FrontendConfig, VggFrontend
 from asr.model.projection import DenseConfig
-from asr.model.streaming import EncoderState, StreamingConfig, seen_in_chunks
+from asr.model.streaming import EncoderState, StreamingConfig, rotate, seen_in_chunks
 from asr.model.transformer import ModelConfig, SpeechTransformer
 from tests.helpers import ENCODER, FREQS, HEADS, INNER, D, build, padded_batch
 
@@ -32,11 +33,11 @@ CHUNK, LEFT = 3, 2
 REACH = VggFrontend.before
 
 
-def streaming(**changes: Any) -> SpeechTransformer:
+def streaming(rotary: bool = False, **changes: Any) -> SpeechTransformer:
     encoder = {
         "n_layers": 2,
         "convolution": 5,
-        "streaming": {"chunk": CHUNK, "left_chunks": LEFT},
+        "streaming": {"chunk": CHUNK, "left_chunks": LEFT, "rotary": rotary},
         **changes.pop("encoder", {}),
     }
     values = {
@@ -65,13 +66,14 @@ def whole(model: SpeechTransformer, feats_TF: Tensor, chunk: int | None = None) 
     return memory_1SD[0]
 
 
+@pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("attention", ATTENTIONS, ids=lambda a: a["kind"])
 @pytest.mark.parametrize("projection", PROJECTIONS, ids=lambda p: p["kind"])
 @torch.no_grad()
 def test_the_cached_forward_is_the_masked_one_and_one_chunk_is_the_offline_one(
-    projection: dict[str, Any], attention: dict[str, Any]
+    projection: dict[str, Any], attention: dict[str, Any], rotary: bool
 ) -> None:
-    model = streaming(projection=projection, encoder={"attention": attention})
+    model = streaming(rotary, projection=projection, encoder={"attention": attention})
     feats = torch.randn(4 * 17 + 3, FREQS)
     for chunk in (1, 3, 4, 16):
         torch.testing.assert_close(
@@ -128,11 +130,12 @@ def test_the_weights_are_those_of_an_offline_model() -> None:
     }
 
 
+@pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("attention", ATTENTIONS, ids=lambda a: a["kind"])
 def test_nothing_in_a_chunk_depends_on_later_audio_or_on_what_is_beyond_its_left(
-    attention: dict[str, Any],
+    attention: dict[str, Any], rotary: bool
 ) -> None:
-    model = streaming(encoder={"attention": attention, "n_layers": 1, "convolution": None})
+    model = streaming(rotary, encoder={"attention": attention, "n_layers": 1, "convolution": None})
     feats = torch.randn(4 * 20, FREQS, requires_grad=True)
     for path in (fed, whole):
         memory = path(model, feats, CHUNK)
@@ -143,9 +146,10 @@ def test_nothing_in_a_chunk_depends_on_later_audio_or_on_what_is_beyond_its_left
         assert touched.min() == 4 * first - REACH
 
 
+@pytest.mark.parametrize("rotary", [False, True])
 @torch.no_grad()
-def test_padding_and_the_others_of_a_batch_change_nothing_in_chunks() -> None:
-    model = streaming()
+def test_padding_and_the_others_of_a_batch_change_nothing_in_chunks(rotary: bool) -> None:
+    model = streaming(rotary)
     lengths = [61, 24, 40, 5]
     batch, lengths_B, alone = padded_batch(lengths, 100.0)
     memory, mask = model.encode(batch, lengths_B, CHUNK)
@@ -154,9 +158,11 @@ def test_padding_and_the_others_of_a_batch_change_nothing_in_chunks() -> None:
         torch.testing.assert_close(row[valid], whole(model, feats, CHUNK), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rotary", [False, True])
 @torch.no_grad()
-def test_sessions_at_different_times_share_a_batch() -> None:
-    model, state_of = streaming(), {}
+def test_sessions_at_different_times_share_a_batch(rotary: bool) -> None:
+    model = streaming(rotary)
+    state_of: dict[str, EncoderState] = {}
     feats = {name: torch.randn(4 * 12, FREQS) for name in "abc"}
     expected = {name: fed(model, f, CHUNK) for name, f in feats.items()}
     padded = {name: nn.functional.pad(f, (0, 0, REACH, REACH)) for name, f in feats.items()}
@@ -223,9 +229,9 @@ def test_a_convolution_in_chunks_is_one_over_each_chunk_with_what_is_before_it()
         torch.testing.assert_close(found[:, start : start + 4], expected)
 
 
-@pytest.mark.parametrize(("chunk", "most"), [(16, 25), (8, 12), (1, 1)])
+@pytest.mark.parametrize(("chunk", "least", "most"), [(16, 4, 25), (8, 2, 12), (1, 1, 1)])
 def test_training_draws_whole_utterances_and_chunks_by_torchs_generator(
-    chunk: int, most: int
+    chunk: int, least: int, most: int
 ) -> None:
     config = StreamingConfig(chunk=chunk)
     torch.manual_seed(5)
@@ -233,7 +239,7 @@ def test_training_draws_whole_utterances_and_chunks_by_torchs_generator(
     torch.manual_seed(5)
     assert [config.draw() for _ in range(2000)] == drawn
     chunks = [chunk for chunk in drawn if chunk is not None]
-    assert 900 < len(chunks) < 1100 and set(chunks) == set(range(1, most + 1))
+    assert 900 < len(chunks) < 1100 and set(chunks) == set(range(least, most + 1))
 
 
 def test_training_hides_what_is_beyond_the_drawn_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,14 +249,38 @@ def test_training_hides_what_is_beyond_the_drawn_chunk(monkeypatch: pytest.Monke
         torch.testing.assert_close(whole(model.train(), feats), whole(model.eval(), feats, chunk))
 
 
+@pytest.mark.parametrize("rotary", [False, True])
 @torch.no_grad()
-def test_a_stream_has_no_positions() -> None:
-    model, feats = streaming(), torch.randn(4 * 30, FREQS)
+def test_what_a_stream_gives_does_not_depend_on_when_it_began(rotary: bool) -> None:
+    model, feats = streaming(rotary), torch.randn(4 * 30, FREQS)
     cut = 4 * CHUNK * 5
     found = fed(model, feats, CHUNK)
     # Two layers see 2 · LEFT chunks back; what begins later than that gives the same steps.
     later = fed(model, feats[4 * CHUNK :], CHUNK)
     torch.testing.assert_close(found[cut // 4 + CHUNK :], later[cut // 4 :], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [6, 5])
+def test_rotation_is_that_of_complex_numbers(size: int) -> None:
+    torch.manual_seed(0)
+    x, start, half = torch.randn(2, 3, 9, size), 4, size // 2
+    found = rotate(x, start)
+    for s in range(9):
+        for i in range(half):
+            turned = torch.complex(x[..., s, i], x[..., s, i + half]).to(torch.complex128)
+            turned = turned * cmath.exp(1j * (start + s) * 100 ** (-2 * i / size))
+            pair = torch.complex(found[..., s, i], found[..., s, i + half])
+            torch.testing.assert_close(pair, turned.to(torch.complex64), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[..., 2 * half :], x[..., 2 * half :])
+
+
+@torch.no_grad()
+def test_attention_knows_an_order_with_rotary_positions_alone() -> None:
+    x, mask, order = torch.randn(1, 9, D), torch.ones(1, 9, dtype=torch.bool), torch.randperm(9)
+    for rotary in (False, True):
+        encoder = streaming(rotary, encoder={"convolution": None}).encoder
+        change = (encoder(x[:, order], mask) - encoder(x, mask)[:, order]).abs().max()
+        assert (change > 1e-4) == rotary
 
 
 @pytest.mark.parametrize("kind", sorted(ENCODER))

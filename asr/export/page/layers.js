@@ -99,10 +99,25 @@ class Unit {
   }
 }
 
+/** Turns pairs of each head's numbers in S rows from a position on (asr/model/streaming.py, rotate). */
+function rotate(f, x, S, D, size, start) {
+  const half = size >> 1;
+  for (let s = 0; s < S; s++) {
+    for (let i = 0; i < half; i++) {
+      const angle = (start + s) * Math.exp((-2 * i * Math.log(100)) / size);
+      const cos = Math.cos(angle), sin = Math.sin(angle);
+      for (let at = x + s * D + i; at < x + (s + 1) * D; at += size) {
+        const one = f[at], two = f[at + half];
+        [f[at], f[at + half]] = [one * cos - two * sin, one * sin + two * cos];
+      }
+    }
+  }
+}
+
 export class SelfAttention extends Unit {
   constructor(memory, weights, name, options) {
     super(memory, weights, name, options);
-    [this.heads, this.left] = [options.heads, options.left];
+    [this.heads, this.left, this.isRotary] = [options.heads, options.left, options.isRotary];
     [this.query, this.key, this.value, this.output] = ["query", "key", "value", "output"].map(this.map);
   }
 
@@ -119,6 +134,10 @@ export class SelfAttention extends Unit {
     });
     const first = Math.max(0, N - this.left) * D;
     past?.set(this, [k, v].map((rows) => memory.floats.slice(rows + first, rows + N * D)));
+    if (this.isRotary) {
+      rotate(memory.floats, q, S, D, size, before);
+      rotate(memory.floats, k, N, D, size, 0);
+    }
     const joined = memory.take(S * D), scores = memory.take(S * N);
     const { top } = memory;
     for (let head = 0; head < D; head += size) {

@@ -9,7 +9,7 @@ export class Network {
     this.memory = memory;
     const { streaming } = model.encoder;
     const left = streaming ? streaming.chunk * streaming.left_chunks : 0; // steps
-    const options = { isPre: model.norm === "pre", heads: model.n_heads, left };
+    const options = { isPre: model.norm === "pre", heads: model.n_heads, left, isRotary: streaming?.rotary };
     this.hasPositions = !streaming;
     this.frontend = new Frontend(memory, weights, model.frontend.kind, !streaming);
     this.project = new Affine(memory, weights, "frontend.project");
