@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from asr.audio.feature_stream import FeatureStream
 from asr.decoding.ctc_greedy import GreedyPath
 from asr.decoding.decode import Encoded
-from asr.decoding.endpoint import Endpoint
+from asr.decoding.endpoint import Endpoint, quiet_steps
 from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError
@@ -155,7 +155,7 @@ class Session:
         self._inputs: list[Tensor] = []
         self._memories: list[Tensor] = []
         self._logps: list[Tensor] = []
-        self._path, self._shown = GreedyPath(), 0
+        self._path, self._shown, self._power = GreedyPath(), 0, list[float]()
         with torch.inference_mode():
             self.state = self._recognizer.model.encoder.start_stream()
 
@@ -227,10 +227,12 @@ class Session:
         else:
             self._memories.append(chunk.memory_CD)
             self._logps.append(chunk.logp_CV)
-        self._path.extend(chunk.logp_CV)
         path, seconds = self._path, step_seconds(self._recognizer.config)
-        length, silence = path.n_steps * seconds, path.trailing_blanks * seconds
-        if not self._endpoint.is_reached(length, silence, bool(path.tokens)):
+        self._power += self._powers(path.n_steps, len(chunk.logp_CV))
+        path.extend(chunk.logp_CV)
+        length, blanks = path.n_steps * seconds, path.trailing_blanks * seconds
+        quiet = quiet_steps(self._power) * seconds
+        if not self._endpoint.is_reached(length, blanks, bool(path.tokens), quiet):
             return self._partial()
         # The next segment begins in the silence: a word that has begun unnoticed is not cut.
         most = round(self._endpoint.silence_seconds / seconds)
@@ -276,6 +278,14 @@ class Session:
         memory_1SD, logp_1SV = (torch.cat(x)[None, :steps] for x in (self._memories, self._logps))
         mask_1S = torch.ones(1, steps, dtype=torch.bool, device=memory_1SD.device)
         return Encoded(memory_1SD, mask_1S, logp_1SV)
+
+    def _powers(self, first: int, steps: int) -> list[float]:
+        """Return the mean square of the samples of each of some steps; beyond the end it is 0."""
+        step = self._step_samples
+        wave_N = self._wave_N[first * step : (first + steps) * step]
+        padded_N = pad(wave_N, (0, steps * step - len(wave_N)))
+        powers: list[float] = padded_N.view(steps, step).square().mean(1).tolist()
+        return powers
 
     def _seconds(self, step: int) -> float:
         """Return the time in the stream of a step of the running segment."""

@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from asr.decoding.ctc_greedy import GreedyPath, greedy_texts
-from asr.decoding.endpoint import Endpoint
+from asr.decoding.endpoint import Endpoint, quiet_steps
 from asr.decoding.options import DecodingOptions
 from tests.helpers import WORD_COUNTS, V
 
@@ -40,3 +40,26 @@ def test_a_segment_ends_by_silence_that_may_be_shorter_the_longer_it_is() -> Non
     assert Endpoint.within(1.5) == Endpoint(idle_seconds=1.5, longest_seconds=1.5)
     with pytest.raises(ValidationError, match="must not fall in this order"):
         Endpoint(silence_seconds=3)
+
+
+def test_blanks_that_are_not_quiet_must_last_longer() -> None:
+    rule = Endpoint(silence_seconds=0.8)
+    assert rule.is_reached(3, 0.8, True, 0.8) and rule.is_reached(3, 0.8, True, 5)
+    assert not rule.is_reached(3, 0.8, True, 0.7) and not rule.is_reached(3, 0.7, True, 0.8)
+    assert not rule.is_reached(3, 1.9, True, 0) and rule.is_reached(3, 2, True, 0)
+    assert rule.is_reached(2.4, 2.4, False, 0), "without text the audio does not matter"
+
+
+@pytest.mark.parametrize(
+    ("decibels", "quiet"),
+    [
+        ([], 0),
+        ([-30], 0),
+        ([-90, -30, -50, -46], 2),
+        ([-90, -30, -50, -44], 0),
+        ([-30, -46, -80], 2),
+        ([-30, -80, -31], 0),
+    ],
+)
+def test_a_step_is_quiet_15_db_below_the_loudest(decibels: list[float], quiet: int) -> None:
+    assert quiet_steps([10 ** (each / 10) for each in decibels]) == quiet

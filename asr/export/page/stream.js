@@ -47,7 +47,7 @@ export class Session {
     [this.wave, this.arrived, this.samples] = [wave, [], wave.length];
     this.tail = new Float32Array(network.frontend.edges.before * features.F);
     [this.frames, this.shown, this.logps] = [0, 0, []];
-    [this.path, this.past] = [new GreedyPath(), new Map()];
+    [this.path, this.past, this.power] = [new GreedyPath(), new Map(), []];
   }
 
   /** Takes samples from -1 to 1, or `isEnd` the last ones; yields what is new: {text} or {segment}. */
@@ -87,9 +87,11 @@ export class Session {
     const { path, endpoint, recognizer: { stepSeconds } } = this;
     this.logps.push(encoded.logp);
     this.V = encoded.V;
+    const first = path.steps;
     path.extend(encoded);
-    const silence = path.trailingBlanks * stepSeconds;
-    if (!isReached(endpoint, path.steps * stepSeconds, silence, path.tokens.length > 0)) {
+    for (let step = first; step < path.steps; step++) this.power.push(this.powerOf(step));
+    const blanks = path.trailingBlanks * stepSeconds, quiet = quietSteps(this.power) * stepSeconds;
+    if (!isReached(endpoint, path.steps * stepSeconds, blanks, path.tokens.length > 0, quiet)) {
       if (path.tokens.length === this.shown) return;
       this.shown = path.tokens.length;
       yield { text: this.recognizer.text(path.tokens) };
@@ -98,6 +100,14 @@ export class Session {
     // The next segment begins in the silence: a word that has begun unnoticed is not cut.
     const most = Math.round(endpoint.silence_seconds / stepSeconds);
     yield* this.final(path.steps - Math.floor(Math.min(path.trailingBlanks, most) / 2));
+  }
+
+  /** The mean square of the samples of a step; beyond the end they are 0. */
+  powerOf(step) {
+    const size = this.stepSamples;
+    let sum = 0;
+    for (const x of this.wave.subarray(step * size, (step + 1) * size)) sum += x * x;
+    return sum / size;
   }
 
   /** Ends a segment after so many steps, and begins the next one there. */
@@ -113,9 +123,20 @@ export class Session {
   }
 }
 
-/** Whether a segment of so many seconds ends after so much silence (asr/decoding/endpoint.py). */
-function isReached({ silence_seconds, idle_seconds, longest_seconds }, seconds, silence, hasText) {
+// A step is quiet whose power is 15 dB or more below the loudest; blanks that are not quiet count less.
+const QUIET = 10 ** -1.5, IN_NOISE = 0.4;
+
+/** The steps at the end of a segment that are quiet beside its loudest one (asr/decoding/endpoint.py). */
+function quietSteps(power) {
+  const limit = QUIET * power.reduce((a, b) => Math.max(a, b), 0);
+  let n = 0;
+  while (n < power.length && power[power.length - 1 - n] < limit) n++;
+  return n;
+}
+
+/** Whether a segment of so many seconds ends after so many of blanks and of quiet audio at its end. */
+function isReached({ silence_seconds, idle_seconds, longest_seconds }, seconds, blanks, hasText, quiet) {
   if (!hasText) return seconds >= idle_seconds;
-  const left = 1 - seconds / longest_seconds;
+  const left = 1 - seconds / longest_seconds, silence = Math.max(Math.min(blanks, quiet), IN_NOISE * blanks);
   return silence >= silence_seconds * Math.min(1, Math.max(0, 2 * left));
 }
