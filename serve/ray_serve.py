@@ -55,7 +55,7 @@ def application(given: dict[str, object]) -> "Application":
     deployment = serve.deployment(
         serve.ingress(build)(Service),
         ray_actor_options={"num_gpus": int(settings.device.startswith("cuda"))},
-        # Of all replicas, not of one: the service itself says 503 to more.
+        # Above the service's own limit, which answers with a 503 and not by a queue in a proxy.
         max_ongoing_requests=2 * settings.max_requests,
         graceful_shutdown_timeout_s=settings.grace_seconds + _LAST_SECONDS,
     )

@@ -103,7 +103,7 @@ def cluster(tiny_bundle: Path) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
         cluster = Cluster(Path(folder), tiny_bundle)
         try:
-            wait_for(cluster.ready, 180)
+            wait_for(cluster.ready, 400)
             yield cluster
         finally:
             processes = psutil.Process(cluster.run.pid).children(recursive=True)
@@ -138,7 +138,7 @@ def test_texts_are_those_of_the_plain_service_also_after_a_replica_is_killed(
     assert len(set(expected)) > 5
     assert texts(cluster, WAVES) == expected
     before = cluster.replicas()
-    assert cluster.decoded_by() == set(before), "both have worked"
+    wait_for(lambda: cluster.decoded_by() == set(before), 60)  # both; Ray copies their logs
     for engine in before.values():
         assert engine.environ()["OMP_NUM_THREADS"] == "1", "from num_cpus"
     victim, engine = next(iter(before.items()))
@@ -146,7 +146,7 @@ def test_texts_are_those_of_the_plain_service_also_after_a_replica_is_killed(
     assert texts(cluster, WAVES) == expected
     psutil.wait_procs([engine], 30)
     assert not engine.is_running()
-    wait_for(cluster.ready, 120)
+    wait_for(cluster.ready, 300)
     assert victim not in cluster.replicas()
 
 
@@ -154,18 +154,17 @@ def test_texts_are_those_of_the_plain_service_also_after_a_replica_is_killed(
 def test_live_texts_are_those_of_the_plain_service(cluster: Cluster, service: Service) -> None:
     key = {"authorization": f"Bearer {KEY}"}
 
-    def talk(service: Any, seed: int) -> list[Any]:
+    def talk(service: Any, seed: int) -> list[str]:
         with live_session(service, additional_headers=key) as session:
             send_audio(session, pcm(speak("一二三四五", seed)))
-            found = [event for event in answers(session) if event["type"] != "partial"]
+            found = answers(session)
             assert session.close_code == 1000
-            return found
+        return [event["segment"]["text"] for event in found if event["type"] == "final"]
 
     with ThreadPoolExecutor(4) as pool:
         expected = list(pool.map(lambda seed: talk(service, seed), range(4)))
-        assert (
-            all(expected) and list(pool.map(lambda seed: talk(cluster, seed), range(4))) == expected
-        )
+        got = list(pool.map(lambda seed: talk(cluster, seed), range(4)))
+    assert all(expected) and got == expected
 
 
 @pytest.mark.slow
@@ -221,7 +220,7 @@ def test_settings_are_read_where_the_application_is_built(monkeypatch: pytest.Mo
     monkeypatch.setenv("ASR_API_KEYS", KEY)
     monkeypatch.setenv("ASR_GRACE_SECONDS", "70")
     build: Any = ray_serve.application({"bundles": "a,b=s3://c/d", "device": "cuda"})
-    monkeypatch.undo()
+    monkeypatch.delenv("ASR_API_KEYS")  # which a node need not have
     build()
     (settings,) = apps
     assert settings.bundles == ("a", "b=s3://c/d")
