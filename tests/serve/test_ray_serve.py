@@ -51,7 +51,7 @@ class Cluster:
         config = yaml.safe_load(CONFIG.read_text("utf-8"))
         config["http_options"] |= {"host": self.host, "port": self.port}
         application = config["applications"][0]
-        application["args"] = {"bundles": f"tiny=file://{bundle}", "max_seconds": 600}
+        application["args"] = {"bundles": f"tiny=file://{bundle}", "upload_seconds": 300}
         deployment = application["deployments"][0]
         del deployment["autoscaling_config"]
         deployment |= {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.5}}
@@ -62,7 +62,7 @@ class Cluster:
             **os.environ, "HOME": str(folder), "RAY_TMPDIR": str(folder),
             "TMPDIR": str(self.copies), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
             "RAY_worker_niceness": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "ASR_API_KEYS": KEY,
+            "ASR_API_KEYS": KEY, "RAY_raylet_start_wait_time_s": "300",
         }  # fmt: skip
         with self._log.open("w") as log:
             code = "from ray.serve.scripts import cli; cli()"
@@ -77,6 +77,18 @@ class Cluster:
         code = "import ray; ray.init('auto', namespace='serve'); from ray import serve"
         return self._start(f"{code}; serve.delete('lrt-asr')", stderr=subprocess.DEVNULL)
 
+    def end(self) -> None:
+        started = psutil.Process(self.run.pid).children(recursive=True) if self.runs() else []
+        self.run.kill()
+        self.run.wait()
+        for process in started:
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs(started, 30)
+
+    def runs(self) -> bool:
+        return self.run.poll() is None
+
     def replicas(self) -> dict[int, psutil.Process]:
         """The decoding process of each replica's process."""
         found = psutil.Process(self.run.pid).children(recursive=True)
@@ -86,7 +98,7 @@ class Cluster:
         try:
             reply = httpx.get(f"http://{self.host}:{self.port}/health/ready", trust_env=False)
         except httpx.TransportError:
-            assert self.run.poll() is None, self._log.read_text()
+            assert self.runs(), self._log.read_text()
             return False
         return reply.status_code == 200 and len(self.replicas()) == 2
 
@@ -106,13 +118,7 @@ def cluster(tiny_bundle: Path) -> Iterator[Cluster]:
             wait_for(cluster.ready, 400)
             yield cluster
         finally:
-            processes = psutil.Process(cluster.run.pid).children(recursive=True)
-            cluster.run.kill()
-            cluster.run.wait()
-            for process in processes:
-                if process.is_running():
-                    process.kill()
-            psutil.wait_procs(processes, 30)
+            cluster.end()
 
 
 def texts(service: Any, waves: list[Any]) -> list[str]:
@@ -176,23 +182,41 @@ def test_who_has_no_key_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_replica_that_is_stopped_answers_first(cluster: Cluster) -> None:
+def test_a_replica_that_is_stopped_answers_first(cluster: Cluster, service: Service) -> None:
     """The last test of the cluster, whose application it deletes."""
-    file = {"file": ("a.wav", encode_audio(speak("一二三四五" * 200), RATE))}
-    url = f"http://{cluster.host}:{cluster.port}/v1/audio/transcriptions"
-    found: list[httpx.Response] = []
-    key = {"authorization": f"Bearer {KEY}"}
+    wave, rest = speak("一二三四五" * 20), threading.Event()
+    expected = texts(service, [wave])
+    copies = list(cluster.copies.rglob("model.safetensors"))
+    key, path = {"authorization": f"Bearer {KEY}"}, "/v1/audio/transcriptions"
+    with (
+        httpx.Client(
+            base_url=f"http://{cluster.host}:{cluster.port}",
+            headers=key,
+            trust_env=False,
+            timeout=300,
+        ) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        files = {"file": ("a.wav", encode_audio(wave, RATE))}
+        whole = client.build_request("POST", path, files=files, data={"model": "tiny"})
+        body = whole.read()
 
-    def send() -> None:
-        found.append(httpx.post(url, files=file, data={"model": "tiny"}, headers=key, timeout=300))
+        def parts() -> Iterator[bytes]:
+            yield body[:1000]
+            rest.wait(300)
+            yield body[1000:]
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    with cluster.delete() as delete:
-        assert delete.wait() == 0
-    thread.join()
-    assert found[0].status_code == 200 and found[0].json()["text"]
-    assert not cluster.replicas() and not list(cluster.copies.rglob("model.safetensors"))
+        kind = {"content-type": whole.headers["content-type"]}
+        reply = pool.submit(client.post, path, content=parts(), headers=kind)
+        wait_for(lambda: "asr_held_bytes 1000.0" in client.get("/metrics").text)
+        with cluster.delete() as delete:
+            wait_for(lambda: client.get("/health/live").status_code != 200, 60)
+            rest.set()
+            assert [reply.result().json()["text"]] == expected
+            assert delete.wait() == 0
+    assert not cluster.replicas()
+    left = list(cluster.copies.rglob("model.safetensors"))
+    assert len(left) == len(copies) - 2, "that of a killed replica stays"
 
 
 def test_the_shipped_configuration_fits_the_application() -> None:
