@@ -34,7 +34,8 @@ class Service:
 
     def __del__(self) -> None:
         """Remove the copies of bundles; Ray calls it once, after the lifespan."""
-        self.app.state.copies.close()
+        if hasattr(self, "app"):  # else it could not be built
+            self.app.state.copies.close()
 
 
 def application(given: dict[str, object]) -> "Application":
