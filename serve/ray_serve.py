@@ -54,13 +54,12 @@ def application(given: dict[str, object]) -> "Application":
         return create_replica(settings)
 
     deployment = serve.deployment(
-        serve.ingress(build)(Service),
         ray_actor_options={"num_gpus": int(settings.device.startswith("cuda"))},
         # Above the service's own limit, which answers with a 503 and not by a queue in a proxy.
         max_ongoing_requests=2 * settings.max_requests,
         graceful_shutdown_timeout_s=settings.grace_seconds + _LAST_SECONDS,
     )
-    return deployment.bind()
+    return deployment(serve.ingress(build)(Service)).bind()
 
 
 def create_replica(settings: Settings) -> FastAPI:

@@ -62,7 +62,7 @@ class Cluster:
             **os.environ, "HOME": str(folder), "RAY_TMPDIR": str(folder),
             "TMPDIR": str(self.copies), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
             "RAY_worker_niceness": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "ASR_API_KEYS": KEY, "RAY_raylet_start_wait_time_s": "300",
+            "ASR_API_KEYS": KEY,
         }  # fmt: skip
         with self._log.open("w") as log:
             code = "from ray.serve.scripts import cli; cli()"
@@ -234,9 +234,9 @@ def test_settings_are_read_where_the_application_is_built(monkeypatch: pytest.Mo
     asked: dict[str, Any] = {}
     apps: list[Settings] = []
 
-    def deployment(replica: Any, **options: Any) -> Any:
+    def deployment(**options: Any) -> Any:
         asked.update(options)
-        return SimpleNamespace(bind=lambda: replica)
+        return lambda replica: SimpleNamespace(bind=lambda: replica)
 
     ingress = {"ingress": lambda build: lambda replica: build, "deployment": deployment}
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=SimpleNamespace(**ingress)))
