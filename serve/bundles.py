@@ -1,0 +1,22 @@
+"""Where the bundles that are served lie: those by URL are copied to this machine."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from asr.runtime.storage import is_url
+from asr.transcription.remote_bundle import local_bundle
+
+
+def local_bundles(bundles: Iterable[str], copies: ExitStack) -> list[str]:
+    """Return bundles as NAME=FOLDER or FOLDER; those by URL are copied until `copies` ends.
+
+    Raises BundleError where one of those cannot be read.
+    """
+    return [_local(bundle, copies) for bundle in bundles]
+
+
+def _local(bundle: str, copies: ExitStack) -> str:
+    name, equals, place = ("", "", bundle) if is_url(bundle) else bundle.partition("=")
+    if not is_url(place):
+        return bundle
+    return f"{name}{equals}{copies.enter_context(local_bundle(place))}"
