@@ -111,8 +111,8 @@ class Subject:
         module, path = ["-m", "benchmarks.decoding_speed"], {}
         if before and name in BEFORE:
             module, path = [f"{before}/benchmarks/decoding.py"], {"PYTHONPATH": before}
-        served = [name.removeprefix("before "), str(workers), str(threads)]
-        command = [sys.executable, *module, "--serve", *served]
+            name = name.removeprefix("before ")
+        command = [sys.executable, *module, "--serve", name, str(workers), str(threads)]
         self.processes = [
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -57,18 +57,20 @@ def main() -> None:
     for bundle in args.bundles:
         model = asr.load(bundle, "cpu")
         waves = [read_wave(cut, model.sample_rate) for cut in cuts]
-        unshifted, row = texts(model, waves, 0), list[Value]([bundle.name])
-        for shift in SHIFTS:
-            found, errors = texts(model, waves, shift), ErrorCounts()
-            for cut, text in zip(cuts, found, strict=True):
+        row, found = list[Value]([bundle.name]), [texts(model, waves, shift) for shift in SHIFTS]
+        for each in found:
+            errors = ErrorCounts()
+            for cut, text in zip(cuts, each, strict=True):
                 errors += character_errors(text_of(cut), text, model.tokenizer.normalize)
             row.append(100 * errors.rate)
-        changed = sum(a != b for a, b in zip(unshifted, found, strict=True))
+        changed = sum(a != b for a, b in zip(found[0], found[-1], strict=True))
         rows.append([*row, 100 * changed / len(cuts)])
         record.progress(f"{rows[-1]}")
-    columns = {"model": "", **{f"{s} steps, CER (%)": ".2f" for s in SHIFTS}}
-    columns["texts that 16 change (%)"] = ".1f"
-    note = f"{len(cuts)} utterances, each in {MOST} steps of faint noise."
+    columns = {"model": "", **{f"CER (%), {s}": ".2f" for s in SHIFTS}}
+    columns[f"texts that {MOST} change (%)"] = ".1f"
+    note = (
+        f"{len(cuts)} utterances in {MOST} steps of faint noise, 0 to {MOST} of them first."
+    )
     table = Result(title="Shifted audio", note=note, columns=columns, rows=rows)
     record.publish(args, "attention-demo", [table])
 

@@ -21,7 +21,7 @@ import soundfile as sf
 from lhotse import AudioSource, MonoCut, MultiCut, Recording, SupervisionSegment
 
 from asr.data.cuts import CONVERTED_FROM
-from asr.errors import AsrError, AudioError
+from asr.errors import AsrError, AudioError, DataError
 from asr.runtime.processes import end_with_parent
 from asr.runtime.storage import SMALL_BYTES, RemoteFile, read_small
 from asr.runtime.threads import usable_cpus
@@ -88,7 +88,14 @@ def make_lines(
     """
     if cluster:
         make = partial(_make_some, synthetic=synthetic, at_a_time=_PER_CPU)
-        yield from chain.from_iterable(cluster.map(make, _tasks(utterances)))
+        lines = chain.from_iterable(cluster.map(make, _tasks(utterances)))
+        for one, line in zip(utterances, lines, strict=True):
+            if line == "missing":  # they were found before
+                raise DataError(
+                    f"{one.path}: a node of the cluster does not see it: give a folder that all "
+                    "nodes have under this path, or a URL"
+                )
+            yield line
         return
     n_remote = sum(isinstance(one.path, RemoteFile) for one in utterances)
     cpus = usable_cpus()

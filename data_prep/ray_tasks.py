@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from asr.errors import AsrError
@@ -35,8 +36,9 @@ class RayTasks:
             while running:
                 yield self._result(running.popleft())
         finally:
-            for reference in running:
-                self._ray.cancel(reference)
+            with suppress(ConnectionError):
+                for reference in running:
+                    self._ray.cancel(reference)
 
     def _room(self) -> int:
         return self._jobs or max(1, int(_PER_CORE * self._ray.cluster_resources().get("CPU", 1)))
@@ -48,10 +50,10 @@ class RayTasks:
             return self._ray.get(reference)
         except RayTaskError as error:
             raise told(error) from error
-        except RayError as error:
+        except (RayError, ConnectionError) as error:
             raise AsrError(
-                f"a task was lost {_RETRIES + 1} times ({type(error).__name__}; out of memory?): "
-                "start again with fewer --jobs"
+                f"the cluster has lost a task ({type(error).__name__}), {_RETRIES + 1} times where "
+                "its node died: look whether the cluster runs, or start again with fewer --jobs"
             ) from error
 
 

@@ -80,15 +80,19 @@ def table(
     from data_prep.table import prepare
 
     source, out = (place if is_url(place) else Path(place) for place in (recordings, out_dir))
+    if engine and isinstance(source, Path):  # nodes work in another folder
+        source = source.absolute()
+    if engine and isinstance(out, Path):  # of which converted copies are read
+        out = out.absolute()
     named = {
         "audio": audio_column,
         "text": text_column,
         "speaker": speaker_column,
     }
     columns = {kind: name for kind, name in named.items() if name}
-    cluster = _cluster(engine, jobs) if engine else None
+    cluster, here = (_cluster(engine, jobs), None) if engine else (None, jobs)
     report = prepare(
-        source, transcripts, out, columns=columns, dev=dev, test=test, jobs=jobs, cluster=cluster
+        source, transcripts, out, columns=columns, dev=dev, test=test, jobs=here, cluster=cluster
     )
     show_report(report, out_dir)
 

@@ -34,7 +34,10 @@ def train(
 
     out_dir = out_dir or str(Path("exp") / recipe.resolve().parent.name / recipe.stem)
     changes = "".join(f" --set '{change}'" for change in overrides or [])
-    with resumable(f"asr train {recipe}{changes} --out {out_dir} --resume"):
+    command = f"asr train {recipe}{changes} --out {out_dir} --resume"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        command = "what you started, with --resume"
+    with resumable(command):
         run(config, out_dir, resume, device)
     if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes prints
         show(f"{out_dir}")

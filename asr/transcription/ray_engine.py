@@ -77,8 +77,8 @@ class RayCrew:
         n_done, n_lost = 0, 0
         while True:
             self._start()
-            told, _ = self._ray.wait(list(self._actors), timeout=_LOOK)
-            for reference in told:
+            ready, _ = self._ray.wait(list(self._actors), timeout=_LOOK)
+            for reference in ready:
                 actor = self._actors.pop(reference)
                 n_new = self._result(reference)
                 if n_new == 0:

@@ -280,11 +280,11 @@ class Session:
         return Encoded(memory_1SD, mask_1S, logp_1SV)
 
     def _powers(self, first: int, steps: int) -> list[float]:
-        """Return the mean square of the samples of each of some steps; beyond the end it is 0."""
+        """Return the variance of the samples of each of some steps; beyond the end it is 0."""
         step = self._step_samples
         wave_N = self._wave_N[first * step : (first + steps) * step]
         padded_N = pad(wave_N, (0, steps * step - len(wave_N)))
-        powers: list[float] = padded_N.view(steps, step).square().mean(1).tolist()
+        powers: list[float] = padded_N.view(steps, step).var(1, correction=0).tolist()
         return powers
 
     def _seconds(self, step: int) -> float:

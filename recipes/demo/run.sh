@@ -5,12 +5,14 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 asr=${1:-asr}
 
-# Two processes with a thread each, which share the batches, are faster than one with two threads.
+# On a CPU two processes with a thread each, which share the batches, are faster than two threads.
 train=("$asr" train)
-torchrun=$(dirname "$(command -v "$asr")")/torchrun
-if [ -x "$torchrun" ] && [ "$(nproc 2> /dev/null || echo 1)" -ge 2 ]; then
-  train=(env OMP_NUM_THREADS=1 "$torchrun" --standalone --nproc-per-node 2 -m asr.cli train)
-  train+=(--set data.batch_seconds=18)  # as many seconds a step
+python=$(dirname "$(readlink -f "$(command -v "$asr")")")/python
+count='import torch; from asr.runtime.threads import choose_threads
+print(1 if torch.cuda.is_available() else choose_threads().number)'
+if [ "$("$python" -c "$count" 2> /dev/null || echo 1)" -ge 2 ]; then
+  train=(env OMP_NUM_THREADS=1 "$python" -m torch.distributed.run --standalone --nproc-per-node 2)
+  train+=(-m asr.cli train --set data.batch_seconds=18)  # as many seconds a step
 fi
 
 "$asr" prepare demo data/demo

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.errors import ApiError, reply
 from serve.logs import RequestRecord
 from serve.metrics import Metrics
+from serve.middleware.paths import route_path
 from serve.settings import Settings
 
 logger = logging.getLogger("serve.middleware.access")
@@ -83,7 +84,7 @@ class ApiKeyMiddleware:
             await self.app(scope, receive, send)
             return
         scope["asr.client"] = (scope.get("client") or ("unknown",))[0]
-        if self._keys and scope["path"].startswith("/v1/"):
+        if self._keys and route_path(scope).startswith("/v1/"):
             index = self._index(_authorization(Headers(scope=scope)))
             if index is None:
                 await self._refuse(scope, receive, send)

@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.errors import ApiError, quoted, reply
+from serve.middleware.paths import route_path
 from serve.settings import Settings
 
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[\w.-]+)(?::(\d{0,5}))?", re.ASCII)
@@ -27,7 +28,7 @@ class OriginMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it unread with a 403."""
         error = None
-        if scope["type"] != "lifespan" and not f"{scope['path']}/".startswith("/health/"):
+        if scope["type"] != "lifespan" and not f"{route_path(scope)}/".startswith("/health/"):
             error = _refusal(Headers(scope=scope), scope["app"].state.settings)
         await (reply(error, scope) if error else self.app)(scope, receive, send)
 

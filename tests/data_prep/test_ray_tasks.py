@@ -4,6 +4,7 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import soundfile as sf
 
 from asr.errors import AsrError, DataError
+from data_prep.cuts import Utterance, make_lines
 from data_prep.ray_tasks import RayTasks
 from tests.helpers import RATE, run_cli, speak
 
@@ -96,6 +98,15 @@ def test_what_fails_on_a_node_is_told_and_ends_the_others(ray: FakeRay) -> None:
         list(RayTasks("ray", 4).map(fail, range(6, N)))
 
 
+def test_a_node_that_does_not_see_a_recording_ends_the_work() -> None:
+    class Blind:
+        def map(self, _: object, tasks: Iterator[list[Utterance]]) -> Iterator[list[str]]:
+            return (["missing" for _ in task] for task in tasks)
+
+    with pytest.raises(DataError, match=r"a/1.wav: a node of the cluster does not see it"):
+        list(make_lines([Utterance("1", Path("a/1.wav"), "one", "ann")], False, None, Blind()))  # type: ignore[arg-type]
+
+
 def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "takes").mkdir()
     for engine, before, sentence in (
@@ -141,10 +152,13 @@ def test_a_cluster_writes_what_one_machine_writes(cluster: Any, tmp_path: Path) 
         rows.append(f"{i}.wav,{'一二三四五'[: 1 + i % 5]},{i % 10}")
     (tmp_path / "takes/7.wav").write_bytes(b"RIFF no audio")
     (tmp_path / "t.csv").write_text("\n".join(rows))
-    args: list[str | Path] = ["prepare", "table", f"file://{tmp_path}/takes", tmp_path / "t.csv"]
-    plain = run_cli(*args, tmp_path / "plain")
-    by_ray = run_cli(*args, tmp_path / "ray", "--engine", cluster.address)
-    assert plain.returncode == by_ray.returncode == 0, by_ray.stderr
-    written = {path.name: path.read_bytes() for path in (tmp_path / "ray").iterdir()}
-    assert written == {path.name: path.read_bytes() for path in (tmp_path / "plain").iterdir()}
-    assert b"7.wav\tunreadable" in written["left_out.tsv"]
+    for place in (f"file://{tmp_path}/takes", os.path.relpath(tmp_path / "takes")):
+        args: list[str | Path] = ["prepare", "table", place, tmp_path / "t.csv"]
+        plain = run_cli(*args, tmp_path / "plain")
+        by_ray = run_cli(*args, tmp_path / "ray", "--engine", cluster.address)
+        assert plain.returncode == by_ray.returncode == 0, by_ray.stderr
+        left_out = (tmp_path / "ray/left_out.tsv").read_text()
+        assert "7.wav\tunreadable" in left_out and left_out.count("\n") == 2
+        for name in ("train.jsonl.gz", "dev.jsonl.gz", "test.jsonl.gz", "report.json"):
+            written = (tmp_path / "ray" / name).read_bytes()
+            assert written == (tmp_path / "plain" / name).read_bytes()

@@ -1,5 +1,6 @@
 """What the service refuses, in OpenAI's shape: requests, keys, what is too large, slow or much."""
 
+import asyncio
 import http.client
 import io
 import json
@@ -12,10 +13,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+import httpx
 import numpy as np
 import pytest
 import soundfile as sf
 
+from serve.app import create_app
 from serve.logs import JsonFormatter
 from serve.middleware.access import ApiKeyMiddleware
 from serve.settings import Settings
@@ -223,6 +226,23 @@ def test_with_a_key_all_is_as_without(guarded, headers):
     data = {"model": "tiny"}
     reply = guarded.client.post(URL, files={"file": WAV}, data=data, headers=headers)
     assert reply.status_code == 200, reply.text
+
+
+def test_keys_and_hosts_count_behind_a_proxy_with_a_prefix_too(tiny_bundle):
+    """As with Ray's route_prefix: the path has the prefix, and routes are looked up without it."""
+    settings = Settings(bundles=(f"tiny={tiny_bundle}",), device="cpu", api_keys=("first-key",))
+    transport = httpx.ASGITransport(create_app(settings), root_path="/asr")
+
+    async def statuses() -> list[int]:
+        asked = [
+            ("localhost", "/asr/v1/models", {}), ("localhost", "/asr/v1/models", KEY),
+            ("evil.example", "/asr/", KEY), ("evil.example", "/asr/health/live", {}),
+        ]  # fmt: skip
+        async with httpx.AsyncClient(transport=transport) as client:
+            return [(await client.get(f"http://{host}{path}", headers=headers)).status_code
+                    for host, path, headers in asked]  # fmt: skip
+
+    assert asyncio.run(statuses()) == [401, 200, 403, 200]
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch):

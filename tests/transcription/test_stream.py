@@ -9,6 +9,7 @@ import pytest
 
 import asr
 from asr.audio.recording import Recording
+from asr.decoding import endpoint
 from asr.errors import AudioError, ConfigError
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.stream import Session, advance
@@ -210,6 +211,20 @@ def test_silence_has_no_results_and_ends_segments(model: Recognizer) -> None:
     session.end()
     assert session.flush() == [] and list(model.stream([])) == []
     assert held[-1] < 4 * RATE
+
+
+def test_only_quiet_pauses_end_segments_soon(
+    model: Recognizer,
+    spoken: tuple[np.ndarray, list[tuple[str, float]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def segments(wave: np.ndarray) -> int:
+        return sum(result.is_final for result in model.stream([wave]))
+
+    wave = spoken[0]
+    assert segments(wave) == segments(wave + np.float32(0.05)) == 3, "a constant is no sound"
+    monkeypatch.setattr(endpoint, "_QUIET", 0.0)
+    assert segments(wave) == 1
 
 
 def test_a_text_without_pauses_is_cut_at_the_longest(model: Recognizer) -> None:

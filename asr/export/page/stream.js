@@ -102,12 +102,15 @@ export class Session {
     yield* this.final(path.steps - Math.floor(Math.min(path.trailingBlanks, most) / 2));
   }
 
-  /** The mean square of the samples of a step; beyond the end they are 0. */
+  /** The variance of the samples of a step; beyond the end they are 0. */
   powerOf(step) {
     const size = this.stepSamples;
-    let sum = 0;
-    for (const x of this.wave.subarray(step * size, (step + 1) * size)) sum += x * x;
-    return sum / size;
+    let sum = 0, squares = 0;
+    for (const x of this.wave.subarray(step * size, (step + 1) * size)) {
+      sum += x;
+      squares += x * x;
+    }
+    return Math.max(0, squares / size - (sum / size) ** 2);
   }
 
   /** Ends a segment after so many steps, and begins the next one there. */

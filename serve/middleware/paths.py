@@ -1,0 +1,9 @@
+"""The path of a request as routes have it."""
+
+from starlette.types import Scope
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path without the prefix under which a proxy in front has the service."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
