@@ -68,9 +68,7 @@ def main() -> None:
         record.progress(f"{rows[-1]}")
     columns = {"model": "", **{f"CER (%), {s}": ".2f" for s in SHIFTS}}
     columns[f"texts that {MOST} change (%)"] = ".1f"
-    note = (
-        f"{len(cuts)} utterances in {MOST} steps of faint noise, 0 to {MOST} of them first."
-    )
+    note = f"{len(cuts)} utterances in {MOST} steps of faint noise, 0 to {MOST} of them first."
     table = Result(title="Shifted audio", note=note, columns=columns, rows=rows)
     record.publish(args, "attention-demo", [table])
 
