@@ -231,14 +231,15 @@ def test_with_a_key_all_is_as_without(guarded, headers):
 def test_keys_and_hosts_count_behind_a_proxy_with_a_prefix_too(tiny_bundle):
     """As with Ray's route_prefix: the path has the prefix, and routes are looked up without it."""
     settings = Settings(bundles=(f"tiny={tiny_bundle}",), device="cpu", api_keys=("first-key",))
-    transport = httpx.ASGITransport(create_app(settings), root_path="/asr")
+    app = create_app(settings)
 
     async def statuses() -> list[int]:
         asked = [
             ("localhost", "/asr/v1/models", {}), ("localhost", "/asr/v1/models", KEY),
             ("evil.example", "/asr/", KEY), ("evil.example", "/asr/health/live", {}),
         ]  # fmt: skip
-        async with httpx.AsyncClient(transport=transport) as client:
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path="/asr"))
+        async with app.router.lifespan_context(app), client:
             return [(await client.get(f"http://{host}{path}", headers=headers)).status_code
                     for host, path, headers in asked]  # fmt: skip
 
