@@ -40,7 +40,10 @@ def align(logp_BSV: Tensor, steps_B: Tensor, labels_BU: Tensor, lengths_B: Tenso
 def _path(
     emission_BSL: Array, penalty_BL: Array, steps_B: np.ndarray, lengths_B: np.ndarray
 ) -> np.ndarray:
-    """Return the states (B, S) of the best path, by few calls a step, which cost more than work."""
+    """Return the states (B, S) of the best path.
+
+    A step is little work and many calls, and numpy's are cheaper than torch's.
+    """
     B, S, L = emission_BSL.shape
     scores_BX = np.full((B, L + 2), _NEVER)  # two columns before the states, for what comes to them
     scores_BX[:, 2:4] = emission_BSL[:, 0, :2]
