@@ -6,7 +6,7 @@ Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encod
 8, exactly 24 tokens, on a CPU; whole recognizers, from the waveform, by one utterance. Other
 engines: `pip install transformers ctranslate2 sherpa-onnx`; those that are not installed are left
 out. sherpa-onnx has the encoder and the CTC head of the LRT, and decodes greedily. FOLDER is a
-checkout of aa6b0bc, whose decoders are `before`. A
+checkout of aa6b0bc, whose decoders are `before` (`benchmarks.first_joint`). A
 setting is how many share a batch and the threads of each: ours and `generate` share it as processes
 (as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects take turns, of as many
 batches as hold 16 utterances; only one works at a time, and the threads of the last one are
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -44,7 +45,7 @@ FRONTEND_GFLOP = 2 * 9 * (450 * 161 * (64 + 64 * 64) + 225 * 80 * (64 * 128 + 12
 YARDSTICKS = {"transformers": "transformers", "ctranslate2": "ctranslate2",
               "ctranslate2_int8": "ctranslate2", "sherpa": "sherpa_onnx",
               "sherpa small": "sherpa_onnx"}  # fmt: skip
-BEFORE = ["before lrt", "before lrt_int8"]
+BEFORE = ["before lrt", "before lrt_int8", "before lrt sure"]
 MATRIX = 2048
 _TURN = 16  # utterances: one by itself would pay for caches that others filled
 _REST = 0.3  # OpenMP's threads wait actively for 0.2 s
@@ -53,7 +54,7 @@ PAIRS = [
     ("lrt", "transformers"), ("lrt", "ctranslate2"), ("lrt_int8", "ctranslate2_int8"),
     ("lrt sure", "lrt sure stepwise"), ("lrt sure", "ctranslate2_int8"),
     ("lrt_int8 sure", "ctranslate2_int8"),
-    ("lrt", "before lrt"), ("lrt_int8", "before lrt_int8"),
+    ("lrt sure", "before lrt sure"), ("lrt", "before lrt"), ("lrt_int8", "before lrt_int8"),
     ("lrt whole greedy", "sherpa"), ("lrt whole small greedy", "sherpa small"),
 ]  # fmt: skip
 Best = dict[int, tuple[float, str]]  # by batch: utterances a second, the setting
@@ -110,7 +111,10 @@ class Subject:
         n_processes = 1 if name.startswith("ctranslate2") else workers
         module, path = ["-m", "benchmarks.decoding_speed"], {}
         if before and name in BEFORE:
-            module, path = [f"{before}/benchmarks/decoding.py"], {"PYTHONPATH": before}
+            script = Path(before, "benchmarks/decoding.py")
+            if "sure" in name:
+                script = Path(__file__).with_name("first_joint.py")
+            module, path = [str(script)], {"PYTHONPATH": before}
             name = name.removeprefix("before ")
         command = [sys.executable, *module, "--serve", name, str(workers), str(threads)]
         self.processes = [
@@ -150,7 +154,7 @@ class Subject:
 
 def takes(name: str, workers: int, batch: int) -> bool:
     """Tell whether a batch is measured by so many workers: some of ours only by one utterance."""
-    is_alone = name in (*WHOLE, *SURE) or name.startswith("sherpa")
+    is_alone = name in (*WHOLE, *SURE, "before lrt sure") or name.startswith("sherpa")
     return batch % workers == 0 and (batch == 1 or not is_alone)
 
 

@@ -5,6 +5,7 @@ those that all but the language model together prefer. Legend: B utterances, W h
 (the beam), V vocabulary, K candidates (the last is EOS), C components of a score.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class BeamSearch:
         An utterance ends when no live hypothesis can join its n best, or after `limits_B` tokens.
         One whose request is cancelled ends within a step, with the hypotheses that have ended by
         then. With a `floor`, for one utterance, hypotheses that matter to no text that scores so
-        much are dropped (see `_n_relevant`): where the n best all score `floor` or more, they are
+        much are dropped (see `_slack`): where the n best all score `floor` or more, they are
         those of a search without it. Its scorer must allow the number of hypotheses to change.
         """
         weights_C = torch.tensor(scorer.weights(*self.options.weights), device=limits_B.device)
@@ -53,6 +54,7 @@ class BeamSearch:
         live = LiveHypotheses.start(limits_B, W, len(weights_C))
         ended, any_ended = EndedHypotheses.none_of(live), False
         if floor is not None:
+            floor -= self._slack(int(limits_B))
             live.narrow(1)
         results: list[list[Hypothesis]] = [[] for _ in limits_B]
         for t in range(int(limits_B.max()) + 1):
@@ -66,7 +68,7 @@ class BeamSearch:
                 scorer.hotwords.advance(parents_BW, live.tokens_BWL[:, : parents_BW.shape[1], t])
             n = W
             if floor is not None:
-                n = self._n_relevant(live, weights_C, floor)
+                n = _n_relevant(live, weights_C, floor)
                 live.narrow(n)
                 parents_BW = parents_BW[:, :n]
             if any_ended or requests or not n or t >= least_limit:
@@ -130,19 +132,22 @@ class BeamSearch:
         least_B = torch.maximum(ended.score_BW[:, last], ended.score_BW[:, 0] - _MARGIN * last)
         return least_B >= bound_B
 
-    def _n_relevant(self, live: LiveHypotheses, weights_C: Tensor, floor: float) -> int:
-        """Return how many hypotheses to keep; the others matter to no text that scores `floor`.
+    def _slack(self, limit: int) -> float:
+        """Return how far below a floor log P of a hypothesis may be that can matter to texts above.
 
-        Such a hypothesis cannot become that text, since log P only falls. Nor can it take the
+        One further below cannot become such a text, since log P only falls. Nor can it take the
         place of one that can, however unequal their lengths in words: all of them that become it
         score more than any continuation of this one.
         """
-        limit = int(live.limits_B)
-        most, least = self.num_words_V[len(SPECIAL) :].max(), self.num_words_V[len(SPECIAL) :].min()
-        slack = self.options.gamma * limit**0.5 * float(2 * most.sqrt() - least.sqrt())
-        joint_W = (live.component_scores_BWC @ weights_C)[0]
-        kept = (joint_W + slack >= floor).nonzero()
-        return int(kept[-1]) + 1 if len(kept) else 0
+        words_V = self.num_words_V[len(SPECIAL) :]
+        most, least = float(words_V.max()), float(words_V.min())
+        return self.options.gamma * math.sqrt(limit) * (2 * math.sqrt(most) - math.sqrt(least))
+
+
+def _n_relevant(live: LiveHypotheses, weights_C: Tensor, least: float) -> int:
+    """Return how many hypotheses to keep: up to the last whose log P is `least` or more."""
+    kept = (live.component_scores_BWC @ weights_C >= least)[0].nonzero()
+    return int(kept[-1]) + 1 if len(kept) else 0
 
 
 def _cancelled(live: LiveHypotheses, requests: Sequence[Request]) -> Tensor:

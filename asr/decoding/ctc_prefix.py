@@ -23,74 +23,72 @@ class CtcPrefixScorer:
 
     def __init__(self, logp_BSV: Tensor, lengths_B: Tensor, n_hypotheses: int) -> None:
         B, S, _ = logp_BSV.shape
+        logp_BSV = logp_BSV.to(torch.promote_types(logp_BSV.dtype, torch.float32))
         beyond_BS = torch.arange(S, device=lengths_B.device) >= lengths_B[:, None]
-        logp_BSV = logp_BSV.double().masked_fill(beyond_BS[..., None], _NEVER / 100)
-        logp_BSV[..., BLANK] = logp_BSV[..., BLANK].masked_fill(beyond_BS, 0.0)
+        if beyond_BS.any():
+            logp_BSV = logp_BSV.masked_fill(beyond_BS[..., None], _NEVER / 100)
+            logp_BSV[..., BLANK] = logp_BSV[..., BLANK].masked_fill(beyond_BS, 0.0)
         self.logp_BVS = logp_BSV.transpose(1, 2).contiguous()
-        self.p_BSV: Tensor | None = None
-        self.blank_B1S = self.logp_BVS[:, BLANK].cumsum(-1)[:, None]
+        self.p_BSV = logp_BSV.exp().float()
+        self.blank_B1S = self.logp_BVS[:, None, BLANK].double().cumsum(-1)
         # The log-probability that the first s frames are the prefix and end in its last token
         # (`token`) or in a blank (`blank`).
-        self.token_BWS = logp_BSV.new_full((B, n_hypotheses, S), _NEVER)
-        self.blank_BWS = self.blank_B1S.expand(B, n_hypotheses, S).clone()
+        self.token_BWS = torch.full_like(self.blank_B1S, _NEVER).repeat(1, n_hypotheses, 1)
+        self.blank_BWS = self.blank_B1S.repeat(1, n_hypotheses, 1)
         self.last_BW = torch.full((B, n_hypotheses), BLANK, device=logp_BSV.device)
-        self.is_empty = True
+        self._find_ways(0.0)
 
-    def total(self) -> Tensor:
-        """Return the log-probability (B, W) that the hypothesis is the whole text."""
-        return torch.logaddexp(self.token_BWS[..., -1], self.blank_BWS[..., -1])
+    def _find_ways(self, first: float) -> None:
+        """Store log phi_{s-1}: the paths that can emit any token at frame s, and its last one anew.
+
+        A token that repeats the last one needs a blank between. `ways` is phi in proportion to the
+        most of a hypothesis, so that sums over frames are products of matrices.
+        """
+        both_BWS = torch.logaddexp(self.token_BWS, self.blank_BWS)
+        self.total_BW = both_BWS[..., -1]
+        self.phi_BW2S = _shift(torch.stack((both_BWS, self.blank_BWS), 2), first)
+        self.most_BW21 = self.phi_BW2S.amax(-1, keepdim=True)
+        self.ways_BW2S = (self.phi_BW2S - self.most_BW21).exp_()
 
     def score(self, tokens_BWK: Tensor) -> Tensor:
         """Return the prefix scores with each candidate appended; for EOS, the whole text's."""
-        y_BWKS = self._emission(tokens_BWK)
-        before = self._before(self.token_BWS, self.blank_BWS, tokens_BWK)
-        prefix_BWK = torch.logsumexp(before + y_BWKS, dim=-1)
-        return torch.where(tokens_BWK == EOS, self.total()[..., None], prefix_BWK)
+        p_BWKS = self._emission(tokens_BWK).exp_()
+        sums_BW2K = self.ways_BW2S @ p_BWKS.transpose(2, 3)
+        any_BWK, again_BWK = sums_BW2K.log_().add_(self.most_BW21).unbind(2)
+        prefix_BWK = torch.where(tokens_BWK == self.last_BW[..., None], again_BWK, any_BWK)
+        return torch.where(tokens_BWK == EOS, self.total_BW[..., None], prefix_BWK)
 
     def preselection_scores(self) -> Tensor:
         """Return approximate prefix scores (B, W, V) of all tokens, by one product in float32.
 
-        Scores far below the best underflow to -inf, and a repetition of the last token scores too
-        high.
+        They lack what is common to a hypothesis. Scores far below the best underflow to -inf, and
+        a repetition of the last token scores too high.
         """
-        both_BWS = torch.logaddexp(self.token_BWS, self.blank_BWS)
-        phi_BWS = _shift(both_BWS, 0.0 if self.is_empty else _NEVER)
-        ways_BWS = (phi_BWS - phi_BWS.amax(-1, keepdim=True)).exp().float()
-        if self.p_BSV is None:
-            self.p_BSV = self.logp_BVS.transpose(1, 2).exp().float()
-        return (ways_BWS @ self.p_BSV).log()
+        return (self.ways_BW2S[:, :, 0].float() @ self.p_BSV).log_()
 
     def advance(self, parents_BW: Tensor, tokens_BW: Tensor) -> None:
         """Let hypothesis w be hypothesis `parents_BW[b, w]` with `tokens_BW[b, w]` appended."""
-        index = parents_BW[..., None].expand(-1, -1, self.token_BWS.shape[2])
-        token_BWS, blank_BWS = self.token_BWS.gather(1, index), self.blank_BWS.gather(1, index)
-        self.last_BW = self.last_BW.gather(1, parents_BW)
-        before_BWS = self._before(token_BWS, blank_BWS, tokens_BW[..., None]).squeeze(2)
-        path_BWS = self._emission(tokens_BW[..., None]).squeeze(2).cumsum(-1)
+        is_again_BW = tokens_BW == self.last_BW.gather(1, parents_BW)
+        index_BW = 2 * parents_BW + is_again_BW
+        index_BWS = index_BW[..., None].expand(-1, -1, self.phi_BW2S.shape[3])
+        before_BWS = self.phi_BW2S.flatten(1, 2).gather(1, index_BWS)
+        path_BWS = self._emission(tokens_BW).cumsum(-1)
         self.token_BWS = _solve(path_BWS, before_BWS)
         self.blank_BWS = _solve(self.blank_B1S, _shift(self.token_BWS, _NEVER))
         self.last_BW = tokens_BW
-        self.is_empty = False
+        self._find_ways(_NEVER)
 
     def select(self, indices: Tensor) -> None:
         """Keep these utterances only."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value[indices])
+            setattr(self, name, value[indices])
 
-    def _emission(self, tokens_BWK: Tensor) -> Tensor:
-        batch = torch.arange(len(tokens_BWK), device=tokens_BWK.device)[:, None, None]
-        return self.logp_BVS[batch, tokens_BWK]
-
-    def _before(self, token_BWS: Tensor, blank_BWS: Tensor, tokens_BWK: Tensor) -> Tensor:
-        """Return log phi_{s-1} (B, W, K, S): the paths that can emit the candidate at frame s.
-
-        A token that repeats the last one needs a blank between.
-        """
-        both_BWS = torch.logaddexp(token_BWS, blank_BWS)
-        repeats = (tokens_BWK == self.last_BW[..., None])[..., None]
-        phi = torch.where(repeats, blank_BWS[:, :, None], both_BWS[:, :, None])
-        return _shift(phi, 0.0 if self.is_empty else _NEVER)
+    def _emission(self, tokens: Tensor) -> Tensor:
+        """Return the log-probabilities in double (B, W, …, S) of tokens (B, W, …)."""
+        V = self.logp_BVS.shape[1]
+        rows_B = torch.arange(0, V * tokens.shape[0], V, device=tokens.device)
+        rows = tokens + rows_B.view(-1, *[1] * (tokens.dim() - 1))
+        return self.logp_BVS.flatten(0, 1)[rows].double()
 
 
 def steps_needed(labels_BU: Tensor, lengths_B: Tensor) -> Tensor:

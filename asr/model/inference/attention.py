@@ -48,7 +48,7 @@ class LatentAttention:
     ) -> Tensor:
         """Return the input of `last` (R, X) for W hypotheses of each utterance."""
         keys, values = stored
-        (B, K, P), V, R = keys.shape, values.shape[2], len(q_RX)
+        (B, K, P), V, R = keys.shape, values.shape[2], q_RX.shape[0]
         Q = R * q_RX.shape[1] // (B * K)
         # Views of one slot share their numbers.
         weights_BQP = torch.bmm(q_RX.view(B, Q, K), keys, out=scratch("scores", B, Q, P))
@@ -86,7 +86,7 @@ class HeadAttention:
         q_BHWK = q_RX.view(-1, W, H, D // H).transpose(1, 2)
         mask = None if mask_BWP is None else mask_BWP[:, None]
         heads_BHWK = scaled_dot_product_attention(q_BHWK, *stored, attn_mask=mask)
-        return heads_BHWK.transpose(1, 2).reshape(len(q_RX), -1)
+        return heads_BHWK.transpose(1, 2).reshape(q_RX.shape[0], -1)
 
 
 def compile_attention(

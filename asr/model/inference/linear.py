@@ -45,7 +45,7 @@ class Scratch:
         if view is None:
             size = math.prod(shape)
             buffer = self._buffers.get(slot)
-            if buffer is None or len(buffer) < size:
+            if buffer is None or buffer.numel() < size:
                 buffer = self._buffers[slot] = self._like.new_empty(2 * size)
                 self._views = {k: v for k, v in self._views.items() if k[0] != slot}
             view = self._views[key] = buffer[:size].view(shape)
@@ -76,7 +76,7 @@ class Product(Map):
 
     def __call__(self, x_RI: Tensor, scratch: Scratch, slot: str) -> Tensor:
         """Map (R, I) to (R, O) in the slot."""
-        return self.into(scratch(slot, len(x_RI), self.n_out), x_RI)
+        return self.into(scratch(slot, x_RI.shape[0], self.n_out), x_RI)
 
     def into(self, y_RO: Tensor, x_RI: Tensor) -> Tensor:
         """Write the outputs to `y_RO`."""
@@ -135,13 +135,13 @@ class Led(Map):
         self._rank, self.n_out = len(weight_RI), len(weight_OR)
 
     def _inner(self, x_RI: Tensor, scratch: Scratch) -> Tensor:
-        inner, with_one = scratch.with_one("inner", len(x_RI), self._rank)
+        inner, with_one = scratch.with_one("inner", x_RI.shape[0], self._rank)
         torch.mm(x_RI, self._E, out=inner)
         return with_one
 
     def __call__(self, x_RI: Tensor, scratch: Scratch, slot: str) -> Tensor:
         """Map (R, I) to (R, O) in the slot."""
-        y_RO = scratch(slot, len(x_RI), self.n_out)
+        y_RO = scratch(slot, x_RI.shape[0], self.n_out)
         return torch.mm(self._inner(x_RI, scratch), self._D, out=y_RO)
 
     def add_to(self, total_RO: Tensor, x_RI: Tensor, scratch: Scratch) -> None:
@@ -160,7 +160,7 @@ class _Leds(Map):
         self.n_out = self._outputs[-1].stop
 
     def __call__(self, x_RI: Tensor, scratch: Scratch, slot: str) -> Tensor:
-        inner, y_RO = self._inner(x_RI, scratch, "inner"), scratch(slot, len(x_RI), self.n_out)
+        inner, y_RO = self._inner(x_RI, scratch, "inner"), scratch(slot, x_RI.shape[0], self.n_out)
         for product, inputs, outputs in zip(self._outer, self._inputs, self._outputs, strict=True):
             product.into(y_RO[:, outputs], inner[:, inputs])
         return y_RO
