@@ -1,4 +1,4 @@
-"""S3 on this machine, by moto's server, and recordings of tones for jobs that read it."""
+"""S3 on this machine, by moto's server or a light one, and recordings of tones for its jobs."""
 
 import os
 import subprocess
@@ -24,8 +24,21 @@ _RATE = 16000
 
 @contextmanager
 def s3_server() -> Iterator[int]:
-    """Run a server of S3 in a process of its own; yield its port, on all addresses."""
-    command = [sys.executable, "-c", _SERVER]
+    """Run moto's server in a process of its own; yield its port, on all addresses."""
+    with _running([sys.executable, "-c", _SERVER]) as port:
+        yield port
+
+
+@contextmanager
+def light_server(recordings: int = 0, latency: float = 0.0) -> Iterator[int]:
+    """Run `benchmarks.light_s3`, which takes less of the processors; yield its port."""
+    module = "benchmarks.light_s3"
+    with _running([sys.executable, "-m", module, str(recordings), str(latency)]) as port:
+        yield port
+
+
+@contextmanager
+def _running(command: list[str]) -> Iterator[int]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         try:

@@ -3,7 +3,7 @@
     python -m benchmarks.prepare_storage --utterances 2000 [--record]
     python -m benchmarks.prepare_storage --utterances 120000 --workers 1 2 4 [--record]
 
-The storage is `benchmarks.silent_s3` on this machine, a small server which answers each request
+The storage is `benchmarks.light_s3` on this machine, a small server which answers each request
 after `--latency` seconds, as one far away does. All recordings are the same silent one of 0.2 s.
 """
 
@@ -12,32 +12,18 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
 
 from benchmarks import record
-from benchmarks.local_s3 import file_system, use_s3
+from benchmarks.light_s3 import names
+from benchmarks.local_s3 import file_system, light_server, use_s3
 from benchmarks.record import Result
-from benchmarks.silent_s3 import names
 
 _LOOK = 0.2  # seconds between looks at the processes
-
-
-@contextmanager
-def storage(utterances: int, latency: float) -> Iterator[None]:
-    """Run the server, which the environment names meanwhile."""
-    command = [sys.executable, "-m", "benchmarks.silent_s3", str(utterances), str(latency)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        use_s3(int(server.stdout.readline()))
-        try:
-            yield
-        finally:
-            server.kill()
 
 
 def write_table(path: Path, utterances: int) -> None:
@@ -86,7 +72,8 @@ def main() -> None:
     record.add_option(parser)
     args = parser.parse_args()
     rows, first = list[list[record.Value]](), 0.0
-    with TemporaryDirectory() as folder, storage(args.utterances, args.latency):
+    with TemporaryDirectory() as folder, light_server(args.utterances, args.latency) as port:
+        use_s3(port)
         table = Path(folder) / "table.csv"
         write_table(table, args.utterances)
         for workers in args.workers:
@@ -97,7 +84,7 @@ def main() -> None:
             record.progress(f"{workers} workers: {seconds:.1f} s, {peak:.0f} MB")
     result = Result(
         title="Preparing a corpus in object storage",
-        note=f"`benchmarks.silent_s3` on the same machine, {args.latency:g} s late with each "
+        note=f"`benchmarks.light_s3` on the same machine, {args.latency:g} s late with each "
         "answer. In proportion: 100 %. The peak is that of the largest process, "
         "looked at now and then.",
         columns={

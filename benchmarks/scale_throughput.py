@@ -4,8 +4,8 @@
 
 Each case is the command line as a user would type it, its start included, and they take turns.
 `lists` is what other toolkits leave to the user: a command for each half of the files, `loop` one
-for each file, which takes so long that it has one turn. S3 is moto's server, on the same two cores.
-Ray is left out where it is missing.
+for each file, which takes so long that it has one turn. S3 is `benchmarks.light_s3`, on the same
+two cores, which it needs less of than moto's server. Ray is left out where it is missing.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import soundfile as sf
 
 from benchmarks import record
-from benchmarks.local_s3 import file_system, s3_server, use_s3, write_bundle, write_recordings
+from benchmarks.local_s3 import file_system, light_server, use_s3, write_bundle, write_recordings
 from benchmarks.record import Result, Value
 
 Commands = list[list[str]]
@@ -114,7 +114,7 @@ def _start_ray(stack: ExitStack) -> None:
 
 def run(args: argparse.Namespace) -> list[list[Value]]:
     """Return a row for each case."""
-    with TemporaryDirectory() as folder, s3_server() as port, ExitStack() as stack:
+    with TemporaryDirectory() as folder, light_server() as port, ExitStack() as stack:
         use_s3(port)
         if find_spec("ray"):
             _start_ray(stack)
