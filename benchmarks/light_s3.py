@@ -22,6 +22,9 @@ import soundfile as sf
 
 SPEAKERS, SECONDS = 400, 0.2
 _PAGE = 1000  # names in an answer to LIST
+_THERE_IS_ONE = (
+    b"<Error><Code>PreconditionFailed</Code><Condition>If-None-Match</Condition></Error>"
+)
 _DATE = "Mon, 23 Nov 2026 06:00:00 GMT"
 
 
@@ -51,7 +54,7 @@ class _Storage:
             return 200, "", self._list(f"{key}/", parse_qs(url.query)) if is_list else b""
         if method == "PUT":
             if key in self._objects and "if-none-match" in headers:
-                return 412, "", b"<Error><Code>PreconditionFailed</Code></Error>"
+                return 412, "", _THERE_IS_ONE
             self._write(key, body)
             return 200, self._about(key), b""
         if key not in self._objects:
