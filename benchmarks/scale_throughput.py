@@ -4,8 +4,9 @@
 
 Each case is the command line as a user would type it, its start included, and they take turns.
 `lists` is what other toolkits leave to the user: a command for each half of the files, `loop` one
-for each file, which takes so long that it has one turn, of a quarter of the files. S3 is `benchmarks.light_s3`, on the same
-two cores, which it needs less of than moto's server. Ray is left out where it is missing.
+for each file, which takes so long that it has one turn, of a quarter of the files. S3 is
+`benchmarks.light_s3`, on the same two cores, which it needs less of than moto's server. Ray is left
+out where it is missing.
 """
 
 import argparse
