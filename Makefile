@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+TRAINS = $(VENV)/.trains
 COMPILED = $(VENV)/.compiled
 
 .PHONY: install demo test types units attacks lint docs lock clean
@@ -13,12 +14,20 @@ install: $(COMPILED)
 # itself, with all that it needs there already: where a CPU build is to be found, nothing may pull
 # CUDA in. greenformer, which the tests compare with, pins packages of 2021 that it runs without.
 PIP = $(BIN)/pip install --quiet --no-compile
+define INSTALL
+$(PYTHON) -m venv $(VENV)
+$(PIP) --no-deps --require-hashes -r $(1)
+$(PIP) --no-warn-conflicts -c constraints.txt torch
+$(PIP) --no-deps --no-build-isolation -e .
+endef
 $(STAMP): pyproject.toml constraints.txt requirements-dev.lock .ci/fix_torchaudio.py
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps --require-hashes -r requirements-dev.lock
-	$(PIP) --no-warn-conflicts -c constraints.txt torch
-	$(PIP) --no-deps --no-build-isolation -e .
+	$(call INSTALL,requirements-dev.lock)
 	$(COMPILES) $(BIN)/python .ci/fix_torchaudio.py
+	touch $(TRAINS) $@
+
+# What training needs is less than half of what developers need.
+$(TRAINS): pyproject.toml constraints.txt requirements-train.lock
+	$(call INSTALL,requirements-train.lock)
 	touch $@
 
 # Compiling is faster by all cores at once than by pip; files that are no Python 3 are left out.
@@ -29,7 +38,7 @@ $(COMPILED): $(STAMP)
 
 # The demo imports few of the modules, which are compiled then; an environment may forbid that.
 COMPILES = PYTHONDONTWRITEBYTECODE=
-demo: $(STAMP)
+demo: $(TRAINS)
 	$(COMPILES) recipes/demo/run.sh $(BIN)/asr
 
 # Tests wait for processes a sixth of their time, so three run on two cores, beside the type checker.
@@ -66,6 +75,7 @@ COMPILE = uv pip compile --quiet --generate-hashes --no-annotate --no-emit-packa
 lock:
 	$(COMPILE) --no-deps constraints.txt -o requirements-dev.lock
 	$(COMPILE) -c constraints.txt pyproject.toml --extra serve --extra cloud -o requirements.lock
+	$(COMPILE) -c constraints.txt pyproject.toml --extra train -o requirements-train.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info
