@@ -71,8 +71,8 @@ class Bench:
         else:
             found = {path.name: path.read_bytes() for path in Path(out).glob("*.txt")}
         self.expected = self.expected or found
-        names = {path.with_suffix(".txt").name for path in self.paths[::part]}
-        assert found.keys() == names, "others"
+        wanted = {path.with_suffix(".txt").name for path in self.paths[::part]}
+        assert found.keys() == wanted, "others"
         self.n_other[name] = sum(found[each] != self.expected[each] for each in found)
         return part * seconds
 
