@@ -19,8 +19,8 @@ def serve(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     rank = import_module("asr.model.projection").LowRankConfig(rank=50)
-    config = import_module("asr.model.transformer").ModelConfig(projection=rank, ctc_weight=0.3)
-    model = config.build(161, VOCAB).eval()
+    config = import_module("asr.model.transformer").ModelConfig
+    model = config(projection=rank, ctc_weight=CTC_WEIGHT).build(161, VOCAB).eval()
     decoder = model.decoder = import_module("asr.model.inference").FastDecoder(model.decoder)
     n_special = len(tokenizer.SPECIAL)
     text = torch.randperm(VOCAB - n_special)[:TOKENS] + n_special
