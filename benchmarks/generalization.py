@@ -41,6 +41,8 @@ from benchmarks.record import Result, Value
 
 TOLERANCE, N_SAMPLES = 0.01, 2000
 BASELINE = "dense"
+Vary = Callable[[int], dict[str, Any]]
+Size = Callable[[dict[str, Any]], int]
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,12 @@ def networks(config: Config, remedies: Sequence[Sequence[str]]) -> list[Network]
     def narrow(inner: int) -> dict[str, Any]:
         return small | {"d_inner": inner}
 
-    def ranked(sizes: dict[str, int], rank: int) -> dict[str, Any]:
-        return {"projection": {"kind": "low_rank", "rank": rank}, **sizes}
-
     same = {"d_model": d_model, "d_inner": d_inner}
-    equal = matched(partial(ranked, wide), size, n_whole)
+    equal = low_rank(wide, size, n_whole)
     values = {
         BASELINE: whole,
         "dense, half": matched(narrow, size, n_whole // 2),
-        "LRT, half": matched(partial(ranked, same), size, n_whole // 2),
+        "LRT, half": low_rank(same, size, n_whole // 2),
         "LRT, equal": equal,
     }
     found = [Network(name, _flat(each), size(each)) for name, each in values.items()]
@@ -115,13 +114,30 @@ def parameters(base: ModelConfig, n_freqs: int, n_tokens: int, changes: dict[str
         return count_parameters(model.build(n_freqs, n_tokens))
 
 
-def matched(
-    vary: Callable[[int], dict[str, Any]], size: Callable[[dict[str, Any]], int], target: int
-) -> dict[str, Any]:
-    """Return the values whose size, which grows with a whole number, is nearest to the target.
+def low_rank(sizes: dict[str, int], size: Size, target: int) -> dict[str, Any]:
+    """Return LEDs of about these sizes: the rank is matched to the target, then `d_inner`."""
 
-    Raises ValueError where it is not within `TOLERANCE`.
+    def ranked(rank: int) -> dict[str, Any]:
+        return {**sizes, "projection": {"kind": "low_rank", "rank": rank}}
+
+    values = nearest(ranked, size, target)
+    least = max(sizes["d_inner"] // 2, values["projection"]["rank"])
+    return matched(lambda more: values | {"d_inner": least + more}, size, target)
+
+
+def matched(vary: Vary, size: Size, target: int) -> dict[str, Any]:
+    """Return the values nearest to the target.
+
+    Raises ValueError where their size is not within `TOLERANCE` of it.
     """
+    best = nearest(vary, size, target)
+    if abs(size(best) - target) > TOLERANCE * target:
+        raise ValueError(f"no size within {TOLERANCE:.0%} of {target:,}: {best} has {size(best):,}")
+    return best
+
+
+def nearest(vary: Vary, size: Size, target: int) -> dict[str, Any]:
+    """Return the values whose size, which grows with a whole number, is nearest to the target."""
     least, most = 1, 4096
     while least < most:
         middle = (least + most) // 2
@@ -131,10 +147,7 @@ def matched(
             is_enough = True
         least, most = (least, middle) if is_enough else (middle + 1, most)
     near = [vary(number) for number in (least - 1, least) if number > 0]
-    best = min(near, key=lambda values: abs(size(values) - target))
-    if abs(size(best) - target) > TOLERANCE * target:
-        raise ValueError(f"no size within {TOLERANCE:.0%} of {target:,}: {best} has {size(best):,}")
-    return best
+    return min(near, key=lambda values: abs(size(values) - target))
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.progress import track
 from tabulate import tabulate
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.clip_grad import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
@@ -77,6 +77,20 @@ def train(
             schedule.step()
             losses.append(loss.item())
         yield mean(losses)
+
+
+def kept_mib(compute: Callable[[], Tensor]) -> float:
+    """Return the MiB of tensors, weights among them, that a computation keeps for its gradients."""
+    kept: dict[int, UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage  # held, so that no other tensor gets its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        compute()
+    return sum(storage.nbytes() for storage in kept.values()) / 2**20
 
 
 @torch.inference_mode()

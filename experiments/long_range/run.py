@@ -13,12 +13,14 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
 from experiments.classifier import ClassifierConfig, SequenceClassifier
 from experiments.long_range import duplication, listops, pathfinder
+from experiments import runner
 from experiments.runner import Examples, Results, Row, predict, start, table, train, whole_number
 
 # Accuracies in percent that the slides print, ListOps and Pathfinder (Tay 2021; Gu 2022).
@@ -85,8 +87,10 @@ def classify(model: str, seed: int, task: str, n: int, full: bool, epochs: int) 
     network, begin = SequenceClassifier(config), time.process_time()
     list(train(network, training, epochs, _BATCH, _LR))
     minutes = (time.process_time() - begin) / 60
+    *inputs, y_B = next(iter(runner.batches(training, _BATCH)))
+    kept = runner.kept_mib(lambda: cross_entropy(network(*inputs), y_B))
     return {
-        "parameters": count_parameters(network), "minutes": minutes,
+        "parameters": count_parameters(network), "minutes": minutes, "kept": kept,
         "train": accuracy(network, training), "test": accuracy(network, test),
     }  # fmt: skip
 
@@ -103,7 +107,9 @@ def duplicate(model: str, seed: int, steps: int) -> Row:
         name: mean(losses[: int(steps * share)][-_STEPS_OF_A_MEAN:])
         for name, share in (("quarter", 0.25), ("half", 0.5), ("end", 1.0))
     }
-    return {"parameters": count_parameters(network), "minutes": minutes, **means}
+    tokens_BS = torch.zeros(_BATCH, 2 * _LENGTH, dtype=torch.long)
+    kept = runner.kept_mib(lambda: network(tokens_BS))
+    return {"parameters": count_parameters(network), "minutes": minutes, "kept": kept, **means}
 
 
 def main() -> None:
@@ -119,6 +125,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("exp/long_range"))
     options = parser.parse_args()
     task, columns = options.task, {"parameters": "parameters", "core minutes": "minutes"}
+    columns["MiB kept by a step"] = "kept"
     if task == "duplication":
         measure, settings = partial(duplicate, steps=options.steps), {"steps": options.steps}
         columns |= {"loss after a quarter": "quarter", "half": "half", "all steps": "end"}

@@ -111,3 +111,11 @@ def test_an_error_is_one_sentence(
     with pytest.raises(SystemExit) as caught:
         runner.start("pixels", main)
     assert caught.value.code == code and capsys.readouterr().err == says
+
+
+def test_kept_memory_is_that_of_the_tensors_which_gradients_need() -> None:
+    a, b = (torch.ones(512, 512, requires_grad=True) for _ in range(2))  # 1 MiB each
+    computations = {
+        0: lambda: a + b, 1: lambda: a * a.T, 2: lambda: a * b, 3: lambda: (a * b).exp()
+    }  # fmt: skip
+    assert [runner.kept_mib(compute) for compute in computations.values()] == list(computations)

@@ -24,7 +24,11 @@ def test_no_attention_is_left_out() -> None:
 @pytest.mark.parametrize("kind", script.PRINTED)
 def test_every_attention_classifies(kind: str) -> None:
     row = script.classify(kind, seed=1, task="listops", n=8, full=False, epochs=1)
-    assert row["parameters"] > 1000 and all(0 <= row[key] <= 100 for key in ("train", "test"))
+    assert (
+        row["parameters"] > 1000
+        and row["kept"] > 0.1
+        and all(0 <= row[key] <= 100 for key in ("train", "test"))
+    )
 
 
 def test_a_causal_model_learns_to_duplicate(monkeypatch: pytest.MonkeyPatch) -> None:
