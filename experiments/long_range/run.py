@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
+from experiments import runner
 from experiments.classifier import ClassifierConfig, SequenceClassifier
 from experiments.long_range import duplication, listops, pathfinder
-from experiments import runner
 from experiments.runner import Examples, Results, Row, predict, start, table, train, whole_number
 
 # Accuracies in percent that the slides print, ListOps and Pathfinder (Tay 2021; Gu 2022).
