@@ -71,7 +71,7 @@ class Study:
         list(train(network, examples, epochs, self.sizes["batch"], lr))
         return network
 
-    def try_out(self, model: str, lr: float, epochs: int) -> Row:
+    def hold_out(self, model: str, lr: float, epochs: int) -> Row:
         """Train on four fifths of the pictures; return the accuracy on the others."""
         labels = [label for _, label in self.training]
         some, held_out = train_test_split(
@@ -116,7 +116,7 @@ def main() -> None:
         {"model": kind, "lr": lr, "epochs": epochs}
         for kind in THESIS for lr in RATES[data] for epochs in options.epochs
     ]  # fmt: skip
-    tried = [r for r in results.complete(trials, study.try_out) if "held out" in r]
+    tried = [r for r in results.complete(trials, study.hold_out) if "held out" in r]
     cases = [
         {"model": kind, "seed": 1 + i, **found_settings(tried, kind)}
         for kind in THESIS for i in range(options.seeds)

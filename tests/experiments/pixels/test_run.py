@@ -78,6 +78,6 @@ def test_what_is_held_out_is_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(script.Study, "fit", fit)
     monkeypatch.setattr(script, "accuracy", accuracy)
-    assert study.try_out("lrt", 1e-3, 1) == {"held out": 50.0}
+    assert study.hold_out("lrt", 1e-3, 1) == {"held out": 50.0}
     some, others = ({id(pixels) for pixels, _ in part} for part in seen.values())
     assert (len(some), len(others)) == (80, 20) and not some & others
