@@ -219,6 +219,26 @@ def row_of(
     ]  # fmt: skip
 
 
+def convergence(runs: dict[str, list[Measured]]) -> Result:
+    """Return the dev losses by epoch, means over the seeds, and how much they rise on their way."""
+    n_epochs = len(next(iter(runs.values()))[0].history)
+    epochs = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < n_epochs] + [n_epochs]
+    rows: list[list[Value]] = []
+    for name, seeds in runs.items():
+        loss_RE = np.array([[row["val_loss"] for row in run.history] for run in seeds])
+        rises_R = np.maximum(np.diff(loss_RE), 0).sum(1)
+        means = [float(loss_RE[:, n - 1].mean()) for n in epochs]
+        deviation = float(loss_RE[:, -1].std(ddof=1)) if len(seeds) > 1 else None
+        rows.append([name, *means, deviation, float(rises_R.mean())])
+    columns = {"network": "", **{f"epoch {n}": ".3f" for n in epochs}}
+    columns |= {"deviation of seeds": ".3f", "sum of rises": ".3f"}
+    note = (
+        "Dev losses, means over seeds; deviation of the last ones; the sum of all rises from an "
+        "epoch to the next, which a stable training has few of."
+    )
+    return Result(title="Dev loss by epoch", note=note, columns=columns, rows=rows)
+
+
 def main() -> None:
     """Train, measure, print and record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -232,14 +252,14 @@ def main() -> None:
     args = parser.parse_args()
     config = load_config(args.recipe, [f"data.train={args.data / 'train.jsonl.gz'}"])
     rows: list[list[Value]] = []
-    baseline: list[Measured] = []
+    runs = dict[str, list[Measured]]()
     for network in networks(config, args.remedy):
         tried = {rate: measured(network, rate, args.seeds[0], args) for rate in args.rates}
         rate = min(tried, key=lambda rate: tried[rate].best["val_cer_percent"])
         others = [measured(network, rate, seed, args) for seed in args.seeds[1:]]
-        seeds = [tried[rate], *others]
-        rows.append(row_of(network, rate, seeds, baseline))
-        baseline = baseline or seeds
+        runs[network.name] = [tried[rate], *others]
+        baseline = runs[BASELINE] if len(runs) > 1 else []
+        rows.append(row_of(network, rate, runs[network.name], baseline))
         record.progress(f"{rows[-1]}")
     columns = {
         "network": "", "M parameters": ".3f", "rate": "", "seeds": "d", "test CER (%)": ".2f",
@@ -252,7 +272,7 @@ def main() -> None:
     )
     title = f"Generalization: {args.data.name}"
     result = Result(title=title, note=note, columns=columns, rows=rows)
-    record.publish(args, "generalization", [result])
+    record.publish(args, "generalization", [result, convergence(runs)])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from asr.model.transformer import ModelConfig
-from benchmarks.generalization import Measured, interval, matched, parameters
+from benchmarks.generalization import Measured, convergence, interval, matched, parameters
 
 BASE = ModelConfig.model_validate(
     {"d_model": 32, "d_inner": 64, "n_heads": 4, "projection": {"kind": "dense"}}
@@ -41,3 +41,15 @@ def test_an_interval_holds_what_seeds_and_utterances_vary() -> None:
     assert 0 < low < 5 < high < 10
     low, high = interval(worse, worse)
     assert low < 0 < high
+
+
+def test_convergence_has_the_losses_of_epochs_and_what_they_rise() -> None:
+    def run(*losses: float) -> Measured:
+        none = np.zeros(1)
+        return Measured([{"val_loss": loss} for loss in losses], none, none)
+
+    steady, rough = [run(4, 3, 2), run(2, 1, 0)], [run(4, 1, 3), run(4, 3, 4)]
+    result = convergence({"steady": steady, "rough": rough})
+    assert list(result.columns)[1:4] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert result.rows[0] == ["steady", 3, 2, 1, pytest.approx(2**0.5), 0]
+    assert result.rows[1] == ["rough", 4, 2, 3.5, pytest.approx(0.5**0.5), 1.5]
