@@ -114,6 +114,22 @@ def test_values_follow_the_measurements() -> None:
     assert config.training.curriculum and config.training.curriculum.epochs < config.training.epochs
 
 
+def test_what_learned_sentences_is_chosen_for_them() -> None:
+    recorded = load_config(Path("benchmarks/recipes/commonvoice_zh.yaml"))
+    chosen = values_of(corpus_of(9.5, characters=3300, longest=7.0, seconds_per_character=0.25))
+    model = recorded.model.model_dump() | {"encoder": chosen.model.encoder.model_dump()}
+    assert chosen.model.model_dump() == model
+    assert chosen.model.encoder.convolution == recorded.model.encoder.convolution
+    assert chosen.model.encoder.n_layers == recorded.model.encoder.n_layers
+    assert chosen.training.schedule == recorded.training.schedule
+    assert chosen.data.batch_seconds == recorded.data.batch_seconds
+    assert chosen.features == recorded.features
+    few, many = (values_of(corpus_of(1.4, characters=n)).model for n in (50, 2600))
+    assert few.d_model < many.d_model == 192
+    large = values_of(corpus_of(150)).model.projection
+    assert large.kind == "low_rank" and large.init == "spectral"
+
+
 def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
