@@ -61,7 +61,9 @@ class Encoded:
         return self._map(lambda tensor: tensor.to(device), self.requests)
 
     def select(self, indices: Tensor) -> "Encoded":
-        """Return the batch of these utterances only."""
+        """Return the batch of these utterances only, in their order."""
+        if len(indices) == len(self.mask_BS):
+            return self
         requests = self.requests and tuple(self.requests[i] for i in indices.tolist())
         return self._map(lambda tensor: tensor[indices], requests)
 

@@ -3,12 +3,13 @@
 Legend: B utterances, W hypotheses of each, U tokens.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
@@ -33,16 +34,30 @@ def rescore(
     att, ctc, lm = options.weights
     results = []
     for nbest, rows in zip(found, logp_BWU.tolist(), strict=True):
-        rescored = []
+        scored = []
         for h, row in zip(nbest, rows, strict=False):
-            logp_U, log_prob = row[: len(h.tokens)], sum(row[: len(h.tokens) + 1])
+            log_prob = sum(row[: len(h.tokens) + 1])
             joint = att * log_prob + ctc * (h.ctc_log_prob or 0) + lm * (h.lm_log_prob or 0)
-            mixed = torch.tensor(logp_U).exp() ** (1 - options.ctc_weight)
-            mixed *= torch.tensor(h.confidences) ** options.ctc_weight
-            score, confidences = joint + h.length_score + h.hotword_score, tuple(mixed.tolist())
-            rescored.append(replace(h, score=score, log_prob=log_prob, confidences=confidences))
-        results.append(sorted(rescored, key=lambda h: -h.score)[: options.n_best])
+            scored.append((joint + h.length_score + h.hotword_score, log_prob, row, h))
+        scored.sort(key=itemgetter(0), reverse=True)
+        results.append(
+            [
+                replace(
+                    h, score=score, log_prob=log_prob,
+                    confidences=_mixed(row, h.confidences, options.ctc_weight),
+                )
+                for score, log_prob, row, h in scored[: options.n_best]
+            ]
+        )  # fmt: skip
     return results
+
+
+def _mixed(
+    logp_U: list[float], confidences: tuple[float, ...], ctc_weight: float
+) -> tuple[float, ...]:
+    """Return the weighted geometric means of the decoder's probabilities and other ones."""
+    pairs = zip(logp_U, confidences, strict=False)
+    return tuple([math.exp(p) ** (1 - ctc_weight) * c**ctc_weight for p, c in pairs])
 
 
 def with_limits(found: list[list[Hypothesis]], device: torch.device) -> Tensor:
@@ -52,6 +67,6 @@ def with_limits(found: list[list[Hypothesis]], device: torch.device) -> Tensor:
     """
     width = max(map(len, found))
     texts = [h.tokens for nbest in found for h in [*nbest, *[nbest[0]] * (width - len(nbest))]]
-    tokens = [torch.tensor([SOS, *text, EOS], device=device) for text in texts]
-    padded = pad_sequence(tokens, batch_first=True, padding_value=PAD)
-    return padded.view(len(found), width, -1)
+    length = max(map(len, texts))
+    rows = [[SOS, *text, EOS, *[PAD] * (length - len(text))] for text in texts]
+    return torch.tensor(rows, device=device).view(len(found), width, -1)
