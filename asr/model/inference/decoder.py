@@ -153,8 +153,8 @@ class FastDecoder(Decoder):
         for hidden_ND, nodes_WU, wanted_WU in zip(
             hidden_RD.view(B, N, -1), tries.nodes_BWU, tokens_BWU[..., 1:], strict=True
         ):
-            logits_NV = self._logits(hidden_ND, state.scratch, "logits")
-            found.append(logits_NV[nodes_WU, wanted_WU] - logits_NV.logsumexp(1)[nodes_WU])
+            logp_NV = self._logits(hidden_ND, state.scratch, "logits").log_softmax(1)
+            found.append(logp_NV[nodes_WU, wanted_WU])
         return torch.stack(found)
 
     def _compute(
