@@ -29,25 +29,28 @@ class Tries(NamedTuple):
 
 def tries_of(texts_BWU: Tensor) -> Tries:
     """Return the prefixes of texts, each of which ends before EOS or PAD; nodes there are 0."""
-    B, device = len(texts_BWU), texts_BWU.device
-    tries, nodes = [], []
+    tries: list[dict[tuple[int, int], int]] = []  # the number of a parent and a token
+    nodes = []
     for texts in texts_BWU.tolist():
-        trie: dict[tuple[int, int], int] = {}  # the number of a parent and a token
-        nodes.append([_path(trie, text) for text in texts])
-        tries.append(trie)
-    N = max(map(len, tries))
+        tries.append({})
+        nodes.append([_path(tries[-1], text) for text in texts])
+    B, N = len(tries), max(map(len, tries))
     tokens_BN, depths_BN = np.full((B, N), PAD), np.zeros((B, N), np.int64)
     mask_BNN = np.full((B, N, N), -np.inf, np.float32)
     mask_BNN[:, range(N), range(N)] = 0  # padding, too, attends to something
-    for b, trie in enumerate(tries):
-        mask_NN, depths = mask_BNN[b], []
+    for trie, tokens_N, depths_N, mask_NN in zip(
+        tries, tokens_BN, depths_BN, mask_BNN, strict=True
+    ):
+        tokens_N[: len(trie)] = [token for _, token in trie]
         for (parent, _), node in trie.items():
-            mask_NN[node, : parent + 1] = mask_NN[parent, : parent + 1]
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        depths_BN[b, : len(trie)] = depths
-        tokens_BN[b, : len(trie)] = [token for _, token in trie]
-    arrays = [torch.from_numpy(array).to(device) for array in (tokens_BN, depths_BN, mask_BNN)]
-    return Tries(*arrays, torch.tensor(nodes, device=device))
+            if parent >= 0:
+                depths_N[node] = depths_N[parent] + 1
+                mask_NN[node, : parent + 1] = mask_NN[parent, : parent + 1]
+    device = texts_BWU.device
+    tokens, depths, mask = (
+        torch.from_numpy(array).to(device) for array in (tokens_BN, depths_BN, mask_BNN)
+    )
+    return Tries(tokens, depths, mask, torch.tensor(nodes, device=device))
 
 
 def _path(trie: dict[tuple[int, int], int], text: list[int]) -> list[int]:
