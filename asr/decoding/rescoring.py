@@ -6,7 +6,7 @@ Legend: B utterances, W hypotheses of each, U tokens.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from operator import itemgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,22 @@ from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.tokenizer import EOS, PAD, SOS
 
-# Maps texts (B, W, U) to the log-probability (B, W, U - 1) of each of their tokens but the first.
-TextScorer = Callable[[Tensor], Tensor]
+# Maps texts (B, W, U) of these utterances (B,) to the log-probability (B, W, U - 1) of each of
+# their tokens but the first.
+TextScorer = Callable[[Tensor, Tensor], Tensor]
+Texts = dict[int, list[Hypothesis]]  # by utterance
+
+
+class _Scored(NamedTuple):
+    """A hypothesis of the first pass with its joint score, and the decoder's log P of its tokens.
+
+    `log_prob` is their sum.
+    """
+
+    score: float
+    log_prob: float
+    logp_U: list[float]
+    first: Hypothesis
 
 
 def rescore(
@@ -28,36 +42,54 @@ def rescore(
     """Return the n best of each utterance by the joint score, best first.
 
     `log_probs` are the decoder's. A token's confidence is the weighted geometric mean of the
-    decoder's and the first pass's, by `ctc_weight`.
+    decoder's and the first pass's, by `ctc_weight`. The decoder's log P is at most 0, so where one
+    text is wanted few of the others can score more than the first pass's best: they alone follow.
     """
-    logp_BWU = log_probs(with_limits(found, device))
-    att, ctc, lm = options.weights
-    results = []
-    for nbest, rows in zip(found, logp_BWU.tolist(), strict=True):
-        scored = []
+    n_first = 1 if options.n_best == 1 else None
+    scored = _scored(log_probs, {b: n[:n_first] for b, n in enumerate(found)}, options, device)
+    if n_first:
+        rivals = {
+            b: [h for h in nbest[1:] if _joint_score(h, 0.0, options) > scored[b][0].score]
+            for b, nbest in enumerate(found)
+        }
+        rivals = {b: nbest for b, nbest in rivals.items() if nbest}
+        for b, more in _scored(log_probs, rivals, options, device).items():
+            scored[b] += more
+    return [_n_best(each, options) for each in scored.values()]
+
+
+def _scored(
+    log_probs: TextScorer, texts: Texts, options: DecodingOptions, device: torch.device
+) -> dict[int, list[_Scored]]:
+    """Score texts in one pass of the decoder."""
+    if not texts:
+        return {}
+    logp_BWU = log_probs(with_limits(list(texts.values()), device), torch.tensor(list(texts)))
+    results: dict[int, list[_Scored]] = {}
+    for (b, nbest), rows in zip(texts.items(), logp_BWU.tolist(), strict=True):
+        results[b] = []
         for h, row in zip(nbest, rows, strict=False):
             log_prob = sum(row[: len(h.tokens) + 1])
-            joint = att * log_prob + ctc * (h.ctc_log_prob or 0) + lm * (h.lm_log_prob or 0)
-            scored.append((joint + h.length_score + h.hotword_score, log_prob, row, h))
-        scored.sort(key=itemgetter(0), reverse=True)
-        results.append(
-            [
-                replace(
-                    h, score=score, log_prob=log_prob,
-                    confidences=_mixed(row, h.confidences, options.ctc_weight),
-                )
-                for score, log_prob, row, h in scored[: options.n_best]
-            ]
-        )  # fmt: skip
+            results[b].append(_Scored(_joint_score(h, log_prob, options), log_prob, row, h))
     return results
 
 
-def _mixed(
-    logp_U: list[float], confidences: tuple[float, ...], ctc_weight: float
-) -> tuple[float, ...]:
-    """Return the weighted geometric means of the decoder's probabilities and other ones."""
-    pairs = zip(logp_U, confidences, strict=False)
-    return tuple([math.exp(p) ** (1 - ctc_weight) * c**ctc_weight for p, c in pairs])
+def _joint_score(h: Hypothesis, log_prob: float, options: DecodingOptions) -> float:
+    """Return the score of a hypothesis whose log P by the decoder is `log_prob`."""
+    att, ctc, lm = options.weights
+    joint = att * log_prob + ctc * (h.ctc_log_prob or 0) + lm * (h.lm_log_prob or 0)
+    return joint + h.length_score + h.hotword_score
+
+
+def _n_best(scored: list[_Scored], options: DecodingOptions) -> list[Hypothesis]:
+    """Return the n best with their confidences, best first."""
+    share, best = options.ctc_weight, sorted(scored, key=lambda each: -each.score)
+    results = []
+    for score, log_prob, logp_U, h in best[: options.n_best]:
+        pairs = zip(logp_U, h.confidences, strict=False)
+        confidences = tuple([math.exp(p) ** (1 - share) * c**share for p, c in pairs])
+        results.append(replace(h, score=score, log_prob=log_prob, confidences=confidences))
+    return results
 
 
 def with_limits(found: list[list[Hypothesis]], device: torch.device) -> Tensor:

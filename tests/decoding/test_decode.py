@@ -88,7 +88,7 @@ def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
     first = ctc_beam(logp_SV, config.first_pass)
     assert len(first) == 6
 
-    def log_probs(tokens_BWU: torch.Tensor) -> torch.Tensor:
+    def log_probs(tokens_BWU: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         rows = []
         for text in tokens_BWU[0].tolist():
             pairs = [(tuple(text[1:u]), text[u]) for u in range(1, len(text))]
