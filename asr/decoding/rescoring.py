@@ -64,7 +64,8 @@ def _scored(
     """Score texts in one pass of the decoder."""
     if not texts:
         return {}
-    logp_BWU = log_probs(with_limits(list(texts.values()), device), torch.tensor(list(texts)))
+    utterances = torch.tensor(list(texts), device=device)
+    logp_BWU = log_probs(with_limits(list(texts.values()), device), utterances)
     results: dict[int, list[_Scored]] = {}
     for (b, nbest), rows in zip(texts.items(), logp_BWU.tolist(), strict=True):
         results[b] = []
