@@ -61,7 +61,9 @@ class Encoded:
         return self._map(lambda tensor: tensor.to(device), self.requests)
 
     def select(self, indices: Tensor) -> "Encoded":
-        """Return the batch of these utterances only."""
+        """Return the batch of these utterances only, in their order."""
+        if len(indices) == len(self.mask_BS):
+            return self
         requests = self.requests and tuple(self.requests[i] for i in indices.tolist())
         return self._map(lambda tensor: tensor[indices], requests)
 
@@ -207,10 +209,13 @@ class SpeechDecoder:
     def rescored(
         self, encoded: Encoded, found: list[list[Hypothesis]], options: DecodingOptions
     ) -> list[list[Hypothesis]]:
-        """Return the n best of the texts that CTC found, by the attention decoder in one pass."""
-        log_probs = self.model.decoder.log_probs
-        score = partial(log_probs, memory_BSD=encoded.memory_BSD, mask_BS=encoded.mask_BS)
-        return rescore(score, found, options, encoded.mask_BS.device)
+        """Return the n best of the texts that CTC found, by the attention decoder."""
+
+        def log_probs(texts_BWU: Tensor, utterances: Tensor) -> Tensor:
+            part = encoded.select(utterances)
+            return self.model.decoder.log_probs(texts_BWU, part.memory_BSD, part.mask_BS)
+
+        return rescore(log_probs, found, options, encoded.mask_BS.device)
 
     def _may_speculate(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None

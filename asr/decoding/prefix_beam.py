@@ -183,7 +183,7 @@ class PrefixBeam:
         entries: list[_Entry] = []
         for node in self._beam:
             of_blank, of_token, left = node.total * blank, 0.0, node.total * p_any
-            p = p_of.get(node.token)
+            scale, p = exp(self._log_scale - node.scale), p_of.get(node.token)
             if p is not None:
                 of_token = node.of_token * p
                 left -= of_token
@@ -193,8 +193,8 @@ class PrefixBeam:
                     ways = parent.of_blank if parent.token == node.token else parent.total
                     inflow = ways * p * node.factor
                     of_token += inflow
-                    self._record(node, inflow)
-            node.left += left * exp(self._log_scale - node.scale)
+                    self._record(node, inflow * scale)
+            node.left += left * scale
             entries.append((of_blank + of_token, of_blank, of_token, node, _ITSELF))
         entries += self._extensions(min(entries, key=itemgetter(0))[0], tokens, probs)
         entries.sort(key=itemgetter(0), reverse=True)
@@ -268,7 +268,7 @@ class PrefixBeam:
                 if not node.mass:
                     self._prefixes.append(node)
                     node.scale = self._log_scale
-                self._record(node, of_token)
+                self._record(node, of_token * exp(self._log_scale - node.scale))
             beam.append((total, of_blank, of_token, node))
         for node in self._beam:
             node.is_live = False
@@ -281,8 +281,7 @@ class PrefixBeam:
         self._beam = [node for *_, node in beam]
 
     def _record(self, node: Prefix, inflow: float) -> None:
-        """Add to P that a text begins so what comes from the parent at this step."""
-        inflow *= exp(self._log_scale - node.scale)
+        """Add to P that a text begins so what comes from the parent at this step, by its scale."""
         node.mass += inflow
         if inflow > node.peak:
             node.peak, node.step = inflow, self.n_steps

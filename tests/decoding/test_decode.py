@@ -88,7 +88,7 @@ def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
     first = ctc_beam(logp_SV, config.first_pass)
     assert len(first) == 6
 
-    def log_probs(tokens_BWU: torch.Tensor) -> torch.Tensor:
+    def log_probs(tokens_BWU: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         rows = []
         for text in tokens_BWU[0].tolist():
             pairs = [(tuple(text[1:u]), text[u]) for u in range(1, len(text))]
@@ -106,8 +106,10 @@ def test_rescoring_puts_the_first_pass_in_the_joint_order(seed: int) -> None:
     for h in found:
         assert h.score == pytest.approx(expected[h.tokens], abs=1e-4)
         assert h.log_prob == pytest.approx(attention_logp(table, seed, h.tokens), abs=1e-4)
-        assert len(h.confidences) == len(h.tokens)
-        assert all(0 <= c <= 1 for c in h.confidences)
+        (before,) = [other.confidences for other in first if other.tokens == h.tokens]
+        for u, (token, confidence) in enumerate(zip(h.tokens, h.confidences, strict=True)):
+            p = float(table.logp(seed, h.tokens[:u])[token].exp())
+            assert confidence == pytest.approx(p ** (1 - share) * before[u] ** share, abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,14 +1,20 @@
 """Compare the decoder's inference form with the trained decoder, all positions at once."""
 
+import random
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asr.errors import ConfigError
 from asr.model.inference.decoder import FastDecoder, for_inference
+from asr.model.inference.trie import tries_of
 from asr.model.projection import DenseConfig, LowRankConfig
 from asr.model.transformer import SpeechTransformer
 from asr.model.unit import NormOrder
+from asr.tokenizer import EOS, PAD, SOS
 from tests.helpers import FREQS, VOCAB, padded_batch, tiny
 
 # With heads of size 4: latent attention (3), D × D products multiplied out (9), all products (16);
@@ -64,6 +70,68 @@ def test_fast_steps_equal_the_decoder_run_at_once_reordered_and_with_leavers(
             parents = torch.randint(0, W, (len(mask), W), generator=rng)
             state.reorder(parents)
             history = history.gather(1, parents[..., None].expand_as(history))
+
+
+def some_texts(seed: int, B: int, W: int) -> Tensor:
+    """Texts (B, W, U) of few letters, so that some begin alike and some are the same twice."""
+    rng = random.Random(seed)
+    rows = [[rng.randint(4, 6) for _ in range(rng.randint(0, 6))] for _ in range(B * W)]
+    padded = [[SOS, *row, EOS, *[PAD] * (6 - len(row))] for row in rows]
+    return torch.tensor(padded).view(B, W, 8)
+
+
+def prefixes(texts: list[list[int]]) -> set[tuple[int, ...]]:
+    """All that begins one of these texts with its SOS, without its EOS."""
+    return {tuple(t[:u]) for t in texts for u in range(1, t.index(EOS) + 1)}
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(("projection", "n_heads"), PROJECTIONS)
+@torch.inference_mode()
+def test_known_texts_are_scored_as_by_the_trained_decoder_each_prefix_once(
+    monkeypatch, projection: DenseConfig | LowRankConfig, n_heads: int, norm: NormOrder
+) -> None:
+    model = build(projection, n_heads, norm)
+    memory, mask = model.encode(*padded_batch([23, 12, 17], 5.0)[:2])
+    fast, computed = FastDecoder(model.decoder), []
+    hidden_of = FastDecoder._hidden_of
+
+    def counting(self, tokens_BW, *rest):
+        computed.append(tokens_BW.shape)
+        return hidden_of(self, tokens_BW, *rest)
+
+    monkeypatch.setattr(FastDecoder, "_hidden_of", counting)
+    for seed, W in enumerate((1, 3, 8)):
+        texts = some_texts(seed, 3, W)
+        found = fast.log_probs(texts, memory, mask)
+        wanted = model.decoder.log_probs(texts, memory, mask)
+        is_text = texts[..., 1:] != PAD
+        torch.testing.assert_close(found[is_text], wanted[is_text], atol=1e-5, rtol=1e-5)
+        assert computed[seed] == (3, max(len(prefixes(rows)) for rows in texts.tolist()))
+    # In 8 bits a text's numbers would depend on the other texts.
+    eight = FastDecoder(model.decoder, int8=True).log_probs(texts, memory, mask)
+    assert torch.equal(eight, wanted) and len(computed) == 3
+
+
+@given(st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 5))
+@settings(max_examples=50, deadline=None)
+def test_a_trie_has_each_prefix_once_and_attends_to_what_begins_it(
+    seed: int, B: int, W: int
+) -> None:
+    texts = some_texts(seed, B, W)
+    tries = tries_of(texts[..., :-1])
+    assert tries.mask_BNN.isfinite().any(2).all()  # also of padding
+    for b, rows in enumerate(texts.tolist()):
+        of_node = {}
+        for nodes, text in zip(tries.nodes_BWU[b].tolist(), rows, strict=True):
+            for u in range(1, text.index(EOS) + 1):
+                assert of_node.setdefault(nodes[u - 1], tuple(text[:u])) == tuple(text[:u])
+        assert set(of_node.values()) == prefixes(rows) and len(of_node) == len(prefixes(rows))
+        for node, prefix in of_node.items():
+            assert tries.tokens_BN[b, node] == prefix[-1]
+            assert tries.depths_BN[b, node] == len(prefix) - 1
+            seen = {i for i, value in enumerate(tries.mask_BNN[b, node].tolist()) if value == 0}
+            assert {of_node[i] for i in seen} == {prefix[:u] for u in range(1, len(prefix) + 1)}
 
 
 def test_maps_of_one_input_are_one_product() -> None:

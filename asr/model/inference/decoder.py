@@ -22,6 +22,7 @@ from torch.nn.functional import embedding, pad
 from asr.model.encoder import sinusoids
 from asr.model.inference.attention import KeysValues, compile_attention
 from asr.model.inference.linear import Map, Scratch, compile_maps
+from asr.model.inference.trie import tries_of
 from asr.model.layers import DecoderLayer, MultiHeadAttention
 from asr.model.transformer import Decoder
 from asr.model.unit import Residual
@@ -83,6 +84,7 @@ class FastDecoder(Decoder):
         self._memory = compile_maps([m for s in self._steps for m in s.cross.memory])
         self._logits = compile_maps([self.output], int8)
         self._positions_TD = self._sinusoids(_STEPS)
+        self._int8 = int8
 
     def _sinusoids(self, length: int) -> Tensor:
         weight = self.embed.weight
@@ -132,10 +134,40 @@ class FastDecoder(Decoder):
         positions_WD = self._positions(max(depths) + 1)[depths]
         return self._compute(tokens_BW, positions_WD, state, state.mask_BWP)
 
+    def log_probs(self, tokens_BWU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
+        """Return the log-probability (B, W, U - 1) of each token of known texts but the first.
+
+        Texts end in EOS, and what follows has no meaning. Each distinct prefix of an utterance's
+        texts is a position of one pass of the layers. The rounding of 8 bits depends on all
+        positions of a pass, so with `int8` the weights are those of the trained decoder.
+        """
+        if self._int8:
+            return super().log_probs(tokens_BWU, memory_BSD, mask_BS)
+        tries, state = tries_of(tokens_BWU[..., :-1]), self.start(memory_BSD, mask_BS)
+        (B, N), mask_BNN = tries.tokens_BN.shape, tries.mask_BNN.to(memory_BSD.dtype)
+        state.past = [past.new_empty(B, N, past.shape[2]) for past in state.past]
+        positions_RD = self._positions(tokens_BWU.shape[2])[tries.depths_BN.flatten()]
+        hidden_RD = self._hidden_of(tries.tokens_BN, positions_RD, state, mask_BNN)
+        found = []
+        # One utterance at a time has logits, which are the largest tensors of decoding.
+        for hidden_ND, nodes_WU, wanted_WU in zip(
+            hidden_RD.view(B, N, -1), tries.nodes_BWU, tokens_BWU[..., 1:], strict=True
+        ):
+            logp_NV = self._logits(hidden_ND, state.scratch, "logits").log_softmax(1)
+            found.append(logp_NV[nodes_WU, wanted_WU])
+        return torch.stack(found)
+
     def _compute(
         self, tokens_BW: Tensor, positions: Tensor, state: FastState, mask_BWP: Tensor
     ) -> Tensor:
         """Return the logits (R, V) after these tokens, which are the last W of P positions."""
+        hidden_RD = self._hidden_of(tokens_BW, positions, state, mask_BWP)
+        return self._logits(hidden_RD, state.scratch, "logits")
+
+    def _hidden_of(
+        self, tokens_BW: Tensor, positions: Tensor, state: FastState, mask_BWP: Tensor
+    ) -> Tensor:
+        """Return the output of the layers (R, D), normalized, at the last W of P positions."""
         (_, W), scratch, end = tokens_BW.shape, state.scratch, mask_BWP.shape[2]
         embedded_RD = embedding(tokens_BW.flatten(), self.embed.weight.detach())
         x_RD = torch.add(positions, embedded_RD, alpha=self.d_model**0.5)
@@ -143,7 +175,8 @@ class FastDecoder(Decoder):
             x_RD = layer.attend_self(x_RD, W, past_BPX[:, :end], mask_BWP, scratch)
             x_RD = layer.attend_memory(x_RD, W, memory, state.mask_B1S, scratch)
             x_RD = layer.feed_forward(x_RD, scratch)
-        return self._logits(self.norm(x_RD), scratch, "logits")
+        hidden_RD: Tensor = self.norm(x_RD)
+        return hidden_RD
 
 
 def for_inference(decoder: Decoder, int8: bool = False) -> Decoder:
