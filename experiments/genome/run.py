@@ -60,6 +60,8 @@ def parse_arguments() -> argparse.Namespace:
         add(f"--{name}", type=whole_number(minimum), default=default, help=text)
     options = parser.parse_args()
     files = {"vcf", "reference", "panel", "fasta", "phenotypes", "baseline"}
+    if options.unread > 100:
+        parser.error(f"argument --unread: {options.unread}: give a number from 0 to 100")
     missing = {name for name in files if not getattr(options, name)}
     if missing not in ({"fasta"}, {"fasta", "panel"}, {"vcf", "reference", "panel"}, files):
         parser.error(
