@@ -59,7 +59,7 @@ def draw_reference(rng: np.random.Generator, length: int) -> str:
     rows_CX /= rows_CX.sum(1, keepdims=True)
 
     def chain(n: int) -> list[int]:
-        bases = rng.choice(4, _ORDER, p=_SHARES).tolist()
+        bases: list[int] = rng.choice(4, _ORDER, p=_SHARES).tolist()
         for draw in rng.random(n):
             context = int(np.dot(bases[-_ORDER:], 4 ** np.arange(_ORDER)[::-1]))
             bases.append(min(int(np.searchsorted(rows_CX[context].cumsum(), draw)), 3))

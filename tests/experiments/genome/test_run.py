@@ -32,8 +32,10 @@ def test_genotypes_become_the_table_and_a_second_run_continues(tmp_path: Path) -
     assert "SIMULATED" in result.stderr and "simulated cohort" in result.stdout
     lines = result.stdout.splitlines()
     models = list(script.THESIS)
-    assert [line.split("|")[1].strip() for line in lines[2:6]] == models
-    assert [line.split(": ")[0] for line in lines[6:]] == models[2:]
+    assert [line.split("|")[1].strip() for line in lines[2:8]] == models
+    assert [line.split(": ")[0] for line in lines[8:]] == [
+        f"AUC of {model} − {other}" for model, other in script.GAINS.items()
+    ]
     path = tmp_path / "results.json"
     found = json.loads(path.read_text())
     assert [(row["split"], row["model"]) for row in found["rows"]] == [
@@ -124,4 +126,4 @@ def test_the_gain_is_the_mean_of_paired_differences_with_its_standard_error() ->
         for i, auc in enumerate(each)
     ]
     # variance 10 / 4, over five splits 1 / 2
-    assert script.gain(rows, script.PRETRAINED) == "+2.00 ± 0.71 points"
+    assert script.gain(rows, script.PRETRAINED, script.FRESH) == "+2.00 ± 0.71"
