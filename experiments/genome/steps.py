@@ -8,7 +8,13 @@ import argparse
 from tabulate import tabulate
 
 from experiments.genome.run import (
-    COMPLETED, COUNTS, parse_arguments, predict, prepare, score, split_subjects,
+    COMPLETED,
+    COUNTS,
+    parse_arguments,
+    predict,
+    prepare,
+    score,
+    split_subjects,
 )  # fmt: skip
 from experiments.runner import Row, mean_and_deviation, start
 
