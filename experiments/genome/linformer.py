@@ -20,7 +20,7 @@ from experiments.runner import Examples, batches, err, predict, train
 # A site changes several tokens. If only one is hidden, the others tell it, and nothing is learned
 # of its neighbors. So runs of tokens are hidden (Joshi et al. 2020), and more than the usual 15 %.
 _MASKED_SHARE, _RUN = 0.4, 6
-_RANK, _LR, _PATIENCE = 32, 3e-3, 5
+_RANK, _LR, _PATIENCE, PANEL_BATCH = 32, 3e-3, 5, 16
 
 
 def configure(max_length: int, vocab_size: int) -> ClassifierConfig:
@@ -127,7 +127,7 @@ def pretrain(
         entropy = Categorical(torch.bincount(torch.cat(panel)).float()).entropy()
         torch.manual_seed(seed)
         examples = [(tokens, 0) for tokens in panel]
-        *_, loss = train(model, examples, epochs, 16, _LR, masked_loss)
+        *_, loss = train(model, examples, epochs, PANEL_BATCH, _LR, masked_loss)
         err.print(f"pre-training: {loss:.2f} nats a token; entropy of the tokens {entropy:.2f}")
         write_atomically(path, lambda temporary: save_file(model.state_dict(), temporary))
     load_weights(model, path)

@@ -7,6 +7,7 @@ import argparse
 
 from tabulate import tabulate
 
+from experiments.genome.linformer import PANEL_BATCH
 from experiments.genome.run import (
     COMPLETED,
     COUNTS,
@@ -28,9 +29,9 @@ def main() -> None:
     read, _ = prepare(argparse.Namespace(**{**vars(options), "unread": 0}))
     splits = split_subjects(data.labels, options.seed)
     cases = [("all tokens read", read, COUNTS, 0), ("unread tokens hidden", data, COUNTS, 0)]
-    for part in _PARTS:
-        epochs = max(1, options.pretraining_epochs // part)
-        cases.append((f"completed after {epochs} epochs", data, COMPLETED, epochs))
+    for epochs in sorted({max(1, options.pretraining_epochs // part) for part in _PARTS}):
+        steps = epochs * -(-len(data.panel) // PANEL_BATCH)
+        cases.append((f"completed after {steps} steps", data, COMPLETED, epochs))
     rows: list[Row] = []
     for name, each, model, epochs in cases:
         options.pretraining_epochs = epochs
