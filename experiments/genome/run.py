@@ -59,12 +59,15 @@ def parse_arguments() -> argparse.Namespace:
         ("vocab", MIN_VOCAB_SIZE, 600, "vocabulary size"),
         ("pretraining-epochs", 1, 6, "epochs of masked pre-training"),
         ("epochs", 1, 12, "most epochs of fine-tuning"),
-        ("unread", 0, 40, "percent of the cohort's tokens that are hidden from Linformer"),
         ("seed", 0, 1, "seed of simulation, splits and training"),
     ):
         add(f"--{name}", type=whole_number(minimum), default=default, help=text)
+    text = "percent of the cohort's tokens to hide (default: 40 of a simulated cohort, else 0)"
+    add("--unread", type=whole_number(0), help=text)
     options = parser.parse_args()
     files = {"vcf", "reference", "panel", "fasta", "phenotypes", "baseline"}
+    if options.unread is None:
+        options.unread = 0 if options.baseline else 40
     if options.unread > 100:
         parser.error(f"argument --unread: {options.unread}: give a number from 0 to 100")
     missing = {name for name in files if not getattr(options, name)}

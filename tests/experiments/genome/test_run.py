@@ -106,7 +106,9 @@ def test_wrong_options_are_named(
 )
 def test_complete_options_are_accepted(monkeypatch: pytest.MonkeyPatch, options: str) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", *options.split()])
-    assert script.parse_arguments().baseline == ([1, 2] if options else None)
+    found = script.parse_arguments()
+    assert found.baseline == ([1, 2] if options else None)
+    assert found.unread == (0 if options else 40)  # nothing of a real cohort is hidden
 
 
 def test_dosages_count_the_haplotypes_without_the_most_common_symbol() -> None:
