@@ -72,7 +72,15 @@ class SequenceClassifier(nn.Module):
         return y_BSD
 
 
-def sample_mask(mask_BS: Tensor, share: float) -> Tensor:
-    """Return (B, S), True for a random `share` of the valid positions, at least one a sequence."""
-    draws_BS = torch.rand(mask_BS.shape, device=mask_BS.device).masked_fill(~mask_BS, 2.0)
-    return (draws_BS < share) | (mask_BS & (draws_BS == draws_BS.amin(1, keepdim=True)))
+def sample_mask(mask_BS: Tensor, share: float, run: int = 1) -> Tensor:
+    """Return (B, S), True for a random `share` of the valid positions, at least one a sequence.
+
+    They are drawn in runs of `run` neighbors (Joshi et al. 2020, spans), cut anew at each call.
+    """
+    B, S = mask_BS.shape
+    draws_BX = torch.rand(B, -(-S // run) + 1, device=mask_BS.device)
+    start = int(torch.randint(run, ()))
+    draws_BS = draws_BX.repeat_interleave(run, 1)[:, start : start + S]
+    draws_BS = draws_BS.masked_fill(~mask_BS, 2.0)
+    lowest_B1 = draws_BS.amin(1, keepdim=True)
+    return (draws_BS < share) | (mask_BS & (draws_BS == lowest_B1))

@@ -146,11 +146,12 @@ def table(rows: list[Row], columns: dict[str, str], thesis: dict[str, str], head
     lines = []
     for model, printed in thesis.items():
         values = [[r[key] for r in rows if r["model"] == model] for key in columns.values()]
-        lines.append([model, *map(_mean_and_deviation, values), printed])
+        lines.append([model, *map(mean_and_deviation, values), printed])
     return tabulate(lines, ["model", *columns, head], tablefmt="github", disable_numparse=True)
 
 
-def _mean_and_deviation(values: list[float]) -> str:
+def mean_and_deviation(values: list[float]) -> str:
+    """Return the mean and the sample standard deviation as a table has them."""
     deviation = stdev(values) if len(values) > 1 else 0
     digits = 0 if isinstance(values[0], int) else 2
     return f"{mean(values):,.{digits}f}" + (f" ± {deviation:.2f}" if deviation else "")

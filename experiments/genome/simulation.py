@@ -1,8 +1,9 @@
 """A simulated cohort of random chromosomes and an invented disease, unrelated to any real gene.
 
-Chromosomes are mosaics of a few founders', so that neighboring sites are inherited together. The
-log odds of the disease are a sum over five sites. The baseline sees two of them, in the place of
-rs429358 and rs7412; the other three are what a model of the whole sequence can gain.
+The reference is a Markov chain with copies of repeated elements. Chromosomes are mosaics of a few
+founders', so that neighboring sites are inherited together. The log odds of the disease are a sum
+over five sites. The baseline sees two of them, in the place of rs429358 and rs7412; the other three
+are what a model of the whole sequence can gain.
 """
 
 from pathlib import Path
@@ -17,20 +18,25 @@ _N_FOUNDERS, _SITE_EVERY, _CROSSOVERS = 8, 100, 1.5
 # Sites of risk: their position as a share of the region, and the log odds that an allele adds.
 RISK = ((0.50, 1.0), (0.53, -1.0), (0.15, 1.5), (0.30, -1.5), (0.85, 1.5))
 _BASES = np.array(list("ACGT"))
+# As in the human genome (International Human Genome Sequencing Consortium 2001): 41 % are C or G, a
+# G after a C is a fifth as frequent as by chance, 45 % are copies of elements of some 300 bases.
+_SHARES, _CPG = np.array([0.295, 0.205, 0.205, 0.295]), 0.2
+_ORDER, _SHARPNESS = 3, 60  # of the Markov chain; its entropy is 1.9 bits a base, near human DNA's
+_FAMILIES, _ELEMENT, _REPEATED, _MUTATED = 3, 300, 0.45, 0.1
 Site = tuple[int, str, str]  # position from 0, two alleles
 
 
-def simulate(folder: Path, length: int, n: int, seed: int) -> dict[str, Any]:
-    """Write a cohort of `n` subjects and a panel of as many without phenotypes.
+def simulate(folder: Path, length: int, n: int, n_panel: int, seed: int) -> dict[str, Any]:
+    """Write a cohort of `n` subjects and a panel of `n_panel` others without phenotypes.
 
     Returns the options of the script that read them; `baseline` are two of the sites of risk.
     """
     rng = np.random.default_rng(seed)
-    reference = "".join(rng.choice(_BASES, length))
+    reference = draw_reference(rng, length)
     at_risk = [int(share * length) for share, _ in RISK]
     sites, carriers_SF = _draw_sites(rng, reference, at_risk)
     positions = [position for position, _, _ in sites]
-    panel = _vcf_lines(sites, _draw_alleles(rng, carriers_SF, positions, n, length), "panel")
+    panel = _vcf_lines(sites, _draw_alleles(rng, carriers_SF, positions, n_panel, length), "panel")
     alleles_P2S = _draw_alleles(rng, carriers_SF, positions, n, length)
     dosage_PR = alleles_P2S.sum(1)[:, [positions.index(position) for position in at_risk]]
     risk_P = dosage_PR @ np.array([effect for _, effect in RISK])
@@ -44,6 +50,30 @@ def simulate(folder: Path, length: int, n: int, seed: int) -> dict[str, Any]:
         "phenotypes": _write(folder / "phenotypes.tsv", phenotypes),
         "baseline": [position + 1 for position in at_risk[:2]],
     }
+
+
+def draw_reference(rng: np.random.Generator, length: int) -> str:
+    """Return bases of a Markov chain, with mutated copies of a few elements between them."""
+    rows_CX = rng.dirichlet(_SHARPNESS * _SHARES, 4**_ORDER)  # context (its last base last), base
+    rows_CX[1::4, 2] *= _CPG
+    rows_CX /= rows_CX.sum(1, keepdims=True)
+
+    def chain(n: int) -> list[int]:
+        bases: list[int] = rng.choice(4, _ORDER, p=_SHARES).tolist()
+        for draw in rng.random(n):
+            context = int(np.dot(bases[-_ORDER:], 4 ** np.arange(_ORDER)[::-1]))
+            bases.append(min(int(np.searchsorted(rows_CX[context].cumsum(), draw)), 3))
+        return bases[_ORDER:]
+
+    families = [np.array(chain(_ELEMENT)) for _ in range(_FAMILIES)]
+    gap = _ELEMENT * (1 / _REPEATED - 1)
+    bases: list[int] = []
+    while len(bases) < length:
+        bases += chain(int(rng.exponential(gap)))
+        copy = families[rng.integers(_FAMILIES)]
+        mutated = rng.random(_ELEMENT) < _MUTATED
+        bases += np.where(mutated, rng.integers(0, 4, _ELEMENT), copy).tolist()
+    return "".join(_BASES[bases[:length]])
 
 
 def _write(path: Path, lines: list[str]) -> Path:

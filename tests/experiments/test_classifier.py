@@ -67,6 +67,10 @@ def test_masked_positions_are_a_share_of_the_valid_ones_and_one_of_each_sequence
     shares = masked_BS.sum(1) / mask_BS.sum(1)
     assert 0.12 < shares[0] < 0.18 and 0.11 < shares[1] < 0.19
     assert sample_mask(mask_BS, 0.0).sum(1).tolist() == [1, 1, 1]
+    runs_BS = sample_mask(mask_BS, 0.15, run=5)
+    assert not (runs_BS & ~mask_BS).any()
+    edges = runs_BS[0, 1:] != runs_BS[0, :-1]
+    assert len(set((edges.nonzero() % 5).flatten().tolist())) == 1  # whole runs
 
 
 def test_too_long_sequences_are_refused() -> None:

@@ -77,3 +77,40 @@ def test_fine_tuning_returns_the_best_epoch_and_stops_five_later(
     validation = [(PANEL[0], 0), (PANEL[1], 1)]
     best = linformer.fine_tune(model, validation, validation, epochs=15, seed=1)
     assert best.special[0, 0] == 3 and next(epochs) == 9
+
+
+def test_runs_of_tokens_are_hidden_and_completed() -> None:
+    sequences = [torch.arange(100, 500), torch.arange(100, 130)]
+    hidden = linformer.hide(sequences, 0.4, seed=1)
+    for before, after in zip(sequences, hidden, strict=True):
+        unread = after == linformer.UNK
+        assert torch.equal(before[~unread], after[~unread])
+        assert 0 < unread.sum() < len(before)
+    unread = (hidden[0] == linformer.UNK).float()
+    assert 0.25 < unread.mean() < 0.55
+    n_runs = 1 + (unread.diff() != 0).sum() // 2
+    assert unread.sum() / n_runs >= 5  # one token at a time: 1.7
+    assert torch.equal(linformer.hide(sequences, 0.0, seed=1)[0], sequences[0])
+
+    model = linformer.initialize(linformer.configure(512, 600), 1)
+    nn.init.constant_(model.token_head.bias[7:8], 1e4)
+    for before, after in zip(hidden, linformer.complete(model, hidden), strict=True):
+        assert torch.equal(after, before.masked_fill(before == linformer.UNK, 7))
+
+
+def test_a_hidden_token_sees_its_neighbors() -> None:
+    model = linformer.initialize(linformer.configure(512, 100), 1).eval()
+    x_BS = torch.randint(2, 100, (1, 400), generator=torch.Generator().manual_seed(0))
+    masked_BS = torch.zeros_like(x_BS, dtype=torch.bool)
+    masked_BS[0, 200] = True
+
+    def change(position: int) -> float:
+        """Return how far the guess moves if the token at another position does."""
+        other_BS = x_BS.clone()
+        other_BS[0, position] = 2 + (x_BS[0, position] + 10) % 98
+        with torch.inference_mode():
+            guesses = [model.reconstruct(x, x > 0, masked_BS) for x in (x_BS, other_BS)]
+        return float((guesses[0] - guesses[1]).norm())
+
+    near, far = (max(change(200 + i) for i in places) for places in ((-9, -2, 2, 9), (-99, 99)))
+    assert near > 2 * far > 0

@@ -25,18 +25,21 @@ def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_genotypes_become_the_table_and_a_second_run_continues(tmp_path: Path) -> None:
     options = ("--out", tmp_path, "--simulated-subjects", "60", "--simulated-length", "1200",
-               "--tokens", "300", "--vocab", "300", "--epochs", "1",
+               "--simulated-panel", "40", "--tokens", "300", "--vocab", "300", "--epochs", "1",
                "--pretraining-epochs", "1")  # fmt: skip
     result = run(*options)
     assert result.returncode == 0, result.stderr
     assert "SIMULATED" in result.stderr and "simulated cohort" in result.stdout
     lines = result.stdout.splitlines()
-    models = ["logistic baseline", "Linformer, not pre-trained", "Linformer"]
-    assert [line.split("|")[1].strip() for line in lines[2:]] == models
+    models = list(script.THESIS)
+    assert [line.split("|")[1].strip() for line in lines[2:8]] == models
+    assert [line.split(": ")[0] for line in lines[8:]] == [
+        f"AUC of {model} − {other}" for model, other in script.GAINS.items()
+    ]
     path = tmp_path / "results.json"
     found = json.loads(path.read_text())
     assert [(row["split"], row["model"]) for row in found["rows"]] == [
-        (split, model) for split in range(5) for model in models
+        (split, model) for model in models for split in range(5)
     ]
     assert all(0 <= row[key] <= 100 for row in found["rows"] for key in ("AUC", "F1"))
     (pretrained,) = tmp_path.glob("pretrained-*.safetensors")
@@ -72,6 +75,7 @@ FILES = "give --vcf, --reference, --phenotypes, --baseline (and --panel), or --f
         ("--seed 99999999999", "--seed: 99999999999: give a number from 0 to 2147483647"),
         ("--vocab -1", "--vocab: -1: give a number from 68 to"),
         ("--vocab 99999999999", "--vocab: 99999999999: give a number from 68 to"),
+        ("--unread 101", "--unread: 101: give a number from 0 to 100"),
         ("--baseline 1,x", "--baseline: invalid coordinates value: '1,x'"),
         ("--panel p.vcf", FILES),
         ("--vcf v --phenotypes y --baseline 1", FILES),
@@ -102,7 +106,9 @@ def test_wrong_options_are_named(
 )
 def test_complete_options_are_accepted(monkeypatch: pytest.MonkeyPatch, options: str) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", *options.split()])
-    assert script.parse_arguments().baseline == ([1, 2] if options else None)
+    found = script.parse_arguments()
+    assert found.baseline == ([1, 2] if options else None)
+    assert found.unread == (0 if options else 40)  # nothing of a real cohort is hidden
 
 
 def test_dosages_count_the_haplotypes_without_the_most_common_symbol() -> None:
@@ -112,3 +118,14 @@ def test_dosages_count_the_haplotypes_without_the_most_common_symbol() -> None:
     for outside in (100, 103):
         with pytest.raises(ConfigError, match="the region goes from 101 to 102"):
             script.count_dosages(cohort, [101, outside])
+
+
+def test_the_gain_is_the_mean_of_paired_differences_with_its_standard_error() -> None:
+    fresh, other = [50, 60, 70, 80, 90], [51, 63, 72, 84, 90]  # by 1, 3, 2, 4, 0
+    rows = [
+        {"model": model, "split": i, "AUC": auc}
+        for model, each in ((script.PRETRAINED, other), (script.FRESH, fresh))
+        for i, auc in enumerate(each)
+    ]
+    # variance 10 / 4, over five splits 1 / 2
+    assert script.gain(rows, script.PRETRAINED, script.FRESH) == "+2.00 ± 0.71"
