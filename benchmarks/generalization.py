@@ -1,13 +1,14 @@
 """Ask whether the LRT generalizes better than the dense Transformer (Cahyawijaya 2021, sec. 4.3).
 
     python -m benchmarks.generalization RECIPE DATA WORK [--seeds 1 2 3 4 5]
-        [--rates 5e-4 1e-3 2e-3] [--remedy NAME key=value …] [--record]
+        [--rates 5e-4 1e-3 2e-3] [--remedy NAME key=value …] [--control NAME key=value …] [--record]
 
 The recipe's network with dense maps is compared with a dense one of half its parameters, and with
 LRTs of half and of as many parameters; sizes match to 1 %. One rule for all: a training has the
 recipe's epochs, long enough to over-fit; its epoch of the least dev CER is measured on the test
 set. Each rate is tried with the first seed, and the one of the least dev CER is used with the other
-seeds. A remedy is the LRT of equal size with other values, with the rates searched in the same way.
+seeds. A remedy is the LRT of equal size with other values, a control the dense network with them,
+with the rates searched in the same way.
 Intervals hold 95 % of bootstrap samples of seeds and utterances. Finished trainings in WORK are not
 repeated, killed ones go on.
 """
@@ -73,7 +74,9 @@ class Measured:
         return float(100 * self.errors_N.sum() / self.lengths_N.sum())
 
 
-def networks(config: Config, remedies: Sequence[Sequence[str]]) -> list[Network]:
+def networks(
+    config: Config, remedies: Sequence[Sequence[str]], controls: Sequence[Sequence[str]] = ()
+) -> list[Network]:
     """Return the networks with their sizes, the baseline first."""
     texts = [text_of(cut) for path in config.data.train for cut in load_cuts(path)]
     n_tokens = Tokenizer.train(texts, config.tokenizer).vocab_size
@@ -97,13 +100,15 @@ def networks(config: Config, remedies: Sequence[Sequence[str]]) -> list[Network]
         "LRT, equal": equal,
     }
     found = [Network(name, _flat(each), size(each)) for name, each in values.items()]
-    for name, *settings in remedies:
+    changed = [("LRT, equal", equal, each) for each in remedies]
+    changed += [(BASELINE, whole, each) for each in controls]
+    for kind, base, (name, *settings) in changed:
         changes = {
             key: yaml.safe_load(value) for key, _, value in (s.partition("=") for s in settings)
         }
         own = {key.removeprefix("model."): value for key, value in changes.items()}
-        n_changed = size(equal | {key: own[key] for key in own.keys() & equal.keys()})
-        found.append(Network(f"LRT, equal, {name}", _flat(equal) | changes, n_changed))
+        n_changed = size(base | {key: own[key] for key in own.keys() & base.keys()})
+        found.append(Network(f"{kind}, {name}", _flat(base) | changes, n_changed))
     return found
 
 
@@ -248,12 +253,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--rates", type=float, nargs="+", default=[5e-4, 1e-3, 2e-3])
     parser.add_argument("--remedy", nargs="+", action="append", default=[], help="NAME key=value …")
+    parser.add_argument("--control", nargs="+", action="append", default=[], help="the same, dense")
     record.add_option(parser)
     args = parser.parse_args()
     config = load_config(args.recipe, [f"data.train={args.data / 'train.jsonl.gz'}"])
     rows: list[list[Value]] = []
     runs = dict[str, list[Measured]]()
-    for network in networks(config, args.remedy):
+    for network in networks(config, args.remedy, args.control):
         tried = {rate: measured(network, rate, args.seeds[0], args) for rate in args.rates}
         rate = min(tried, key=lambda rate: tried[rate].best["val_cer_percent"])
         others = [measured(network, rate, seed, args) for seed in args.seeds[1:]]

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from asr.config import Config
 from asr.model.transformer import ModelConfig
-from benchmarks.generalization import Measured, convergence, interval, matched, parameters
+from benchmarks import generalization
+from benchmarks.generalization import Measured, convergence, interval, matched, networks, parameters
 
 BASE = ModelConfig.model_validate(
     {"d_model": 32, "d_inner": 64, "n_heads": 4, "projection": {"kind": "dense"}}
@@ -25,6 +27,33 @@ def test_sizes_match_a_dense_network() -> None:
     assert values == ranked(12)
     with pytest.raises(ValueError, match="no size within 1%"):
         matched(ranked, size, target // 100)
+
+
+def test_remedies_and_controls_change_values_and_keep_the_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generalization, "load_cuts", lambda path: ["一二三四五六七八九十"])
+    monkeypatch.setattr(generalization, "text_of", lambda cut: cut)
+    values = {
+        "data": {"train": ["t"], "dev": "d"},
+        "model": {"d_model": 64, "d_inner": 128, "projection": {"kind": "dense"}},
+    }
+    config = Config.model_validate(values)
+    decay = ["training.weight_decay=0.1"]
+    remedy = ["spectral", "model.projection.init=spectral", *decay]
+    found = {n.name: n for n in networks(config, [remedy], [["decay", *decay]])}
+    assert list(found) == [
+        "dense", "dense, half", "LRT, half", "LRT, equal", "LRT, equal, spectral", "dense, decay"
+    ]  # fmt: skip
+    for name in ("LRT, equal", "LRT, equal, spectral", "dense, decay"):
+        assert found[name].n_parameters == pytest.approx(found["dense"].n_parameters, rel=0.01)
+    for name in ("dense, half", "LRT, half"):
+        assert found[name].n_parameters == pytest.approx(found["dense"].n_parameters / 2, rel=0.01)
+    remedied = dict(found["LRT, equal, spectral"].values)
+    assert remedied.pop("training.weight_decay") == 0.1
+    assert remedied.pop("model.projection.init") == "spectral"
+    assert remedied == found["LRT, equal"].values
+    assert found["dense, decay"].values == {**found["dense"].values, "training.weight_decay": 0.1}
 
 
 def test_an_interval_holds_what_seeds_and_utterances_vary() -> None:
