@@ -1,9 +1,11 @@
 """The study's sizes match, and its intervals are those of known errors."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from asr.config import Config
+from asr.config import load_config
 from asr.model.transformer import ModelConfig
 from benchmarks import generalization
 from benchmarks.generalization import Measured, convergence, interval, matched, networks, parameters
@@ -34,13 +36,9 @@ def test_remedies_and_controls_change_values_and_keep_the_size(
 ) -> None:
     monkeypatch.setattr(generalization, "load_cuts", lambda path: ["一二三四五六七八九十"])
     monkeypatch.setattr(generalization, "text_of", lambda cut: cut)
-    values = {
-        "data": {"train": ["t"], "dev": "d"},
-        "model": {"d_model": 64, "d_inner": 128, "projection": {"kind": "dense"}},
-    }
-    config = Config.model_validate(values)
     decay = ["training.weight_decay=0.1"]
     remedy = ["spectral", "model.projection.init=spectral", *decay]
+    config = load_config(Path("benchmarks/recipes/generalization.yaml"))
     found = {n.name: n for n in networks(config, [remedy], [["decay", *decay]])}
     assert list(found) == [
         "dense", "dense, half", "LRT, half", "LRT, equal", "LRT, equal, spectral", "dense, decay"
