@@ -3,8 +3,11 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+
+from asr.model.attention import _Any, _Causal
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
@@ -45,3 +48,23 @@ def test_readme_fits_on_a_screen_and_every_page_is_listed() -> None:
     listed = (ROOT / "mkdocs.yml").read_text("utf-8")
     for page in (ROOT / "docs").glob("*.md"):
         assert f": {page.name}\n" in listed, page.name
+
+
+def _kinds(config: Any) -> tuple[str, ...]:
+    return get_args(config.model_fields["kind"].annotation)
+
+
+def test_each_attention_is_listed_with_its_options_and_its_source() -> None:
+    page = (ROOT / "docs/attention.md").read_text("utf-8")
+    rows = [line.strip("| ").split("|") for line in page.splitlines() if line.startswith("| `")]
+    listed = {row[0].strip(" `"): [cell.strip() for cell in row[1:]] for row in rows}
+    causal, configs = (
+        {kind: config for config in get_args(union) for kind in _kinds(config)}
+        for union in (_Causal, _Any)
+    )
+    assert set(listed) == set(configs)
+    for kind, (_, options, decoder, source) in listed.items():
+        known = set(configs[kind].model_fields) - {"kind"}
+        assert set(re.findall(r"`(\w+)`", options)) <= known, kind
+        assert decoder == ("yes" if kind in causal else ""), kind
+        assert re.search(r"\d{4}|slides", source), kind
