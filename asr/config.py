@@ -87,11 +87,15 @@ class Config(FrozenModel):
                 f"training.intermediate names layer {deepest} of {self.model.encoder.n_layers}: "
                 "give one that the encoder has"
             )
-        is_of_ctc = deepest or self.training.consistency or self.model.encoder.conditioning
+        training = self.training
+        is_of_ctc = (
+            deepest or training.consistency or training.shared_sounds
+            or self.model.encoder.conditioning
+        )  # fmt: skip
         if is_of_ctc and not self.model.ctc_weight:
             raise ValueError(
-                "training.consistency, training.intermediate and model.encoder.conditioning go "
-                "with a CTC head: set model.ctc_weight above 0"
+                "training.consistency, training.intermediate, training.shared_sounds and "
+                "model.encoder.conditioning go with a CTC head: set model.ctc_weight above 0"
             )
         if self.model.encoder.streaming and not self.model.ctc_weight:
             raise ValueError(

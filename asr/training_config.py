@@ -156,6 +156,9 @@ class TrainingConfig(FrozenModel):
     With `consistency` above 0 each utterance has two views of other masks, and the CTC head is
     drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice the time and
     memory, and half the epochs do.
+
+    With `shared_sounds` the CTC head's weights of a Mandarin character are its own plus those of
+    its syllable, initial and final, so that rare characters learn from others.
     """
 
     epochs: Annotated[int, Field(gt=0, le=100_000)] = 30
@@ -175,6 +178,7 @@ class TrainingConfig(FrozenModel):
     curriculum: CurriculumConfig | None = None
     consistency: Annotated[float, Field(ge=0)] = 0.0
     intermediate: tuple[IntermediateConfig, ...] = ()
+    shared_sounds: bool = False
 
     @model_validator(mode="after")
     def _check_curriculum(self) -> Self:

@@ -64,6 +64,7 @@ def adapt(
         "precision": "auto",
         "consistency": 0.0,  # it and heads within the encoder are for a model that knows nothing
         "intermediate": [],
+        "shared_sounds": False,
         "init": str(init),
         "freeze": freeze,
     }

@@ -3,8 +3,8 @@
 Legend: B utterances, S encoder steps, D d_model, N units, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,40 +13,8 @@ from torch.nn.functional import ctc_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.decoding.ctc_prefix import BLANK, steps_needed
-from asr.errors import ConfigError
-from asr.tokenizer import normalize_text
+from asr.train.sounds import units_of
 from asr.training_config import IntermediateConfig
-
-Units = Callable[[str], list[str]]
-
-
-def units_of(kind: str) -> Units:
-    """Return the function that splits a text into the units of an `IntermediateConfig`.
-
-    Raises ConfigError where pypinyin is not installed.
-    """
-    try:
-        from pypinyin import Style, lazy_pinyin
-    except ImportError as error:
-        raise ConfigError(
-            "training.intermediate and model.encoder.conditioning are of Mandarin sounds, which "
-            "pypinyin knows: pip install 'lrt-asr[chinese]'"
-        ) from error
-    letters: Any = list  # it takes a list of texts too, which its types do not say
-
-    def syllables(text: str, style: Style) -> list[str]:
-        return lazy_pinyin(
-            normalize_text(text).replace(" ", ""), style=style, errors=letters, strict=False,
-            neutral_tone_with_five=True,
-        )  # fmt: skip
-
-    def parts(text: str) -> list[str]:
-        styles = (Style.INITIALS, Style.FINALS_TONE3)
-        found = zip(*(syllables(text, style) for style in styles), strict=True)
-        # A letter is both; a syllable may have no initial.
-        return [part for both in found for part in dict.fromkeys(both) if part]
-
-    return parts if kind == "initial_final" else partial(syllables, style=Style.TONE3)
 
 
 class UnitCtc(nn.Module):

@@ -110,7 +110,7 @@ class Checkpoints(Callback):
         row["seconds"] = self.seconds - before
         self.history.append(row)
         if trainer.is_global_zero:
-            write_tensors(self._weights(epoch), module.model.state_dict(), {})
+            write_tensors(self._weights(epoch), module.weights(), {})
             if self._weights(epoch) in self.best:
                 self.on_best(self)
         self._save(trainer, 0)

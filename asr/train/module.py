@@ -23,6 +23,7 @@ from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import PAD
 from asr.train.auxiliary import UnitCtc, consistency, ctc_sum, intermediate_ctc
 from asr.train.distributed import all_reduce_sum
+from asr.train.sounds import SharedSounds
 from asr.train.step import TrainingModule
 
 
@@ -52,6 +53,9 @@ class SpeechModule(TrainingModule):
                 for each in training.intermediate
             ]
         self.intermediate = nn.ModuleList(self.heads)
+        self.sounds: SharedSounds | None = None
+        if training.shared_sounds and self.model.ctc_head:
+            self.sounds = SharedSounds(bundle.tokenizer.tokens(), self.model.ctc_head)
         weights = {f"{each.unit}_{each.layer}": each.weight for each in training.intermediate}
         conditioned = self.config.model.encoder.conditioning
         if conditioned and (own := self.model.encoder.conditioning):
@@ -70,6 +74,13 @@ class SpeechModule(TrainingModule):
             "tokens": bundle.tokenizer.digest,
             "units of training.intermediate": hashlib.sha256(repr(units).encode()).hexdigest(),
         }
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the model's weights, the CTC head's with what the sounds add."""
+        found = super().weights()
+        if self.sounds:
+            found["ctc_head.weight"] = found["ctc_head.weight"] + self.sounds.added().detach()
+        return found
 
     def on_train_epoch_start(self) -> None:
         """Rewire sparse projections between two epochs, once."""

@@ -111,6 +111,10 @@ class TrainingModule(L.LightningModule):
         torch.manual_seed((self.config.seed * 1_000_003 + step) * world_size() + rank())
         follow_step(self.model.modules(), step)
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of the model by name, as a bundle has them."""
+        return self.model.state_dict()
+
     @property
     def trained(self) -> list[nn.Parameter]:
         """Return the weights that are not frozen."""

@@ -12,7 +12,8 @@ from torch.nn.functional import kl_div
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.model.conditioning import SOUNDS
-from asr.train.auxiliary import consistency, ctc_sum, intermediate_ctc, units_of
+from asr.train.auxiliary import consistency, ctc_sum, intermediate_ctc
+from asr.train.sounds import units_of
 from asr.training_config import IntermediateConfig
 from asr.transcription.recognizer import Recognizer
 from tests.helpers import run_cli, speak, tones_recipe, write_recipe
@@ -140,10 +141,12 @@ def test_what_does_not_fit_is_refused(training: dict, model: dict, words: str) -
         Config.model_validate(values)
 
 
-def test_a_recipe_trains_with_both_resumes_and_its_bundle_has_neither(
+def test_a_recipe_trains_with_all_resumes_and_its_bundle_has_none(
     tones: Path, tmp_path: Path
 ) -> None:
-    auxiliary = {"consistency": 0.2, "intermediate": [{"layer": 1, "weight": 0.3}]}
+    auxiliary = {
+        "consistency": 0.2, "intermediate": [{"layer": 1, "weight": 0.3}], "shared_sounds": True
+    }  # fmt: skip
     recipe = write_recipe(
         tmp_path / "r.yaml", tones_recipe(tones, training={**auxiliary, "epochs": 1})
     )
