@@ -17,7 +17,8 @@ from asr.audio.features import FeatureExtractor
 from asr.config import Config, dump_config, load_config
 from asr.errors import AsrError, BundleError, ConfigError
 from asr.model.growth import copy_with_more_tokens
-from asr.model.projection import sparse_maps, weights_follow
+from asr.model.projection import sparse_maps
+from asr.model.start import weights_follow
 from asr.model.transformer import SpeechTransformer
 from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.int8 import from_int8, to_int8, without_scales

@@ -140,6 +140,14 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def positive_number(values: Any, *keys: str) -> int | float | None:
+    """Return a number above 0 that nested values have under the keys, or None."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    is_number = isinstance(values, int | float) and not isinstance(values, bool)
+    return values if is_number and values > 0 else None
+
+
 def apply_override(values: dict[str, Any], override: str) -> str:
     """Set a `key.key=value` in the values of a recipe, and return its key.
 

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from asr.runtime.storage import is_url
 from asr.transcription.remote_bundle import local_bundle
+from serve.settings import named
 
 
 def local_bundles(bundles: Iterable[str], copies: ExitStack) -> list[str]:
@@ -16,7 +17,8 @@ def local_bundles(bundles: Iterable[str], copies: ExitStack) -> list[str]:
 
 
 def _local(bundle: str, copies: ExitStack) -> str:
-    name, equals, place = ("", "", bundle) if is_url(bundle) else bundle.partition("=")
+    name, place = named(bundle)
     if not is_url(place):
         return bundle
-    return f"{name}{equals}{copies.enter_context(local_bundle(place))}"
+    copy = str(copies.enter_context(local_bundle(place)))
+    return f"{name}={copy}" if name else copy

@@ -85,7 +85,7 @@ class Settings(BaseSettings):
         """Return the bundles' folders by name. Raises ConfigError for none and for doubles."""
         found: dict[str, Path] = {}
         for bundle in self.bundles:
-            name, _, folder = bundle.rpartition("=")
+            name, folder = named(bundle)
             path = Path(folder)
             name = name or path.resolve().name
             if name in found:
@@ -99,6 +99,12 @@ class Settings(BaseSettings):
         """Return the model that a client means by a name: the first one for `whisper-1`."""
         names = list(self.models)
         return name if name in names else names[0] if name == DEFAULT_MODEL else None
+
+
+def named(bundle: str) -> tuple[str, str]:
+    """Return the name of NAME=FOLDER and the folder; a path before a `=` is no name."""
+    name, equals, folder = bundle.partition("=")
+    return (name, folder) if equals and "/" not in name else ("", bundle)
 
 
 def _sentence(fault: ErrorDetails) -> str:

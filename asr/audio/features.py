@@ -22,6 +22,7 @@ _TINY_POWER = 1e-20
 # Features whose standard deviation is below this are constant but for rounding errors (speech has
 # about 4, a single impulse 1e-6): dividing by less would only amplify the errors.
 MIN_STD = 1e-3
+_MOST_WEIGHTS = 1 << 23  # of mel filters: 32 MiB
 KALDI_SCALE = 2.0**15  # Kaldi computes with 16-bit samples
 _SHERPA_GAP_HZ = 400  # between its highest mel bin and half the sample rate
 
@@ -229,6 +230,12 @@ class _MelConfig(_Framing):
 
     @model_validator(mode="after")
     def _no_empty_filter(self) -> Self:
+        if self.n_fft * self.n_mels > _MOST_WEIGHTS:  # before they take memory
+            raise ValueError(
+                f"{self.n_mels} mel bins of windows of {self.n_fft} samples are "
+                f"{self.n_fft * self.n_mels:,} weights, {_MOST_WEIGHTS:,} at most: lower n_mels or "
+                "window_ms"
+            )
         if n_empty := int((self._filters().amax(0) == 0).sum()):
             raise ValueError(
                 f"n_mels {self.n_mels} leaves {n_empty} mel bins without any frequency of a "

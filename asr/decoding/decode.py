@@ -6,7 +6,7 @@ V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,6 @@ from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
 from asr.decoding.hotword_scorer import Hotwords, HotwordScorer
-from asr.decoding.hotwords import Hotword
 from asr.decoding.hypothesis import NO_SPEECH, UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.prefix_beam import TokenScorer
@@ -81,7 +80,8 @@ class SpeechDecoder:
         self.model, self.tokenizer = model, tokenizer
         self._word_counts = torch.tensor(tokenizer.word_counts(), dtype=torch.float32)
         self.speculates = True  # a benchmark compares both
-        self._hotwords: list[tuple[tuple[Hotword, ...], float, Hotwords]] = []
+        # One for all threads: the service's pipe asks too.
+        self._hotwords = lru_cache(_MOST_LISTS)(partial(Hotwords.of, tokenizer=tokenizer))
 
     @torch.inference_mode()
     def encode(
@@ -131,15 +131,7 @@ class SpeechDecoder:
         """Return the hotwords of options as tokens; the last lists are kept."""
         if not options.hotwords:
             return Hotwords()
-        words, weight = options.hotwords, options.hotword_weight
-        known = (n for n, each in enumerate(self._hotwords) if each[:2] == (words, weight))
-        n = next(known, None)
-        if n is None:
-            hotwords = Hotwords.of(words, weight, self.tokenizer)
-        else:
-            hotwords = self._hotwords.pop(n)[2]
-        self._hotwords = [(words, weight, hotwords), *self._hotwords[: _MOST_LISTS - 1]]
-        return hotwords
+        return self._hotwords(options.hotwords, options.hotword_weight)
 
     def _search(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None

@@ -30,12 +30,14 @@ _THRESHOLD = 1e-3
 # as many the i-th best prefix is extended by the 1 / i likeliest: i of them have better prefixes.
 # With a bonus, which can be for any of them, it is extended by all.
 _SLACK = 2
-_SMALL, _LEAST_BLANK, _MOST_EXPONENT = 1e-100, 1e-30, 600.0
+_SMALL, _LEAST_BLANK = 1e-100, 1e-30
+# Two factors and a total of less than 1 / _SMALL, multiplied, are still a number.
+_MOST_OF_FACTOR, _MOST_OF_SCALE = 200.0, 600.0
 
 
-def exp(x: float) -> float:
+def exp(x: float, most: float = _MOST_OF_FACTOR) -> float:
     """Return e^x, or a large number: only senseless weights need a larger one."""
-    return math.exp(x) if x < _MOST_EXPONENT else math.exp(_MOST_EXPONENT)
+    return math.exp(x if x < most else most)
 
 
 class TokenScorer(Protocol):
@@ -183,7 +185,7 @@ class PrefixBeam:
         entries: list[_Entry] = []
         for node in self._beam:
             of_blank, of_token, left = node.total * blank, 0.0, node.total * p_any
-            scale, p = exp(self._log_scale - node.scale), p_of.get(node.token)
+            scale, p = exp(self._log_scale - node.scale, _MOST_OF_SCALE), p_of.get(node.token)
             if p is not None:
                 of_token = node.of_token * p
                 left -= of_token
@@ -268,7 +270,7 @@ class PrefixBeam:
                 if not node.mass:
                     self._prefixes.append(node)
                     node.scale = self._log_scale
-                self._record(node, of_token * exp(self._log_scale - node.scale))
+                self._record(node, of_token * exp(self._log_scale - node.scale, _MOST_OF_SCALE))
             beam.append((total, of_blank, of_token, node))
         for node in self._beam:
             node.is_live = False
@@ -277,8 +279,8 @@ class PrefixBeam:
         self._log_scale -= math.log(scale)
         for total, of_blank, of_token, node in beam:
             node.total, node.of_blank = total * scale, of_blank * scale
-            node.of_token, node.is_live = of_token * scale, True
-        self._beam = [node for *_, node in beam]
+            node.of_token, node.is_live = of_token * scale, node.total > 0
+        self._beam = [node for *_, node in beam if node.is_live]
 
     def _record(self, node: Prefix, inflow: float) -> None:
         """Add to P that a text begins so what comes from the parent at this step, by its scale."""

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from asr.config import Config, apply_override, check_config
+from asr.config import Config, apply_override, check_config, positive_number
 from asr.finetune.corpus import DEV, TRAIN, Corpus
 
 # Steps on an hour of audio or less, and the learning rate of a model of width 1: half of what the
@@ -30,11 +30,14 @@ def adapt(
     given: dict[str, Any] = {}
     for override in overrides:
         apply_override(given, override)
-    training = given.get("training")
-    epochs = training.get("epochs") if isinstance(training, dict) else None
-    batch_seconds = _batch_seconds(config, corpus)
-    steps = math.ceil(corpus.hours * 3600 * len(config.data.speed_factors) / batch_seconds)
-    if not isinstance(epochs, int) or epochs < 1:
+    batch_seconds = positive_number(given, "data", "batch_seconds") or _batch_seconds(
+        config, corpus
+    )
+    accumulate = math.ceil(positive_number(given, "training", "accumulate") or 1)
+    audio = corpus.hours * 3600 * len(config.data.speed_factors)
+    steps = math.ceil(audio / (batch_seconds * accumulate))
+    epochs = math.ceil(positive_number(given, "training", "epochs") or 0)
+    if not epochs:
         epochs = math.ceil(_STEPS * max(1.0, corpus.hours**0.6) / steps)
         epochs = min(max(_FEWEST_EPOCHS, epochs), _MOST_EPOCHS)
     values = config.model_dump(mode="json")

@@ -6,8 +6,10 @@ Legend: B sessions or utterances, S encoder steps, C steps of a chunk, L steps b
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
 from asr.model.attention import Cache
@@ -21,6 +23,7 @@ _P_WHOLE, _CHUNK, _LEAST, _MOST = 0.5, 16, 4, 25
 # about this part of a radian. It is 10,000 in Su et al. 2021, where most pairs hardly turn within
 # the steps that a chunk sees.
 _SLOWEST = 100.0
+_MOST_LEFT = 1 << 16  # steps that each layer of a stream keeps
 
 
 class StreamingConfig(FrozenModel):
@@ -35,6 +38,15 @@ class StreamingConfig(FrozenModel):
     chunk: Size = 16
     left_chunks: Size = 4
     rotary: bool = False
+
+    @model_validator(mode="after")
+    def _is_kept(self) -> Self:
+        if self.left > _MOST_LEFT:
+            raise ValueError(
+                f"a chunk of {self.chunk} steps sees {self.left_chunks} chunks before it, "
+                f"{self.left} steps, which a stream keeps: {_MOST_LEFT} at most"
+            )
+        return self
 
     @property
     def left(self) -> int:

@@ -5,12 +5,11 @@ have not been trained by the authors.
 """
 
 import math
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asr.config import apply_override
+from asr.config import apply_override, positive_number
 from asr.new.commented import Recipe
 from asr.new.measure import LONGEST, CorpusMeasures
 
@@ -82,8 +81,8 @@ def choose(
     batch_seconds = _batch_seconds(corpus, size, n_speeds)
     step_seconds = batch_seconds * size.accumulate
     steps = math.ceil(corpus.hours * 3600 * n_speeds / step_seconds)
-    epochs = _given_number(given, "training", "epochs")
-    if epochs is None:
+    epochs = math.ceil(positive_number(given, "training", "epochs") or 0)
+    if not epochs:
         wanted = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
         epochs = min(max(10, math.ceil(wanted / steps)), 600 // n_speeds)
     _add_data(recipe, corpus, data, batch_seconds, n_speeds, steps)
@@ -94,7 +93,7 @@ def choose(
     _add_training(recipe, corpus, size, epochs, steps)
     if has_bfloat16:
         recipe.add("training.precision", "bfloat16", "half the time on this processor")
-    n_layers = _given_number(given, "model", "encoder", "n_layers") or size.n_layers[0]
+    n_layers = math.ceil(positive_number(given, "model", "encoder", "n_layers") or size.n_layers[0])
     if n_layers > 1 and corpus.is_mandarin and has_pinyin():
         _add_sounds(recipe, n_layers)
     for key, override in zip(keys, overrides or [], strict=True):
@@ -108,14 +107,6 @@ def _size(corpus: CorpusMeasures) -> _Size:
     is_rich = corpus.hours >= 1 and corpus.characters >= _MANY_CHARACTERS
     hours = max(corpus.hours, _SIZES[1].hours) if is_rich else corpus.hours
     return next(size for size in reversed(_SIZES) if size.hours <= hours)
-
-
-def _given_number(given: Mapping[str, Any], *keys: str) -> int | None:
-    """Return a whole number above 0 that --set gives, or None."""
-    value: Any = given
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, int) and value > 0 else None
 
 
 def _batch_seconds(corpus: CorpusMeasures, size: _Size, n_speeds: int) -> float:

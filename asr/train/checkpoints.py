@@ -160,8 +160,9 @@ class Checkpoints(Callback):
         ranked = self._rank(rows)[: self.training.average]
         # A run of few epochs has early ones among its best, which would spoil the mean.
         limit = _NEAR * ranked[0][self.metric] + _NEAR_POINTS if ranked else 0.0
-        near = (row for row in ranked if row[self.metric] <= limit)
-        return [self._weights(int(row["epoch"])) for row in near]
+        near = [self._weights(int(row["epoch"])) for row in ranked if row[self.metric] <= limit]
+        # A run that began with a smaller `average` has kept fewer; the best is always there.
+        return [path for path in near if path == near[0] or path.is_file()]
 
     def _weights(self, epoch: int) -> Path:
         return self.folder / f"epoch{epoch}.safetensors"

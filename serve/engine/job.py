@@ -37,8 +37,10 @@ def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOp
     """Return a model's options, with the hotwords of a request, or with greedy CTC if `quick`."""
     options = recognizer.config.decoding
     if asked.quick and recognizer.model.ctc_head is not None:
+        # The threshold of the decoder's confidences is not one of the CTC head's.
+        threshold = {"confidence_threshold": None} if options.method == "joint" else {}
         return options.model_copy(
-            update={"method": "ctc_greedy", "lm_weight": 0.0, "hotwords": None}
+            update={"method": "ctc_greedy", "lm_weight": 0.0, "hotwords": None} | threshold
         )
     return with_hotwords(options, asked.hotwords)
 

@@ -5,12 +5,13 @@ The newer `session.update` nests what `transcription_session.update` has side by
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue
 
 from asr.decoding.hotwords import Hotword, of_request
 
+_Part = TypeVar("_Part", bound=BaseModel)
 LOGPROBS = "item.input_audio_transcription.logprobs"
 _OLD_FORMATS: dict[JsonValue, JsonValue] = {
     "pcm16": "audio/pcm",
@@ -104,9 +105,11 @@ class Options:
         return replace(
             self,
             model=model,
-            format=given.format or self.format,
-            transcription=given.transcription or self.transcription,
-            vad=given.turn_detection if "turn_detection" in given.model_fields_set else self.vad,
+            format=_merged(self.format, given.format) or self.format,
+            transcription=_merged(self.transcription, given.transcription) or self.transcription,
+            vad=_merged(self.vad, given.turn_detection)
+            if "turn_detection" in given.model_fields_set
+            else self.vad,
             include=self.include if session.include is None else tuple(session.include),
         )
 
@@ -135,6 +138,13 @@ class Options:
             "turn_detection": vad,
         }
         return {"type": "transcription", "audio": {"input": input}, "include": self.include}
+
+
+def _merged(old: _Part | None, new: _Part | None) -> _Part | None:
+    """Return a part with the fields that an update has, the others as before."""
+    if old is None or new is None:
+        return new
+    return type(new).model_validate(old.model_dump() | new.model_dump(exclude_unset=True))
 
 
 def as_newer(event: dict[str, JsonValue]) -> dict[str, JsonValue]:

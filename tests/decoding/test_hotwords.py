@@ -3,7 +3,10 @@
 import itertools
 import math
 import random
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +17,14 @@ from torch import Tensor
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
+from asr.decoding.decode import SpeechDecoder
 from asr.decoding.hotword_scorer import HotwordScorer
+from asr.decoding.hotwords import Hotword
 from asr.decoding.options import DecodingOptions
 from asr.decoding.phrase_trie import PhraseTrie
 from asr.decoding.prefix_beam import PrefixBeam
 from asr.decoding.scorers import JointScorer
+from asr.tokenizer import Tokenizer, TokenizerConfig
 from tests.helpers import (
     LETTERS,
     WORD_COUNTS,
@@ -33,6 +39,26 @@ from tests.helpers import (
 
 Text = tuple[int, ...]
 Phrases = list[tuple[Text, float]]
+
+
+def test_threads_that_share_a_decoder_have_their_own_hotwords() -> None:
+    tokenizer = Tokenizer.train(["一二三四五六七八"], TokenizerConfig())
+    model: Any = None
+    decoder, n = SpeechDecoder(model, tokenizer), 3000
+    asked = [DecodingOptions(hotwords=(Hotword(name),)) for name in ("Anna", "Bob", "Eve")]
+
+    def warnings(options: DecodingOptions) -> list[str | None]:
+        return [decoder.hotwords(options).warning for _ in range(n)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(warnings, asked))
+    finally:
+        sys.setswitchinterval(interval)
+    for name, told in zip(("Anna", "Bob", "Eve"), found, strict=True):
+        assert len(set(told)) == 1 and name in str(told[0])
 
 
 def worth(text: Text, phrases: Phrases) -> float:

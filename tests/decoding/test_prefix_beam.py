@@ -272,6 +272,17 @@ def test_many_uncertain_frames_neither_underflow_nor_overflow() -> None:
     assert only.tokens == () and math.isfinite(only.score)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("alpha", [0.01, 0.1])
+def test_a_small_weight_of_the_ctc_head_is_no_fault(seed: int, alpha: float) -> None:
+    logp_SV = random_posteriors(seed, 30, size=8, sharpness=4.0)
+    words = [0.0] * 4 + [1.0, 2.0, 0.0, 1.0]
+    options = {"alpha": alpha, "gamma": 5.0, "num_words": words, "bonus": Phrase((4, 5), 9.0)}
+    for found in beam_of(logp_SV, 8, **options).n_best():
+        assert math.isfinite(found.score) and found.log_prob <= 1e-6
+        assert all(0 <= c <= 1.0001 for c in found.confidences)
+
+
 def test_a_cancelled_utterance_ends_and_the_others_do_not() -> None:
     logp_BSV = torch.stack([random_posteriors(seed, 200) for seed in range(3)])
     steps, requests = torch.tensor([200, 200, 150]), [Request() for _ in range(3)]

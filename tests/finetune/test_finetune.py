@@ -339,6 +339,15 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
         assert config.model == bundle.config.model and config.features == bundle.config.features
         assert config.decoding.confidence_threshold is None and config.training.init == tmp_path
     assert epochs == sorted(epochs, reverse=True) and epochs[0] > epochs[2] >= 4
+    few = ("data.batch_seconds=480", "training.accumulate=2")
+    hour = corpus_of({8000: 1.0}, "")
+    for sets in ([], few[:1], few):
+        config = adapt(bundle.config, hour, tmp_path, None, [], list(sets))
+        audio = 3600 * len(config.data.speed_factors)
+        batch = config.data.batch_seconds * config.training.accumulate
+        steps = config.training.epochs * -(-audio // batch)
+        assert config.training.schedule.kind == "linear"
+        assert config.training.schedule.warmup_steps <= steps / 10 + 1
     sets = ["training.epochs=3", "training.schedule={kind: constant, lr: 1.0e-5}", "seed=7"]
     config = adapt(bundle.config, read_corpus(more, bundle), tmp_path, None, ["encoder"], sets)
     assert (config.training.epochs, config.seed, config.training.freeze) == (3, 7, ("encoder",))

@@ -50,9 +50,20 @@ def test_epochs_far_worse_than_the_best_are_not_in_the_mean(
     module = SimpleNamespace(config=config, dev_metrics=("val_cer_percent",))
     data = SimpleNamespace()
     checkpoints = Checkpoints(tmp_path, module, data, lambda _: None)  # type: ignore[arg-type]
-    rows = enumerate(rates, 1)
-    checkpoints.history = [{"epoch": i, "val_cer_percent": rate} for i, rate in rows]
+    for i, percent in enumerate(rates, 1):
+        checkpoints.history.append({"epoch": i, "val_cer_percent": percent})
+        (tmp_path / f"epoch{i}.safetensors").touch()
     assert [path.name for path in checkpoints.best] == [f"epoch{i}.safetensors" for i in wanted]
+
+
+def test_a_larger_average_takes_what_a_run_has_kept(tones: Path, tmp_path: Path) -> None:
+    values = tones_recipe(tones, training={"epochs": 3, "average": 1})
+    train(Config.model_validate(values), tmp_path / "run")
+    values["training"] = {**values["training"], "average": 3, "epochs": 4}
+    train(Config.model_validate(values), tmp_path / "run", resume=True)
+    kept = {path.name for path in (tmp_path / "run/training").glob("epoch*.safetensors")}
+    assert 2 <= len(kept) <= 3 and "epoch4.safetensors" in kept, kept
+    assert (tmp_path / "run/training/finished").is_file()
 
 
 def test_it_recognizes_utterances_that_it_was_not_trained_on(learned: Path, tmp_path: Path) -> None:

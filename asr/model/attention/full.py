@@ -3,6 +3,7 @@
 Legend: B batch, H heads, T queries, S keys, K head dimension.
 """
 
+from abc import abstractmethod
 from typing import ClassVar, Literal
 
 import torch
@@ -73,6 +74,15 @@ class AttentionConfig(FrozenModel):
     """
 
     exports: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> nn.Module:
+        """Return the kernel of `n_heads` heads of `d_head` channels each.
+
+        `causal` is True in a decoder alone, where steps see none that follow; `dropout` is the
+        share of attention weights that training leaves out. Raises ConfigError where the options
+        do not fit these sizes.
+        """
 
     @property
     def streams(self) -> bool:

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import elu, pad
 
 from asr.model.attention.full import AttentionConfig, Cache, Kernel, Stepped
+from asr.model.start import is_drawn
 from asr.schema import Size
 
 _CHUNK = 64  # positions; one sum over all earlier chunks, the scores of one chunk at a time
@@ -131,7 +132,9 @@ class PerformerAttention(Kernel):
         super().__init__()
         self.causal, self.redraw, self.drawn = causal, config.redraw, 0
         self.has_both_signs = config.estimator == "cosh"
-        self.register_buffer("omega", orthogonal_directions(config.features, d_head, 0))
+        n = config.features
+        omega = orthogonal_directions(n, d_head, 0) if is_drawn() else torch.empty(n, d_head)
+        self.register_buffer("omega", omega)
         self.register_buffer("latest", None, persistent=False)  # so that it follows the module
 
     def follow(self, step: int) -> None:

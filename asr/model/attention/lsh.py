@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, pad
 
 from asr.model.attention.full import AttentionConfig, Kernel
+from asr.model.start import is_drawn
 from asr.schema import Size
 
 # A position attends to itself only if there is no other key (Kitaev 2020, sec. 2).
@@ -29,8 +30,10 @@ class LshAttention(Kernel):
     def __init__(self, config: "LshConfig", d_head: int) -> None:
         super().__init__()
         self.chunk = config.chunk
-        rng, shape = torch.Generator("cpu").manual_seed(0), (config.rounds, 1, d_head)
-        directions = torch.randn(*shape, config.buckets, generator=rng, device="cpu")
+        directions = torch.empty(config.rounds, 1, d_head, config.buckets)
+        if is_drawn():
+            rng = torch.Generator("cpu").manual_seed(0)
+            directions = torch.randn(directions.shape, generator=rng, device="cpu")
         self.register_buffer("directions", directions)
 
     def _attend(self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, mask_BS: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from asr.model.projection.dense import DenseConfig
-from asr.model.projection.low_rank import LowRank, LowRankConfig, weights_follow
+from asr.model.projection.low_rank import LowRank, LowRankConfig
 from asr.model.projection.sparse import (
     BlockSparse,
     BlockSparseConfig,
@@ -20,7 +20,7 @@ from asr.model.projection.sparse import (
 
 __all__ = [
     "BlockSparse", "DenseConfig", "LowRank", "LowRankConfig", "ProjectionConfig", "SetSparse",
-    "SetSparseConfig", "sparse_maps", "weights_follow",
+    "SetSparseConfig", "sparse_maps",
 ]  # fmt: skip
 
 ProjectionConfig = Annotated[

@@ -1,5 +1,6 @@
 """What all kinds of projection share, and dense maps."""
 
+from abc import abstractmethod
 from typing import Literal
 
 from torch import nn
@@ -9,6 +10,13 @@ from asr.schema import FrozenModel
 
 class Projection(FrozenModel):
     """The options of a kind."""
+
+    @abstractmethod
+    def build(self, d_in: int, d_out: int) -> nn.Module:
+        """Return a map from (..., d_in) to (..., d_out).
+
+        Raises ConfigError where the options do not fit these sizes.
+        """
 
     def problem(self, largest_rank: int) -> str | None:  # noqa: ARG002
         """Return why maps of this full rank at most cannot be built, None if they can."""

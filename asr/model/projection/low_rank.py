@@ -1,9 +1,6 @@
 """Low-rank maps: linear encoder-decoder units, LED (Winata 2020)."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Literal, Self
 
 import torch
@@ -11,19 +8,8 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from asr.model.projection.dense import Projection
+from asr.model.start import is_drawn
 from asr.schema import Size
-
-_WEIGHTS_FOLLOW = ContextVar("weights_follow", default=False)
-
-
-@contextmanager
-def weights_follow() -> Iterator[None]:
-    """Build maps whose weights are read afterwards: no time is spent on their start."""
-    token = _WEIGHTS_FOLLOW.set(True)
-    try:
-        yield
-    finally:
-        _WEIGHTS_FOLLOW.reset(token)
 
 
 class LowRank(nn.Module):
@@ -114,7 +100,7 @@ class LowRankConfig(Projection):
     def build(self, d_in: int, d_out: int) -> nn.Module:
         """Return a map from (..., d_in) to (..., d_out)."""
         led = LowRank(d_in, d_out, self.rank)
-        if self.init == "spectral" and not _WEIGHTS_FOLLOW.get():
+        if self.init == "spectral" and is_drawn():
             led.start_spectral()
         led.decays_product = self.decay == "product"
         if self.rate == "product":

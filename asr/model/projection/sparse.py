@@ -10,6 +10,9 @@ from torch.nn.functional import linear
 
 from asr.errors import ConfigError
 from asr.model.projection.dense import Projection
+from asr.model.start import is_drawn
+
+_MOST_PLACES = 1 << 26  # numbers of W, which products form: 256 MiB
 
 
 class SetSparse(nn.Module):
@@ -35,9 +38,16 @@ class SetSparse(nn.Module):
         super().__init__()
         self.d_in, self.d_out, self.zeta = d_in, d_out, zeta
         self.final_removal, self.block = final_removal, block
+        if d_in * d_out > _MOST_PLACES:
+            raise ConfigError(
+                f"a sparse map from {d_in} to {d_out} is one of {d_in * d_out:,} numbers, "
+                f"{_MOST_PLACES:,} at most: lower d_model or d_inner, or take another kind"
+            )
         self.n_places = (d_in // block) * (d_out // block)
         n = max(1, min(round(epsilon * (d_in + d_out) / block**2), self.n_places))
-        places = torch.randperm(self.n_places)[:n].sort().values
+        # The file that follows has the places, and so many numbers as it has weights.
+        n_drawn = self.n_places if is_drawn() else n
+        places = torch.randperm(n_drawn)[:n].sort().values
         self.register_buffer("places", places.int())
         # An output starts with the variance that a dense Xavier-initialized W gives it.
         std = (2 / (d_in + d_out) / (n / self.n_places)) ** 0.5
