@@ -266,6 +266,7 @@ def _add_sounds(recipe: Recipe, n_layers: int) -> None:
     why = "240 initials and finals are learned sooner than thousands of characters"
     recipe.add("model.encoder.conditioning", {"layer": first}, why)
     recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
+    recipe.add("training.shared_sounds", True, "rare characters learn from all that sound so")
 
 
 def _amount(corpus: CorpusMeasures) -> str:

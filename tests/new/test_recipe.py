@@ -140,6 +140,7 @@ def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
         config = Config.model_validate(choose(corpus, Path("/data"), overrides).values)
         sounds, syllables = config.model.encoder.conditioning, config.training.intermediate
         assert (sounds is None) == (layers == 1) == (not syllables)
+        assert config.training.shared_sounds == (layers != 1)
         if sounds:
             assert sounds.layer <= syllables[0].layer <= config.model.encoder.n_layers
     others = corpus_of(5, chinese=0.5)
