@@ -50,6 +50,7 @@ THEMES = {
     "decoding-speed": "Decoding speed and other engines",
     "attention": "Attention by length",
     "attention-demo": "The demo by attention",
+    "long-range": "Long sequences",
     "compression": "Compression after training",
     "int8": "In 8 bits",
     "sherpa": "In sherpa-onnx",
