@@ -69,7 +69,7 @@ class SpeechModule(TrainingModule):
         if has_words:
             self.dev_metrics = ("val_loss", "val_wer_percent", "val_cer_percent")
         self.calibration = Calibration(bundle.tokenizer.normalize)
-        units = [head.units for head in self.heads]
+        units = [head.units for head in (*self.heads, *([self.sounds] if self.sounds else []))]
         self.identity = {
             "tokens": bundle.tokenizer.digest,
             "units of training.intermediate": hashlib.sha256(repr(units).encode()).hexdigest(),
