@@ -6,7 +6,7 @@ The mistakes of a file are reported in one message, each with its key and the ne
 import difflib
 import itertools
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -141,11 +141,11 @@ def dump_config(config: Config) -> str:
 
 
 def positive_number(values: Any, *keys: str) -> int | float | None:
-    """Return a number above 0 that nested values have under the keys, or None."""
+    """Return a finite number above 0 that nested values have under the keys, or None."""
     for key in keys:
         values = values.get(key) if isinstance(values, dict) else None
     is_number = isinstance(values, int | float) and not isinstance(values, bool)
-    return values if is_number and values > 0 else None
+    return values if is_number and 0 < values < inf else None
 
 
 def apply_override(values: dict[str, Any], override: str) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from asr.bundle import load_bundle_config
 from asr.cli import app
-from asr.config import Config, dump_config, load_config
+from asr.config import Config, apply_override, dump_config, load_config, positive_number
 from asr.errors import BundleError, ConfigError
 from tests.helpers import tones_recipe, write_recipe
 
@@ -246,3 +246,23 @@ def test_the_default_model_is_the_papers_r100() -> None:
         Config.model_validate(values).model
         == load_config(ROOT / "recipes/aishell1/lrt_r100.yaml").model
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("3", 3),
+        ("2.5", 2.5),
+        ("0", None),
+        (".inf", None),
+        (".nan", None),
+        ("yes", None),
+        ("a", None),
+    ],
+)
+def test_a_number_that_is_set_is_found_where_it_is_one(given: str, found: float | None) -> None:
+    values: dict[str, Any] = {}
+    apply_override(values, f"training.epochs={given}")
+    assert positive_number(values, "training", "epochs") == found
+    assert positive_number(values, "training", "epochs", "more") is None
+    assert positive_number(values, "data", "epochs") is None
