@@ -81,34 +81,38 @@ class Config(FrozenModel):
             raise ValueError(
                 f"features have {self.features.n_freqs} bins, the front end needs 4 at least"
             )
-        deepest = max((each.layer for each in self.training.intermediate), default=0)
+        return self
+
+    @model_validator(mode="after")
+    def _check_ctc(self) -> Self:
+        training, has_ctc = self.training, self.model.ctc_weight > 0
+        deepest = max((each.layer for each in training.intermediate), default=0)
         if deepest > self.model.encoder.n_layers:
             raise ValueError(
                 f"training.intermediate names layer {deepest} of {self.model.encoder.n_layers}: "
                 "give one that the encoder has"
             )
-        training = self.training
         is_of_ctc = (
             deepest or training.consistency or training.shared_sounds
             or self.model.encoder.conditioning
         )  # fmt: skip
-        if is_of_ctc and not self.model.ctc_weight:
+        if is_of_ctc and not has_ctc:
             raise ValueError(
                 "training.consistency, training.intermediate, training.shared_sounds and "
                 "model.encoder.conditioning go with a CTC head: set model.ctc_weight above 0"
             )
-        if self.model.encoder.streaming and not self.model.ctc_weight:
+        if self.model.encoder.streaming and not has_ctc:
             raise ValueError(
                 "model.encoder.streaming needs a CTC head, which decodes while audio arrives: set "
                 "model.ctc_weight above 0"
             )
         if self.model.encoder.streaming and (problem := self.features.streaming_problem):
             raise ValueError(f"model.encoder.streaming: {problem}")
-        if self.training.consistency and not self.augment:
+        if training.consistency and not self.augment:
             raise ValueError(
                 "training.consistency compares views of other masks: set augment, such as {}"
             )
-        if self.decoding.needs_ctc and not self.model.ctc_weight:
+        if self.decoding.needs_ctc and not has_ctc:
             raise ValueError(
                 "decoding.ctc_weight and any decoding.method but joint need a model with a CTC "
                 "head: set model.ctc_weight above 0"
