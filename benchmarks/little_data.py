@@ -1,13 +1,14 @@
 """Measure how accuracy follows from hours and speakers: one recipe, parts of one corpus.
 
     python -m benchmarks.little_data RECIPE DATA WORK [--hours 0.25 0.5 1] [--speakers 10 40]
-        [--audio 60] [--set NAME key=value …] [--record]
+        [--audio 60] [--set NAME key=value …] [--seeds 1 2 3] [--record]
 
 DATA is a folder of `asr prepare` whose splits have different speakers. Every training has
 `--audio` hours of audio, so that all take about the same time: a small part of the corpus comes
 more often. Dev chooses the epochs and test is measured, by greedy CTC; without a test the speakers
 of dev are halved for the two. Each `--set` is one more training with all of the corpus and these
-values changed, for an ablation. Finished trainings in WORK are not repeated, killed ones go on.
+values changed, for an ablation. Every training is done with each of the seeds, and their mean is
+told. Finished trainings in WORK are not repeated, killed ones go on.
 """
 
 import argparse
@@ -83,10 +84,24 @@ def halves(cuts: Sequence[Cut]) -> tuple[list[Cut], list[Cut]]:
     ]
 
 
-def run(case: Case, args: argparse.Namespace, measured: Path) -> list[Value]:
-    """Train and evaluate a case; return its row."""
-    out = args.work / case.name
-    part = part_of(list(load_cuts(args.data / "train.jsonl.gz")), case.hours, case.speakers)
+@dataclass(frozen=True)
+class Trained:
+    """What a training was of, and what its bundle's errors are, as shares of 1."""
+
+    hours: float
+    speakers: int
+    characters: int
+    epochs: int
+    cer: float
+    wer: float | None
+    core_seconds: float | None
+
+
+def run(case: Case, args: argparse.Namespace, seed: int) -> Trained:
+    """Train and evaluate a case with a seed."""
+    out = args.work / (case.name if seed == 1 else f"{case.name}, seed {seed}")
+    cuts = list(load_cuts(args.data / "train.jsonl.gz"))
+    part = part_of(cuts, case.hours, case.speakers, seed)
     manifest = args.work / f"{case.name}.jsonl.gz"
     CutSet.from_cuts(part).to_file(manifest)
     hours = sum(cut.duration for cut in part) / 3600
@@ -94,18 +109,37 @@ def run(case: Case, args: argparse.Namespace, measured: Path) -> list[Value]:
     epochs = max(2, round(args.audio / hours / n_speeds))
     values = (
         f"data.train={manifest}", f"data.dev={args.work / 'choosing.jsonl.gz'}",
-        f"training.epochs={epochs}", *case.values,
+        f"training.epochs={epochs}", f"seed={seed}", *case.values,
     )  # fmt: skip
     options = [option for value in values for option in ("--set", value)]
     command = [sys.executable, "-m", "asr.cli", "train", str(args.recipe), "--out", str(out)]
     subprocess.run([*command, "--resume", *options], check=True)
-    found = measure(out, measured)
-    cost = read_cost(out)
-    characters = len({character for cut in part for character in text_of(cut)} - {" "})
+    found, cost = measure(out, args.work / "measured.jsonl.gz"), read_cost(out)
+    return Trained(
+        hours,
+        len({speaker_of(cut) for cut in part}),
+        len({character for cut in part for character in text_of(cut)} - {" "}),
+        epochs,
+        found.cer,
+        found.wer,
+        cost.core_seconds if cost else None,
+    )
+
+
+def row_of(name: str, seeds: Sequence[Trained]) -> list[Value]:
+    """Return the means over the seeds of a case; hours, speakers and epochs are the first one's."""
+    first = seeds[0]
+
+    def mean(values: Sequence[float | None], factor: float) -> float | None:
+        known = [value for value in values if value is not None]
+        return factor * sum(known) / len(known) if len(known) == len(seeds) else None
+
     return [
-        case.name, hours, len({speaker_of(cut) for cut in part}), characters, epochs,
-        100 * found.cer, None if found.wer is None else 100 * found.wer,
-        cost.core_seconds / 60 if cost and cost.core_seconds is not None else None,
+        name, first.hours, first.speakers, first.characters, first.epochs,
+        mean([each.cer for each in seeds], 100),
+        " ".join(f"{100 * each.cer:.2f}" for each in seeds) if len(seeds) > 1 else None,
+        mean([each.wer for each in seeds], 100),
+        mean([each.core_seconds for each in seeds], 1 / 60),
     ]  # fmt: skip
 
 
@@ -136,6 +170,7 @@ def main() -> None:
     parser.add_argument("--speakers", type=int, nargs="+", default=[])
     parser.add_argument("--audio", type=float, default=60.0, help="hours of audio of a training")
     parser.add_argument("--set", nargs="+", action="append", default=[], help="NAME key=value …")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     record.add_option(parser)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -144,16 +179,19 @@ def main() -> None:
     choosing, measured = (dev_cuts, list(load_cuts(test))) if test.exists() else halves(dev_cuts)
     for name, cuts in (("choosing", choosing), ("measured", measured)):
         CutSet.from_cuts(cuts).to_file(args.work / f"{name}.jsonl.gz")
-    rows = []
-    for case in cases(args):
-        rows.append(run(case, args, args.work / "measured.jsonl.gz"))
-        record.progress(f"{rows[-1]}")
+    trained: dict[str, list[Trained]] = {}
+    for seed in args.seeds:
+        for case in cases(args):
+            trained.setdefault(case.name, []).append(run(case, args, seed))
+            record.progress(f"{case.name}, seed {seed}: {trained[case.name][-1]}")
+    rows = [row_of(name, seeds) for name, seeds in trained.items()]
     columns = {
         "training": "", "hours": ".2f", "speakers": "d", "characters": ",d", "epochs": "d",
-        "CER (%)": ".2f", "WER (%)": ".2f", "core minutes": ".1f",
+        "CER (%)": ".2f", "of each seed (%)": "", "WER (%)": ".2f", "core minutes": ".1f",
     }  # fmt: skip
     title = f"{args.data.name}: {args.audio:g} hours of audio in each training"
-    note = f"{len(measured)} utterances of speakers that no training has."
+    seeds = f"; means of the seeds {', '.join(map(str, args.seeds))}" if args.seeds[1:] else ""
+    note = f"{len(measured)} utterances of speakers that no training has{seeds}."
     result = Result(title=title, note=note, columns=columns, rows=rows)
     record.publish(args, "little-data", [result])
 
