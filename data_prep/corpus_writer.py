@@ -21,6 +21,8 @@ from asr.schema import FrozenModel
 from data_prep.cuts import Cluster, Line, Utterance, make_lines
 from data_prep.probe import FIXES
 
+SPLITS = ("train", "dev", "test")
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
@@ -65,8 +67,9 @@ def write_corpus(
     """Write `<out>/<split>.jsonl.gz` (lhotse cuts), left_out.tsv and report.json.
 
     Every recording is checked, `jobs` at a time, or by a cluster. Files in `out` are replaced only
-    when all new ones are complete. Raises DataError if no utterance is usable or `out` cannot be
-    written.
+    when all new ones are complete; the manifest of a split that there is no longer is removed, for
+    its utterances may be in another one now. Raises DataError if no utterance is usable or `out`
+    cannot be written.
     """
     dropped, reports = list(left_out), {}
     ids, characters = set[str](), set[str]()
@@ -111,8 +114,11 @@ def _staged(out: Path) -> Iterator[Path]:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".partial-", dir=out) as folder:
             yield Path(folder)
-            for path in Path(folder).iterdir():
-                path.replace(out / path.name)
+            names = {path.name for path in Path(folder).iterdir()}
+            for name in {f"{split}.jsonl.gz" for split in SPLITS} - names:
+                (out / name).unlink(missing_ok=True)
+            for name in names:
+                (Path(folder) / name).replace(out / name)
     except OSError as error:
         raise DataError(
             f"{out}: cannot be written ({error.strerror}): free some space or choose another folder"

@@ -7,13 +7,15 @@ from tempfile import TemporaryDirectory
 
 from asr.errors import DataError
 from asr.runtime.storage import file_system, patiently
+from data_prep.corpus_writer import SPLITS
 
 
 @contextmanager
 def folder_for(out: Path | str) -> Iterator[Path]:
     """Yield a folder, whose files are at the URL `out` at the end if nothing was raised.
 
-    Each is written whole, the report last. Raises DataError where that fails.
+    Each is written whole, the report last; manifests of splits that it lacks are removed. Raises
+    DataError where that fails.
     """
     if isinstance(out, Path):
         yield out
@@ -25,6 +27,9 @@ def folder_for(out: Path | str) -> Iterator[Path]:
         files = sorted(folder.iterdir(), key=lambda file: (file.name == "report.json", file.name))
         try:
             patiently(lambda: system.makedirs(path, exist_ok=True))
+            for old in {f"{split}.jsonl.gz" for split in SPLITS} - {file.name for file in files}:
+                if patiently(lambda old=old: system.exists(f"{path}/{old}")):  # type: ignore[misc]
+                    patiently(lambda old=old: system.rm_file(f"{path}/{old}"))  # type: ignore[misc]
             for file in files:
                 patiently(lambda file=file: system.put_file(str(file), f"{path}/{file.name}"))  # type: ignore[misc]
         except OSError as error:

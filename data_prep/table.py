@@ -69,9 +69,10 @@ def prepare(
     left_out: list[LeftOut] = []
     with folder_for(out) as folder:
         pairs = _utterances(table, recordings, folder, left_out)
-        splits = _as_the_table_says(pairs) or _split(pairs, {"test": test, "dev": dev})
+        splits = _as_the_table_says(pairs, left_out)
+        splits = splits or _split(pairs, {"test": test, "dev": dev})
         if not splits["dev"]:
-            log.warning("too few utterances: none is left for dev, which training needs")
+            log.warning("no utterance is in dev, which training needs")
         copies = out / _CONVERTED if isinstance(out, Path) else None
         usable = _converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
@@ -169,7 +170,8 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
             ) from error
         return
     for path in root.rglob("*"):
-        is_own = path.absolute().is_relative_to(converted.absolute())
+        is_copy = path.absolute().is_relative_to(converted.absolute())
+        is_own = is_copy and Path(path.stem).suffix.lower() in SUFFIXES  # take.m4a.flac
         if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
             yield path, path.relative_to(root)
 
@@ -179,17 +181,20 @@ def _key(path: str) -> str:
     return unicodedata.normalize("NFC", path).casefold()
 
 
-def _as_the_table_says(pairs: Pairs) -> Splits | None:
-    """Return the splits of the table; None where it does not name them for all utterances."""
+def _as_the_table_says(pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
+    """Return the splits of the table, and list the lines without one; None if it names none."""
+    named = [(line.split, utterance) for line, utterance in pairs if line.split]
+    if unknown := [split for split, _ in named if split.lower() not in _SPLITS]:
+        log.warning("the table's splits are not used: %s is none of %s",
+                    unknown[0], ", ".join(_SPLITS))  # fmt: skip
+    if unknown or not named:
+        return None
     splits: Splits = {"train": [], "dev": [], "test": []}
-    for line, utterance in pairs:
-        name = _SPLITS.get((line.split or "").lower())
-        if name is None:
-            if line.split:
-                log.warning("the table's splits are not used: %s is none of %s",
-                            line.split, ", ".join(_SPLITS))  # fmt: skip
-            return None
-        splits[name].append(utterance)
+    for split, utterance in named:
+        splits[_SPLITS[split.lower()]].append(utterance)
+    without = [(line, one) for line, one in pairs if not line.split]
+    left_out.extend(LeftOut(one.id, "", str(one.path), "no_split") for _, one in without)
+    _say([f"line {line.number}: its cell of the column of splits is empty" for line, _ in without])
     trained = {one.speaker for one in splits["train"] if one.speaker}
     both = trained & {one.speaker for one in (*splits["dev"], *splits["test"])}
     if both:

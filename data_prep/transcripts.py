@@ -22,6 +22,7 @@ NAMES = {
     "speaker": ("speaker", "speaker_id", "client_id", "spk", "spk_id", "reader"),
     "split": ("split", "subset", "set", "partition"),
     "start": ("offset", "start"),
+    "end": ("end", "stop"),
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
 _KALDI = ("wav.scp", "text")
@@ -120,9 +121,7 @@ def _add(table: Transcripts, number: int, cells: Cells) -> None:
     """Add a line, or what is wrong with it."""
     audio, text = cells["audio"].strip(), cells["text"].strip()
     try:
-        start = float(cells.get("start") or 0)
-        # NeMo's duration without an offset is the whole file's, often rounded.
-        seconds = float(cells["seconds"]) if cells.get("seconds") and "start" in cells else None
+        start, seconds = _part(cells)
     except ValueError:
         start, seconds = math.nan, None
     if not (0 <= start < math.inf and (seconds is None or 0 < seconds < math.inf)):
@@ -138,6 +137,16 @@ def _add(table: Transcripts, number: int, cells: Cells) -> None:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
         line = Line(number, audio, text, speaker or None, split or None, start, seconds)
         table.lines.append(line)
+
+
+def _part(cells: Cells) -> tuple[float, float | None]:
+    """Return the start of a line's part of its recording, and its length where it has one."""
+    if "start" not in cells:  # NeMo's duration is the whole file's then, often rounded
+        return 0.0, None
+    start = float(cells["start"] or 0)
+    if end := cells.get("end"):
+        return start, float(end) - start
+    return start, float(cells["seconds"]) if cells.get("seconds") else None
 
 
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
@@ -212,8 +221,8 @@ def _find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> di
     lower = {name.lower(): name for name in reversed(header)}
     found: dict[str, str] = {}
     for kind, names in NAMES.items():
-        given = named.get(kind)
-        name = next((lower[n] for n in names if n in lower), None)
+        given, taken = named.get(kind), {*named.values(), *found.values()}
+        name = next((lower[n] for n in names if n in lower and lower[n] not in taken), None)
         if given:
             name = given if given in header else None
         if name is None and (given or kind in ("audio", "text")):
@@ -221,7 +230,7 @@ def _find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> di
             raise DataError(
                 f"{path}: has {what}, only {', '.join(header)}: name it with --{kind}-column"
             )
-        if name is not None and name not in found.values():
+        if name is not None:
             found[kind] = name
     return found
 
@@ -233,18 +242,16 @@ def _read_kaldi(table: Transcripts) -> None:
     segments = {id: value.split() for id, value in _pairs(folder / "segments")}
     table.path = folder / "text"
     for number, (id, text) in enumerate(_pairs(table.path), 1):
-        recording, *times = segments.get(id, [id])
+        recording, *times = segments.get(id, [id]) or [""]
         wav = wavs.get(recording, "")
         if wav.endswith("|"):
             what = f"{recording} is made by a command in wav.scp, which is not run"
             table.faults[number] = Fault("command", what)
             continue
         cells = {"audio": wav, "text": text, "speaker": speakers.get(id, "")}
-        if len(times) == 2:
-            try:
-                cells |= {"start": times[0], "seconds": str(float(times[1]) - float(times[0]))}
-            except ValueError:
-                cells["start"] = "not a number"
+        if id in segments:  # a channel may follow
+            start, end = (*times, "none", "none")[:2]
+            cells |= {"start": start, "end": end}
         _add(table, number, cells)
 
 

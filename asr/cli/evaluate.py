@@ -100,12 +100,15 @@ def tune(
     """Find the weights of CTC head, language model and length on dev."""
     import asr
     from asr.data.manifest import load_cuts
+    from asr.errors import ConfigError
     from asr.evaluation.tune import check_writable, write_weights
     from asr.evaluation.tune import tune as run
 
     recognizer = asr.load(bundle, device)
     changes = options.decoding_changes(beam, method, lm)
     decoding = recognizer.config.decoding.model_copy(update=changes)
+    if lm and decoding.method == "ctc_greedy":
+        raise ConfigError("--method ctc_greedy has no language model: use ctc_beam, or omit --lm")
     if write:
         check_writable(bundle, decoding.lm)
     n_tried = itertools.count(1)

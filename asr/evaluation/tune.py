@@ -64,6 +64,8 @@ def tune(
             on_trial(trials[tried])
 
     best = options.model_copy(update={"n_best": 1, "confidence_threshold": None})
+    if options.method == "ctc_greedy":  # which has no language model, though the bundle may
+        best = best.model_copy(update={"lm_weight": 0.0})
     evaluate_trial(best)
     for _ in range(_ROUNDS):
         before = best

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from asr.config import Config, apply_override, check_config, positive_number
+from asr.errors import ConfigError
 from asr.finetune.corpus import DEV, TRAIN, Corpus
 
 # Steps on an hour of audio or less, and the learning rate of a model of width 1: half of what the
@@ -25,7 +26,7 @@ def adapt(
     """Return the recipe by which the bundle `init` learns from a corpus, with `key.key=value` set.
 
     Features, tokens, network (the ranks of its LEDs too) and augmentation stay. Raises ConfigError
-    where a value is wrong.
+    where a value is wrong, or would make this another training.
     """
     given: dict[str, Any] = {}
     for override in overrides:
@@ -71,9 +72,25 @@ def adapt(
         "init": str(init),
         "freeze": freeze,
     }
+    ours = _ours(values)
     for override in overrides:
         apply_override(values, override)
+    for key, value in _ours(values).items():
+        if value != ours[key]:
+            raise ConfigError(
+                f"--set: changes {key}, which `asr finetune` gives as {ours[key]}: set one value "
+                "at a time, as in --set training.epochs=20"
+            )
     return check_config(values, init)
+
+
+def _ours(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a training this fine-tuning: its corpus and where it begins."""
+    found: dict[str, Any] = {}
+    for part, key in (("data", "train"), ("data", "dev"), ("training", "init")):
+        of_part = values.get(part)
+        found[f"{part}.{key}"] = of_part.get(key) if isinstance(of_part, dict) else None
+    return found
 
 
 def _batch_seconds(config: Config, corpus: Corpus) -> float:

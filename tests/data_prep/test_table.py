@@ -146,6 +146,38 @@ def test_a_column_of_splits_is_followed(takes: Path, tmp_path: Path) -> None:
     assert {k: v.utterances for k, v in report.splits.items()} == {"train": 2, "dev": 1, "test": 1}
 
 
+def test_a_line_without_a_split_is_left_out_where_others_have_one(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits = ["train", "", "test", "train"]
+    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), splits, strict=True)]
+    table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
+    report = prepare(takes, table, tmp_path / "out")
+    assert {k: v.utterances for k, v in report.splits.items()} == {"train": 2, "test": 1}
+    assert report.left_out == {"no_split": 1}
+    assert "line 3: its cell of the column of splits is empty: left out" in caplog.text
+    assert "no utterance is in dev, which training needs" in caplog.text
+
+
+def test_a_split_that_there_is_no_longer_is_removed(s3: Any, takes: Path, tmp_path: Path) -> None:
+    """A manifest of test that stayed would hold what trains now."""
+    table = SHAPES["csv"](tmp_path, takes)
+    for out in (tmp_path / "out", "s3://job/again"):
+        prepare(takes, table, out, dev=0.25, test=0.25)
+        prepare(takes, table, out, dev=0.25, test=0.0)
+    s3.get("job/again/", str(tmp_path / "again"), recursive=True)
+    for folder in (tmp_path / "out", tmp_path / "again"):
+        assert not (folder / "test.jsonl.gz").exists()
+        assert len(all_cuts(folder)) == len({cut.id for cut in all_cuts(folder)}) == len(TEXTS)
+
+
+def test_recordings_in_a_folder_named_as_that_of_copies(takes: Path, tmp_path: Path) -> None:
+    (takes / "ann").rename(takes / "audio")
+    table = write(takes / "t.csv", "file,text\naudio/1,one\naudio/2,two\nbob/1,three\n")
+    prepare(takes, table, takes)
+    assert texts_of(takes) == {"audio-1": "one", "audio-2": "two", "bob-1": "three"}
+
+
 def test_parts_of_a_long_recording(takes: Path, tmp_path: Path) -> None:
     rows = [
         {"audio_filepath": "ann/1.wav", "text": "a", "offset": i / 4, "duration": 0.25}
@@ -370,10 +402,33 @@ def test_headers_quotes_and_times(takes: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"line 3: .*a quote opens there and is not closed"):
         read_transcripts(table)
+    ends = "a,b,1.5,2\nc,d,2,1\ne,f,,3\ng,h,1,x\n"
+    found = read_transcripts(write(tmp_path / "t.csv", f"file,text,start,end\n{ends}"))
+    assert [(line.start, line.seconds) for line in found.lines] == [(1.5, 0.5), (0, 3)]
+    assert [fault.reason for fault in found.faults.values()] == ["bad_times"] * 2
     rows = "a,b,nan,1\nc,d,-1,1\ne,f,0,inf\ng,h,1,0\ni,j,x,1\nk,l,1,1\n"
     found = read_transcripts(write(tmp_path / "t.csv", f"file,text,start,duration\n{rows}"))
     assert [line.audio for line in found.lines] == ["k"]
     assert [fault.reason for fault in found.faults.values()] == ["bad_times"] * 5
+
+
+def test_segments_of_kaldi(takes: Path, tmp_path: Path) -> None:
+    folder = kaldi(tmp_path, takes)
+    cut = "ann-1 ann-1 0.25 0.5\nann-2 ann-2 0.5 1.0 A\nbob-1 bob-1 0.5\ncat-1\n"
+    write(folder / "segments", cut)
+    found = read_transcripts(folder)
+    assert [(line.start, line.seconds) for line in found.lines] == [(0.25, 0.25), (0.5, 0.5)]
+    assert {number: fault.reason for number, fault in found.faults.items()} == {
+        3: "bad_times", 4: "bad_times"
+    }  # fmt: skip
+
+
+def test_a_column_that_is_named_for_one_kind_serves_no_other(takes: Path, tmp_path: Path) -> None:
+    table = write(tmp_path / "t.csv", "text,label\n" + lines("{}.wav,{}\n"))
+    found = read_transcripts(table, {"audio": "text"})
+    assert found.columns == {"audio": "text", "text": "label"}
+    with pytest.raises(DataError, match="known to hold the text, only text: name it with"):
+        read_transcripts(write(tmp_path / "u.jsonl", '{"text": "a.wav"}\n'), {"audio": "text"})
 
 
 def test_a_kaldi_folder_has_no_columns(takes: Path, tmp_path: Path) -> None:

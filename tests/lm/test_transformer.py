@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asr.bundle import Bundle
+from asr.bundle import Bundle, write_bundle_config
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, text_of
 from asr.decoding.beam_search import BeamSearch
@@ -34,6 +34,7 @@ from tests.helpers import (
     all_texts,
     attention_logp,
     ctc_logp,
+    run_cli,
     same,
     step_of,
     texts_of,
@@ -200,3 +201,23 @@ def test_a_greedy_path_refuses_a_language_model() -> None:
     with pytest.raises(ConfigError, match="--lm-weight 0"):
         fused.changed({"method": "ctc_greedy"})
     assert fused.changed({"method": "ctc_greedy", "lm_weight": 0.0}).method == "ctc_greedy"
+
+
+def test_tuning_a_greedy_path_lays_the_language_model_aside(
+    fresh: Bundle, tones: Path, tmp_path: Path
+) -> None:
+    """And the bundle that it writes can be used."""
+    folder, dev = tmp_path / "b", tones / "dev.jsonl.gz"
+    fresh.save(folder, "card")
+    (tmp_path / "texts").write_text("一二\n二三\n", "utf-8")
+    made = run_cli("train-lm", folder, tmp_path / "texts", "--order", "2")
+    assert made.returncode == 0, made.stderr
+    recipe = load_config(folder / "config.yaml")
+    fused = recipe.decoding.model_copy(update={"lm": folder / "lm.arpa", "lm_weight": 0.5})
+    write_bundle_config(folder, recipe.model_copy(update={"decoding": fused}))
+    result = run_cli("tune", folder, dev, "--method", "ctc_greedy", "--write")
+    assert result.returncode == 0, result.stderr
+    assert load_config(folder / "config.yaml").decoding.lm_weight == 0.0
+    assert run_cli("evaluate", folder, dev, "--method", "ctc_greedy").returncode == 0
+    refused = run_cli("tune", folder, dev, "--method", "ctc_greedy", "--lm", folder / "lm.arpa")
+    assert refused.returncode == 2 and "has no language model: use ctc_beam" in refused.stderr
