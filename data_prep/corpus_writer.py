@@ -5,14 +5,16 @@ and counted.
 """
 
 import gzip
+import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import track
 
@@ -21,7 +23,10 @@ from asr.schema import FrozenModel
 from data_prep.cuts import Cluster, Line, Utterance, make_lines
 from data_prep.probe import FIXES
 
-SPLITS = ("train", "dev", "test")
+log = logging.getLogger(__name__)
+
+REPORT = "report.json"
+_SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,8 @@ def write_corpus(
     """Write `<out>/<split>.jsonl.gz` (lhotse cuts), left_out.tsv and report.json.
 
     Every recording is checked, `jobs` at a time, or by a cluster. Files in `out` are replaced only
-    when all new ones are complete; the manifest of a split that there is no longer is removed, for
-    its utterances may be in another one now. Raises DataError if no utterance is usable or `out`
-    cannot be written.
+    when all new ones are complete, and `outdated` ones removed. Raises DataError if no utterance is
+    usable or `out` cannot be written.
     """
     dropped, reports = list(left_out), {}
     ids, characters = set[str](), set[str]()
@@ -95,8 +99,21 @@ def write_corpus(
             left_out=reasons,
         )
         _write_left_out(stage / "left_out.tsv", dropped)
-        (stage / "report.json").write_text(report.model_dump_json(indent=2) + "\n", "utf-8")
+        (stage / REPORT).write_text(report.model_dump_json(indent=2) + "\n", "utf-8")
     return report
+
+
+def outdated(earlier: bytes, new: Container[str]) -> list[str]:
+    """Return the manifests of an earlier report's splits that a corpus has no longer.
+
+    Their utterances may be in another split now: a test that trains.
+    """
+    try:
+        splits = Report.model_validate_json(earlier).splits
+    except ValidationError:
+        return []
+    names = [f"{split}.jsonl.gz" for split in _SPLITS if split in splits]
+    return [name for name in names if name not in new]
 
 
 def compare_with_published(counts: Mapping[str, tuple[int, int]]) -> None:
@@ -114,11 +131,13 @@ def _staged(out: Path) -> Iterator[Path]:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".partial-", dir=out) as folder:
             yield Path(folder)
-            names = {path.name for path in Path(folder).iterdir()}
-            for name in {f"{split}.jsonl.gz" for split in SPLITS} - names:
-                (out / name).unlink(missing_ok=True)
+            names, report = {path.name for path in Path(folder).iterdir()}, out / REPORT
+            earlier = report.read_bytes() if report.is_file() else b""
             for name in names:
                 (Path(folder) / name).replace(out / name)
+            for name in outdated(earlier, names):
+                log.warning("%s is removed: there is no such split any more", out / name)
+                (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
             f"{out}: cannot be written ({error.strerror}): free some space or choose another folder"

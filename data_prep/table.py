@@ -193,6 +193,11 @@ def _as_the_table_says(pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
     for split, utterance in named:
         splits[_SPLITS[split.lower()]].append(utterance)
     without = [(line, one) for line, one in pairs if not line.split]
+    if without and not splits["train"]:
+        raise DataError(
+            f"line {without[0][0].number}: its cell of the column of splits is empty, and no line "
+            "is of train: write train into the empty cells"
+        )
     left_out.extend(LeftOut(one.id, "", str(one.path), "no_split") for _, one in without)
     _say([f"line {line.number}: its cell of the column of splits is empty" for line, _ in without])
     trained = {one.speaker for one in splits["train"] if one.speaker}

@@ -144,9 +144,10 @@ def _part(cells: Cells) -> tuple[float, float | None]:
     if "start" not in cells:  # NeMo's duration is the whole file's then, often rounded
         return 0.0, None
     start = float(cells["start"] or 0)
-    if end := cells.get("end"):
-        return start, float(end) - start
-    return start, float(cells["seconds"]) if cells.get("seconds") else None
+    if seconds := cells.get("seconds", "").strip():
+        return start, float(seconds)
+    end = cells.get("end", "").strip()
+    return start, float(end) - start if end else None
 
 
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
@@ -202,7 +203,8 @@ def _cell_rows(
 
 def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
     """Tell whether a first row has names: known ones, or any if some are given."""
-    known = {name for names in NAMES.values() for name in names}
+    # "stop" may be a word that is said, and an end alone makes no header.
+    known = {name for kind, names in NAMES.items() if kind != "end" for name in names}
     has_file = any(Path(cell).suffix.lower() in SUFFIXES for cell in cells)
     return bool(named) or (not has_file and any(cell.lower() in known for cell in cells))
 

@@ -12,6 +12,7 @@ from asr.finetune.corpus import DEV, TRAIN, Corpus
 # recipes give a fresh model of its width.
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
+_GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
 WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0}
 
 
@@ -72,25 +73,16 @@ def adapt(
         "init": str(init),
         "freeze": freeze,
     }
-    ours = _ours(values)
     for override in overrides:
-        apply_override(values, override)
-    for key, value in _ours(values).items():
-        if value != ours[key]:
+        key = apply_override(values, override)
+        if key in ("data", "training"):
             raise ConfigError(
-                f"--set: changes {key}, which `asr finetune` gives as {ours[key]}: set one value "
-                "at a time, as in --set training.epochs=20"
+                f"--set {key}: replaces all its values, those of this fine-tuning too: set one at "
+                "a time, as in --set training.epochs=20"
             )
+        if given_as := _GIVEN.get(key):
+            raise ConfigError(f"--set {key}: follows from {given_as} of `asr finetune`: give that")
     return check_config(values, init)
-
-
-def _ours(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes a training this fine-tuning: its corpus and where it begins."""
-    found: dict[str, Any] = {}
-    for part, key in (("data", "train"), ("data", "dev"), ("training", "init")):
-        of_part = values.get(part)
-        found[f"{part}.{key}"] = of_part.get(key) if isinstance(of_part, dict) else None
-    return found
 
 
 def _batch_seconds(config: Config, corpus: Corpus) -> float:

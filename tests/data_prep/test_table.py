@@ -157,14 +157,24 @@ def test_a_line_without_a_split_is_left_out_where_others_have_one(
     assert report.left_out == {"no_split": 1}
     assert "line 3: its cell of the column of splits is empty: left out" in caplog.text
     assert "no utterance is in dev, which training needs" in caplog.text
+    table.write_text(table.read_text().replace("train", ""))
+    with pytest.raises(DataError, match=r"line 2: .* no line is of train: write train into"):
+        prepare(takes, table, tmp_path / "out")
 
 
-def test_a_split_that_there_is_no_longer_is_removed(s3: Any, takes: Path, tmp_path: Path) -> None:
-    """A manifest of test that stayed would hold what trains now."""
+def test_a_split_that_there_is_no_longer_is_removed(
+    s3: Any, takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A manifest of test that stayed would hold what trains now; what others wrote stays."""
     table = SHAPES["csv"](tmp_path, takes)
     for out in (tmp_path / "out", "s3://job/again"):
         prepare(takes, table, out, dev=0.25, test=0.25)
         prepare(takes, table, out, dev=0.25, test=0.0)
+        assert f"{out}/test.jsonl.gz is removed" in caplog.text
+    write(tmp_path / "out/test.jsonl.gz", "own")
+    prepare(takes, table, tmp_path / "out", dev=0.25, test=0.0)
+    assert (tmp_path / "out/test.jsonl.gz").read_text() == "own"
+    (tmp_path / "out/test.jsonl.gz").unlink()
     s3.get("job/again/", str(tmp_path / "again"), recursive=True)
     for folder in (tmp_path / "out", tmp_path / "again"):
         assert not (folder / "test.jsonl.gz").exists()
@@ -396,15 +406,18 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(
 def test_headers_quotes_and_times(takes: Path, tmp_path: Path) -> None:
     table = write(tmp_path / "t.tsv", 'ann/1.wav\tone, two, three\nbob/1.wav\t"four" five\n')
     found = read_transcripts(table)  # no header: audio and text; commas and quotes are text
+    words = read_transcripts(write(tmp_path / "words.csv", "0,stop\n1,go\n"))
+    assert [line.text for line in words.lines] == ["stop", "go"]
     assert [line.text for line in found.lines] == ["one, two, three", '"four" five']
     table = write(
         tmp_path / "t.csv", 'file,text\na.wav,"one, ""two"""\nb.wav,"three\n' + "c\n" * 50
     )
     with pytest.raises(DataError, match=r"line 3: .*a quote opens there and is not closed"):
         read_transcripts(table)
-    ends = "a,b,1.5,2\nc,d,2,1\ne,f,,3\ng,h,1,x\n"
-    found = read_transcripts(write(tmp_path / "t.csv", f"file,text,start,end\n{ends}"))
-    assert [(line.start, line.seconds) for line in found.lines] == [(1.5, 0.5), (0, 3)]
+    ends = "a,b,1.5,2,\nc,d,2,1,\ne,f,,3,\ng,h,1,x,\ni,j,1, ,\nk,l,1,9,0.5\n"
+    found = read_transcripts(write(tmp_path / "t.csv", f"file,text,start,end,duration\n{ends}"))
+    parts = [(line.start, line.seconds) for line in found.lines]
+    assert parts == [(1.5, 0.5), (0, 3), (1, None), (1, 0.5)]
     assert [fault.reason for fault in found.faults.values()] == ["bad_times"] * 2
     rows = "a,b,nan,1\nc,d,-1,1\ne,f,0,inf\ng,h,1,0\ni,j,x,1\nk,l,1,1\n"
     found = read_transcripts(write(tmp_path / "t.csv", f"file,text,start,duration\n{rows}"))

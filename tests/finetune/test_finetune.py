@@ -195,9 +195,9 @@ def test_refusals_are_sentences_and_write_nothing(
         ("1 utterances are too few", DataError, {"replay": other / "dev.jsonl.gz"}),
         ("no such manifest", DataError, {"replay": tmp_path / "none"}),
         ("did you mean training.epochs", ConfigError, {"overrides": ["training.epoch=1"]}),
-        ("changes training.init, which `asr finetune` gives as", ConfigError,
-         {"overrides": ["training={epochs: 20}"]}),
-        ("changes data.train, which", ConfigError, {"overrides": ["data.train=other.jsonl.gz"]}),
+        ("replaces all its values", ConfigError, {"overrides": ["training={epochs: 20}"]}),
+        ("data.dev: follows from DATA", ConfigError, {"overrides": ["data.dev=dev2.jsonl.gz"]}),
+        ("init: follows from BUNDLE", ConfigError, {"overrides": ["training.init=null"]}),
         ("holds a bundle already", ConfigError, {"out": tuned / "initial"}),
         ("continue it by --resume", ConfigError, {"out": tuned}),
     ]  # fmt: skip
