@@ -136,9 +136,9 @@ def _is_over(cue: list[Word], word: Word) -> bool:
 
 
 def _cue(words: list[Word], lines: list[str]) -> Cue:
-    return Cue(
-        words[0].start, words[-1].end, "\n".join(normalize_text(line, "keep") for line in lines)
-    )
+    start = words[0].start
+    end = min(words[-1].end, start + _LONGEST)  # a word with pauses in it may be longer
+    return Cue(start, end, "\n".join(normalize_text(line, "keep") for line in lines))
 
 
 def _wrapped(lines: list[str], word: Word) -> list[str]:

@@ -154,7 +154,7 @@ def refusal(*arguments: str) -> str:
 def test_other_sources_are_refused(made: Path, takes: Path, tmp_path: Path) -> None:
     shutil.copytree(takes, tmp_path / "other")
     assert "was made with --recordings" in refusal(*command(tmp_path / "other", made))
-    said = refusal(*command(takes, made, "--speaker-column", "text"))
+    said = refusal(*command(takes, made, "--text-column", "speaker"))
     assert "was made with --recordings" in said
     shutil.copytree(takes, tmp_path / "same")
     begun = tmp_path / "begun"

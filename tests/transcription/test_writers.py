@@ -133,6 +133,11 @@ def test_subtitles_hold_the_whole_text_in_order_without_overlap(talk: Transcript
     assert re.sub(r"\s", "", spoken) == re.sub(r"\s", "", talk.text)
 
 
+def test_a_subtitle_of_one_long_word_ends_after_seven_seconds() -> None:
+    talk = transcript(segment([(" GO", 1.0, 1.2), ("ING", 9.0, 9.2)], 0.0, 10.0))
+    assert as_srt(talk) == "1\n00:00:01,000 --> 00:00:08,000\nGOING\n\n"
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_nothing_said_is_no_error(name: str) -> None:
     nothing = Transcript("", 0.0, 1.0, (), (Segment(0, 1, "", 0.0, "no_speech", (), (), None),))
