@@ -132,12 +132,12 @@ def _staged(out: Path) -> Iterator[Path]:
         with TemporaryDirectory(prefix=".partial-", dir=out) as folder:
             yield Path(folder)
             names, report = {path.name for path in Path(folder).iterdir()}, out / REPORT
-            earlier = report.read_bytes() if report.is_file() else b""
-            for name in names:
+            for name in names - {REPORT}:
                 (Path(folder) / name).replace(out / name)
-            for name in outdated(earlier, names):
+            for name in outdated(report.read_bytes() if report.is_file() else b"", names):
                 log.warning("%s is removed: there is no such split any more", out / name)
                 (out / name).unlink(missing_ok=True)
+            (Path(folder) / REPORT).replace(report)  # until then the next run removes them
     except OSError as error:
         raise DataError(
             f"{out}: cannot be written ({error.strerror}): free some space or choose another folder"

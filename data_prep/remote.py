@@ -17,26 +17,35 @@ log = logging.getLogger(__name__)
 def folder_for(out: Path | str) -> Iterator[Path]:
     """Yield a folder, whose files are at the URL `out` at the end if nothing was raised.
 
-    Each is written whole, the report last; then `outdated` manifests are removed. Raises DataError
-    where that fails.
+    Each is written whole, and `outdated` manifests are removed, before the report is written.
+    Raises DataError where that fails.
     """
     if isinstance(out, Path):
         yield out
         return
     system, path = file_system(out)
-    with TemporaryDirectory(prefix="asr-") as name:
-        folder = Path(name)
+    with TemporaryDirectory(prefix="asr-") as temporary:
+        folder = Path(temporary)
         yield folder
-        files = sorted(folder.iterdir(), key=lambda file: (file.name == REPORT, file.name))
+        files = {file.name: file for file in folder.iterdir()}
+
+        def put(name: str) -> None:
+            patiently(lambda: system.put_file(str(files[name]), f"{path}/{name}"))
+
+        def remove(name: str) -> None:
+            log.warning("%s/%s is removed: there is no such split any more", out, name)
+            if patiently(lambda: system.exists(f"{path}/{name}")):
+                patiently(lambda: system.rm_file(f"{path}/{name}"))
+
+        report = f"{path}/{REPORT}"
         try:
             patiently(lambda: system.makedirs(path, exist_ok=True))
-            report = f"{path}/{REPORT}"
             earlier = patiently(lambda: system.cat_file(report) if system.exists(report) else b"")
-            for file in files:
-                patiently(lambda file=file: system.put_file(str(file), f"{path}/{file.name}"))  # type: ignore[misc]
-            for old in outdated(earlier, {file.name for file in files}):
-                log.warning("%s/%s is removed: there is no such split any more", out, old)
-                patiently(lambda old=old: system.rm_file(f"{path}/{old}"))  # type: ignore[misc]
+            for name in sorted(set(files) - {REPORT}):
+                put(name)
+            for name in outdated(earlier, files):
+                remove(name)
+            put(REPORT)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise DataError(

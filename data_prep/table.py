@@ -69,7 +69,7 @@ def prepare(
     left_out: list[LeftOut] = []
     with folder_for(out) as folder:
         pairs = _utterances(table, recordings, folder, left_out)
-        splits = _as_the_table_says(pairs, left_out)
+        splits = _as_the_table_says(table.path, pairs, left_out)
         splits = splits or _split(pairs, {"test": test, "dev": dev})
         if not splits["dev"]:
             log.warning("no utterance is in dev, which training needs")
@@ -181,7 +181,7 @@ def _key(path: str) -> str:
     return unicodedata.normalize("NFC", path).casefold()
 
 
-def _as_the_table_says(pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
+def _as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
     """Return the splits of the table, and list the lines without one; None if it names none."""
     named = [(line.split, utterance) for line, utterance in pairs if line.split]
     if unknown := [split for split, _ in named if split.lower() not in _SPLITS]:
@@ -195,11 +195,12 @@ def _as_the_table_says(pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
     without = [(line, one) for line, one in pairs if not line.split]
     if without and not splits["train"]:
         raise DataError(
-            f"line {without[0][0].number}: its cell of the column of splits is empty, and no line "
-            "is of train: write train into the empty cells"
+            f"{table}, line {without[0][0].number}: its cell of the column of splits is empty, and "
+            "no line is of train: write train into the empty cells"
         )
     left_out.extend(LeftOut(one.id, "", str(one.path), "no_split") for _, one in without)
-    _say([f"line {line.number}: its cell of the column of splits is empty" for line, _ in without])
+    empty = "its cell of the column of splits is empty"
+    _say([f"{table}, line {line.number}: {empty}" for line, _ in without])
     trained = {one.speaker for one in splits["train"] if one.speaker}
     both = trained & {one.speaker for one in (*splits["dev"], *splits["test"])}
     if both:

@@ -29,19 +29,7 @@ def adapt(
     Features, tokens, network (the ranks of its LEDs too) and augmentation stay. Raises ConfigError
     where a value is wrong, or would make this another training.
     """
-    given: dict[str, Any] = {}
-    for override in overrides:
-        apply_override(given, override)
-    batch_seconds = positive_number(given, "data", "batch_seconds") or _batch_seconds(
-        config, corpus
-    )
-    accumulate = math.ceil(positive_number(given, "training", "accumulate") or 1)
-    audio = corpus.hours * 3600 * len(config.data.speed_factors)
-    steps = math.ceil(audio / (batch_seconds * accumulate))
-    epochs = math.ceil(positive_number(given, "training", "epochs") or 0)
-    if not epochs:
-        epochs = math.ceil(_STEPS * max(1.0, corpus.hours**0.6) / steps)
-        epochs = min(max(_FEWEST_EPOCHS, epochs), _MOST_EPOCHS)
+    batch_seconds, steps, epochs = _amount(config, corpus, overrides)
     values = config.model_dump(mode="json")
     values["data"] |= {
         "train": str(corpus.train),
@@ -73,6 +61,30 @@ def adapt(
         "init": str(init),
         "freeze": freeze,
     }
+    _override(values, overrides)
+    return check_config(values, init)
+
+
+def _amount(config: Config, corpus: Corpus, overrides: list[str]) -> tuple[float, int, int]:
+    """Return the audio of a batch in seconds, the steps of an epoch, and the epochs."""
+    given: dict[str, Any] = {}
+    for override in overrides:
+        apply_override(given, override)
+    batch_seconds = positive_number(given, "data", "batch_seconds") or _batch_seconds(
+        config, corpus
+    )
+    accumulate = math.ceil(positive_number(given, "training", "accumulate") or 1)
+    audio = corpus.hours * 3600 * len(config.data.speed_factors)
+    steps = math.ceil(audio / (batch_seconds * accumulate))
+    epochs = math.ceil(positive_number(given, "training", "epochs") or 0)
+    if not epochs:
+        epochs = math.ceil(_STEPS * max(1.0, corpus.hours**0.6) / steps)
+        epochs = min(max(_FEWEST_EPOCHS, epochs), _MOST_EPOCHS)
+    return batch_seconds, steps, epochs
+
+
+def _override(values: dict[str, Any], overrides: list[str]) -> None:
+    """Set values of a recipe. Raises ConfigError for those that make it this fine-tuning."""
     for override in overrides:
         key = apply_override(values, override)
         if key in ("data", "training"):
@@ -82,7 +94,6 @@ def adapt(
             )
         if given_as := _GIVEN.get(key):
             raise ConfigError(f"--set {key}: follows from {given_as} of `asr finetune`: give that")
-    return check_config(values, init)
 
 
 def _batch_seconds(config: Config, corpus: Corpus) -> float:
