@@ -1,14 +1,66 @@
-"""What of an optimizer step depends on the kind of a weight: learning rate and decay."""
+"""What of an optimizer step depends on the kind of a weight: its method, rate and decay."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam, Muon, Optimizer
 
 from asr.model.projection import LowRank, SetSparse
+from asr.training_config import AdamConfig, MuonConfig
 
 _WITH_WEIGHT = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+# Those of Vaswani et al. 2017, section 5.3.
+_ADAM: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": True}
+
+
+class MuonWithAdam(Adam):
+    """One optimizer: Muon for the groups that have its options, Adam for the others.
+
+    The groups are shared, so that a schedule and a saved state know of one optimizer alone.
+    """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a saved state; that of Muon lacks what Adam's own method would look for."""
+        Optimizer.__setstate__(self, state)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change all weights that have a gradient; those of Muon have none afterwards."""
+        loss = closure() if closure else None
+        groups = [group for group in self.param_groups if "ns_steps" in group]
+        muon = Muon([{"params": []}])
+        muon.param_groups, muon.state = groups, self.state
+        muon.step()
+        for group in groups:
+            for weight in group["params"]:
+                weight.grad = None  # Adam leaves it alone
+        super().step()
+        return loss
+
+
+def build_optimizer(
+    config: AdamConfig | MuonConfig, network: nn.Module, trained: Iterable[nn.Parameter]
+) -> Adam:
+    """Return the optimizer of a recipe, whose groups have the factors of the learning rate."""
+    groups = rate_groups(network, trained)
+    if isinstance(config, AdamConfig):
+        return Adam(groups, **_ADAM)
+    matrices: dict[Tensor, float] = {weight: config.rate for weight in _matrices(network)}
+    # E and D both move their product.
+    matrices |= {p: config.rate / 2 for led in _leds(network) for p in (led.E.weight, led.D.weight)}
+    of_adam: list[dict[str, Any]] = []
+    of_muon: dict[float, list[nn.Parameter]] = {}
+    for group in groups:
+        rest = [weight for weight in group["params"] if weight not in matrices]
+        of_adam += [{**group, "params": rest}] if rest else []
+        for weight in group["params"]:
+            if weight in matrices:
+                of_muon.setdefault(group["lr"] * matrices[weight], []).append(weight)
+    options = Muon([{"params": []}], weight_decay=0.0, adjust_lr_fn="match_rms_adamw").defaults
+    muon = [{**options, "params": params, "lr": factor} for factor, params in of_muon.items()]
+    return MuonWithAdam([*of_adam, *muon], **_ADAM)
 
 
 def rate_groups(network: nn.Module, trained: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
@@ -38,6 +90,13 @@ def decay(network: nn.Module, amount: float) -> None:
     for weight in _weights(network):
         if weight.requires_grad and weight not in apart:
             weight.mul_(1 - amount)
+
+
+def _matrices(network: nn.Module) -> Iterator[Tensor]:
+    """Yield the linear maps of all layers and of the front end, not those from or to tokens."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear) and {"layers", "project"} & set(name.split(".")):
+            yield module.weight
 
 
 def _leds(network: nn.Module) -> Iterator[LowRank]:

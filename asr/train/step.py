@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from asr.config import Config
@@ -22,7 +21,7 @@ from asr.errors import AsrError, ConfigError, DataError
 from asr.model.attention import end_step, follow_step
 from asr.runtime.load import adapt
 from asr.train.distributed import all_reduce_gradients, all_reduce_sum, rank, world_size
-from asr.train.optimizer import decay, rate_groups
+from asr.train.optimizer import build_optimizer, decay
 from asr.train.schedule import rate
 
 log = logging.getLogger(__name__)
@@ -228,12 +227,8 @@ class TrainingModule(L.LightningModule):
         self.counters = TrainingCounters(**checkpoint["counters"])
 
     def configure_optimizers(self) -> Any:
-        """Return Adam with a learning rate for every step (Cahyawijaya 2021, section 4.2.4).
-
-        Its betas and epsilon are those of Vaswani et al. 2017, section 5.3.
-        """
+        """Return Adam or Muon with a learning rate for every step."""
         training, d_model = self.config.training, self.config.model.d_model
-        groups = rate_groups(self.model, self.trained)
-        adam = Adam(groups, lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
+        adam = build_optimizer(training.optimizer, self.model, self.trained)
         schedule = LambdaLR(adam, lambda step: rate(step + 1, training, d_model, self.total_steps))
         return {"optimizer": adam, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

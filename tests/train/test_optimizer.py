@@ -1,0 +1,131 @@
+"""Muon and Adam as one optimizer, against torch's two."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asr.model.projection import LowRank
+from asr.model.transformer import ModelConfig, SpeechTransformer
+from asr.train.optimizer import build_optimizer
+from asr.training_config import AdamConfig, MuonConfig
+
+LR = 1e-3
+MODEL = ModelConfig.model_validate(
+    {
+        "d_model": 16,
+        "d_inner": 32,
+        "n_heads": 2,
+        "ctc_weight": 0.5,
+        "projection": {"kind": "dense"},
+        "projections": {"decoder": {"kind": "low_rank", "rank": 4}},
+        "frontend": {"kind": "vgg", "channels": [4, 4]},
+        "encoder": {"n_layers": 1, "convolution": 3},
+        "decoder": {"n_layers": 1},
+    }
+)
+
+
+def network() -> SpeechTransformer:
+    torch.manual_seed(3)
+    return MODEL.build(16, 11)
+
+
+def gradients(seed: int, weights: list[nn.Parameter]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(weight.shape, generator=generator) for weight in weights]
+
+
+def step(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], seed: int) -> None:
+    """Make a step of the learning rate LR times each group's factor, as a schedule does."""
+    factors = [group["lr"] for group in optimizer.param_groups]
+    for weight, grad in zip(weights, gradients(seed, weights), strict=True):
+        weight.grad = grad
+    for group, factor in zip(optimizer.param_groups, factors, strict=True):
+        group["lr"] = factor * LR
+    optimizer.step()
+    for group, factor in zip(optimizer.param_groups, factors, strict=True):
+        group["lr"] = factor
+
+
+def test_each_weight_moves_as_torchs_own_optimizers_move_it() -> None:
+    ours, theirs = network(), network()
+    of_factors = {
+        p
+        for led in theirs.modules()
+        if isinstance(led, LowRank)
+        for p in (led.E.weight, led.D.weight)
+    }
+    of_layers = {
+        layer.weight
+        for name, layer in theirs.named_modules()
+        if isinstance(layer, nn.Linear)
+        and name.startswith(("encoder.layers", "decoder.layers", "frontend.project"))
+    } | {p for p in of_factors if p.ndim == 2}
+    rest = [p for p in theirs.parameters() if p not in of_layers]
+    rules = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
+    oracles = [
+        torch.optim.Muon([p for p in of_layers if p in of_factors], lr=LR * 3 / 2, **rules),
+        torch.optim.Muon([p for p in of_layers if p not in of_factors], lr=LR * 3, **rules),
+        torch.optim.Adam(rest, lr=LR, betas=(0.9, 0.98), eps=1e-9),
+    ]
+    weights, optimizer = (
+        list(ours.parameters()),
+        build_optimizer(MuonConfig(kind="muon", rate=3), ours, ours.parameters()),
+    )
+    others = list(theirs.parameters())
+    for seed in range(3):
+        step(optimizer, weights, seed)
+        for weight, grad in zip(others, gradients(seed, others), strict=True):
+            weight.grad = grad
+        for oracle in oracles:
+            oracle.step()
+    for (name, weight), other in zip(ours.named_parameters(), others, strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("name", ["decoder.embed", "decoder.output", "ctc_head"])
+def test_maps_from_and_to_tokens_are_adams(name: str) -> None:
+    module = network()
+    optimizer = build_optimizer(MuonConfig(kind="muon"), module, module.parameters())
+    step(optimizer, list(module.parameters()), 1)
+    assert "exp_avg" in optimizer.state[module.get_submodule(name).weight]
+
+
+def test_a_wide_matrix_moves_by_the_same_amount_in_all_directions() -> None:
+    module = network()
+    optimizer = build_optimizer(MuonConfig(kind="muon"), module, module.parameters())
+    inner = module.encoder.layers[0].feed_forward.inner.weight
+    before = inner.detach().clone()
+    weights = list(module.parameters())
+    step(optimizer, weights, 1)
+    sizes = torch.linalg.svdvals(before - inner.detach()) / (LR * 0.2 * max(inner.shape) ** 0.5)
+    assert sizes.min() > 0.6 and sizes.max() < 1.4
+
+
+def test_a_saved_state_goes_on_with_the_same_steps() -> None:
+    whole = network()
+    halves = copy.deepcopy(whole)
+    config = MuonConfig(kind="muon")
+    one = build_optimizer(config, whole, whole.parameters())
+    for seed in range(4):
+        step(one, list(whole.parameters()), seed)
+    first = build_optimizer(config, halves, halves.parameters())
+    for seed in range(2):
+        step(first, list(halves.parameters()), seed)
+    second = build_optimizer(config, halves, halves.parameters())
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for seed in range(2, 4):
+        step(second, list(halves.parameters()), seed)
+    for (name, weight), other in zip(whole.named_parameters(), halves.parameters(), strict=True):
+        assert torch.equal(weight, other), name
+
+
+def test_adam_is_the_default_for_every_weight() -> None:
+    module = network()
+    optimizer = build_optimizer(AdamConfig(), module, module.parameters())
+    assert type(optimizer) is torch.optim.Adam
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(
+        list(module.parameters())
+    )
