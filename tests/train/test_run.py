@@ -173,6 +173,18 @@ def test_a_damaged_or_foreign_state_is_refused_in_a_sentence(tones: Path, tmp_pa
         train(longer, tmp_path / "run", resume=True)
 
 
+def test_a_run_goes_on_with_its_own_optimizer_alone(tones: Path, tmp_path: Path) -> None:
+    def recipe(epochs: int, **more: object) -> Config:
+        return Config.model_validate(tones_recipe(tones, training={"epochs": epochs, **more}))
+
+    muon = {"optimizer": {"kind": "muon"}}
+    train(recipe(1, **muon), tmp_path / "run")
+    with pytest.raises(ConfigError, match="begun with other training.optimizer: continue"):
+        train(recipe(2), tmp_path / "run", resume=True)
+    train(recipe(2, **muon), tmp_path / "run", resume=True)
+    assert "unfinished" not in read_card(tmp_path / "run")
+
+
 def test_ctrl_c_says_how_to_go_on(tones: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "r.yaml", tones_recipe(tones, training={"epochs": 2000}))
     # Whoever runs the tests in the background has SIGINT ignored, and children inherit that.
