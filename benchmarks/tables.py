@@ -36,6 +36,7 @@ THEMES = {
     "little-data": "Little real speech",
     "curriculum": "Curriculum by length",
     "sounds": "Sounds beneath characters",
+    "optimizer": "Adam and Muon",
     "papers-models": "The papers' six models in one small budget",
     "generalization": "Dense and low-rank networks by one rule",
     "best-recipe": "Our recipe and the thesis's in equal time",
