@@ -50,6 +50,7 @@ def adapt(
             "lr": round(_RATE / config.model.d_model, 6),
             "warmup_steps": max(1, epochs * steps // 10),
         },
+        "optimizer": {"kind": "adam"},  # for which this rate was found
         "average": min(3, epochs),
         "accumulate": 1,
         "patience": None,

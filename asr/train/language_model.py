@@ -121,7 +121,7 @@ def _train_lm(
     if not has_run(out, resume=True):
         check_room(out / "training", model, average=1)
     module = LanguageModule(model, config, n_steps)
-    module.identity |= {"tokenizer": tokenizer.digest, "sizes": config.model.model_dump_json()}
+    module.identity = {"tokenizer": tokenizer.digest, "sizes": config.model.model_dump_json()}
     for name, found in (("texts", train), ("dev texts", dev)):
         module.identity[name] = hashlib.sha256(str(found).encode()).hexdigest()
     datamodule = TextDataModule(config, train, dev)

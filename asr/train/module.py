@@ -70,7 +70,7 @@ class SpeechModule(TrainingModule):
             self.dev_metrics = ("val_loss", "val_wer_percent", "val_cer_percent")
         self.calibration = Calibration(bundle.tokenizer.normalize)
         units = [head.units for head in (*self.heads, *([self.sounds] if self.sounds else []))]
-        self.identity |= {
+        self.identity = {
             "tokens": bundle.tokenizer.digest,
             "units of training.intermediate": hashlib.sha256(repr(units).encode()).hexdigest(),
         }

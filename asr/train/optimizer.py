@@ -22,17 +22,15 @@ class MuonWithAdam(Adam):
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a saved state; that of Muon lacks what Adam's own method would look for."""
+        """Restore a saved state; Adam's own method looks for its step in that of each weight."""
         Optimizer.__setstate__(self, state)
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Change all weights that have a gradient; those of Muon have none afterwards."""
-        loss = closure() if closure else None
         groups = [group for group in self.param_groups if "ns_steps" in group]
         muon = Muon([{"params": []}])
         muon.param_groups, muon.state = groups, self.state
-        muon.step()
+        loss = muon.step(closure)
         for group in groups:
             for weight in group["params"]:
                 weight.grad = None  # Adam leaves it alone
@@ -43,24 +41,22 @@ class MuonWithAdam(Adam):
 def build_optimizer(
     config: AdamConfig | MuonConfig, network: nn.Module, trained: Iterable[nn.Parameter]
 ) -> Adam:
-    """Return the optimizer of a recipe, whose groups have the factors of the learning rate."""
-    groups = rate_groups(network, trained)
+    """Return the optimizer of a recipe, whose groups have factors of the learning rate."""
+    trained = list(trained)
     if isinstance(config, AdamConfig):
-        return Adam(groups, **_ADAM)
-    matrices: dict[Tensor, float] = {weight: config.rate for weight in _matrices(network)}
-    # E and D both move their product.
-    matrices |= {p: config.rate / 2 for led in _leds(network) for p in (led.E.weight, led.D.weight)}
-    of_adam: list[dict[str, Any]] = []
-    of_muon: dict[float, list[nn.Parameter]] = {}
-    for group in groups:
-        rest = [weight for weight in group["params"] if weight not in matrices]
-        of_adam += [{**group, "params": rest}] if rest else []
-        for weight in group["params"]:
-            if weight in matrices:
-                of_muon.setdefault(group["lr"] * matrices[weight], []).append(weight)
+        return Adam(rate_groups(network, trained), **_ADAM)
+    matrices = set(_matrices(network))
+    factors = {weight for led in _leds(network) for weight in (led.E.weight, led.D.weight)}
+    groups = rate_groups(network, [weight for weight in trained if weight not in matrices])
     options = Muon([{"params": []}], weight_decay=0.0, adjust_lr_fn="match_rms_adamw").defaults
-    muon = [{**options, "params": params, "lr": factor} for factor, params in of_muon.items()]
-    return MuonWithAdam([*of_adam, *muon], **_ADAM)
+    # E and D both move their product.
+    for rate, chosen in (
+        (config.rate, matrices - factors),
+        (config.rate / 2, matrices & factors),
+    ):
+        params = [weight for weight in trained if weight in chosen]
+        groups.append({**options, "params": params, "lr": rate})
+    return MuonWithAdam(groups, **_ADAM)
 
 
 def rate_groups(network: nn.Module, trained: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

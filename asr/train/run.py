@@ -179,7 +179,7 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
         c.model_copy(update={"data": c.data.model_copy(update=_FREE)}) for c in (before, config)
     )
     changed = [part for part in _FIXED if getattr(old, part) != getattr(new, part)]
-    for part in ("curriculum", "freeze", "intermediate", "shared_sounds"):
+    for part in ("optimizer", "curriculum", "freeze", "intermediate", "shared_sounds"):
         if getattr(before.training, part) != getattr(config.training, part):
             changed.append(f"training.{part}")
     if config.training.epochs < before.training.epochs:

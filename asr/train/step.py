@@ -75,7 +75,7 @@ class TrainingModule(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config, self.total_steps = model, config, total_steps
-        self.identity = {"training.optimizer": config.training.optimizer.model_dump_json()}
+        self.identity: dict[str, str] = {}
         self.counters = TrainingCounters()
         self.dev_sums = torch.zeros(2, 0, dtype=torch.float64)
         self.signal = 0  # the signal that asked this process to stop

@@ -27,6 +27,7 @@ from asr.tokenizer import SPECIAL, Tokenizer, TokenizerConfig
 from asr.train.datamodule import SpeechDataModule
 from asr.train.module import SpeechModule
 from asr.train.run import train
+from asr.training_config import MuonConfig
 from tests.helpers import (
     FREQS,
     VOCAB,
@@ -342,6 +343,10 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
         assert config.model == bundle.config.model and config.features == bundle.config.features
         assert config.decoding.confidence_threshold is None and config.training.init == tmp_path
     assert epochs == sorted(epochs, reverse=True) and epochs[0] > epochs[2] >= 4
+    by_muon = bundle.config.training.model_copy(update={"optimizer": MuonConfig(kind="muon")})
+    by_muon_config = bundle.config.model_copy(update={"training": by_muon})
+    config = adapt(by_muon_config, corpus_of({8000: 1.0}, ""), tmp_path, None, [], [])
+    assert config.training.optimizer.kind == "adam"  # the learning rate is one for Adam
     few = ("data.batch_seconds=480", "training.accumulate=2")
     hour = corpus_of({8000: 1.0}, "")
     for sets in ([], few[:1], few):

@@ -62,7 +62,7 @@ def test_each_weight_moves_as_torchs_own_optimizers_move_it() -> None:
         for name, layer in theirs.named_modules()
         if isinstance(layer, nn.Linear)
         and name.startswith(("encoder.layers", "decoder.layers", "frontend.project"))
-    } | {p for p in of_factors if p.ndim == 2}
+    } | of_factors
     rest = [p for p in theirs.parameters() if p not in of_layers]
     rules = {"weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}
     oracles = [
@@ -85,9 +85,9 @@ def test_each_weight_moves_as_torchs_own_optimizers_move_it() -> None:
         torch.testing.assert_close(weight, other, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("name", ["decoder.embed", "decoder.output", "ctc_head"])
+@pytest.mark.parametrize("name", ["decoder.embed", "decoder.output", "ctc_head.E", "ctc_head.D"])
 def test_maps_from_and_to_tokens_are_adams(name: str) -> None:
-    module = network()
+    module = MODEL.model_copy(update={"ranks": {"ctc_head": 4}}).build(16, 11)
     optimizer = build_optimizer(MuonConfig(kind="muon"), module, module.parameters())
     step(optimizer, list(module.parameters()), 1)
     assert "exp_avg" in optimizer.state[module.get_submodule(name).weight]
@@ -120,6 +120,18 @@ def test_a_saved_state_goes_on_with_the_same_steps() -> None:
         step(second, list(halves.parameters()), seed)
     for (name, weight), other in zip(whole.named_parameters(), halves.parameters(), strict=True):
         assert torch.equal(weight, other), name
+
+
+def test_frozen_weights_stay() -> None:
+    module = network()
+    module.encoder.requires_grad_(False)
+    before = copy.deepcopy(module.state_dict())
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    optimizer = build_optimizer(MuonConfig(kind="muon"), module, trained)
+    step(optimizer, trained, 1)
+    moved = {name for name, weight in module.state_dict().items() if (weight != before[name]).any()}
+    assert moved and not any(name.startswith("encoder") for name in moved)
+    assert "decoder.layers.0.feed_forward.inner.E.weight" in moved
 
 
 def test_adam_is_the_default_for_every_weight() -> None:

@@ -179,7 +179,7 @@ def test_a_run_goes_on_with_its_own_optimizer_alone(tones: Path, tmp_path: Path)
 
     muon = {"optimizer": {"kind": "muon"}}
     train(recipe(1, **muon), tmp_path / "run")
-    with pytest.raises(ConfigError, match="begun with other training.optimizer: continue"):
+    with pytest.raises(ConfigError, match=r"begun with another training\.optimizer"):
         train(recipe(2), tmp_path / "run", resume=True)
     train(recipe(2, **muon), tmp_path / "run", resume=True)
     assert "unfinished" not in read_card(tmp_path / "run")
