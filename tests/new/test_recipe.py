@@ -18,6 +18,7 @@ from asr.new import recipe as recipe_module
 from asr.new.commented import HEAD, as_yaml
 from asr.new.measure import CorpusMeasures, SplitSize
 from asr.new.recipe import choose
+from asr.training_config import TrainingConfig
 
 
 def corpus_of(hours: float, **changes) -> CorpusMeasures:
@@ -161,6 +162,17 @@ def test_a_processor_that_is_faster_in_bfloat16_uses_it() -> None:
     values = [choose(corpus, Path("/data"), has_bfloat16=fast).values for fast in (True, False)]
     found = [Config.model_validate(value).training.precision for value in values]
     assert found == ["bfloat16", "auto"]
+
+
+def test_muon_is_chosen_where_it_was_measured() -> None:
+    def trained(hours: float, fast: bool) -> TrainingConfig:
+        chosen = choose(corpus_of(hours), Path("/data"), has_bfloat16=fast)
+        return Config.model_validate(chosen.values).training
+
+    kinds = {h: [trained(h, fast).optimizer.kind for fast in (True, False)] for h in (1, 3, 9, 50)}
+    adam, muon = ["adam", "adam"], ["muon", "adam"]
+    assert kinds == {1: adam, 3: muon, 9: muon, 50: adam}
+    assert trained(9, True).epochs < trained(9, False).epochs
 
 
 def test_every_choice_has_its_reason_in_the_file() -> None:
