@@ -115,7 +115,7 @@ def _size(corpus: CorpusMeasures) -> _Size:
 
 def _epochs(corpus: CorpusMeasures, steps: int, n_speeds: int, is_by_muon: bool) -> int:
     """Return the epochs, of so many steps, that the hours want."""
-    wanted = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
+    wanted: float = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
     share = _STEPS_BY_MUON if is_by_muon else 1.0
     return min(math.ceil(share * max(10, wanted / steps)), 600 // n_speeds)
 
