@@ -82,8 +82,8 @@ def choose(
     batch_seconds = _batch_seconds(corpus, size, n_speeds)
     step_seconds = batch_seconds * size.accumulate
     steps = math.ceil(corpus.hours * 3600 * n_speeds / step_seconds)
-    # As it was measured: dense maps, and a processor that makes matrices orthogonal fast.
-    is_by_muon = has_bfloat16 and size.rank is None
+    # Where it was measured to help, on a processor that makes matrices orthogonal fast.
+    is_by_muon = has_bfloat16 and size is _SIZES[1]
     epochs = math.ceil(positive_number(given, "training", "epochs") or 0)
     epochs = epochs or _epochs(corpus, steps, n_speeds, is_by_muon)
     _add_data(recipe, corpus, data, batch_seconds, n_speeds, steps)

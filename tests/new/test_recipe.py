@@ -170,9 +170,9 @@ def test_muon_is_chosen_where_it_was_measured() -> None:
         return Config.model_validate(chosen.values).training
 
     kinds = {h: [trained(h, fast).optimizer.kind for fast in (True, False)] for h in (1, 3, 9, 50)}
-    adam, muon = ["adam", "adam"], ["muon", "adam"]
-    assert kinds == {1: adam, 3: muon, 9: muon, 50: adam}
-    assert trained(9, True).epochs < trained(9, False).epochs
+    adam = ["adam", "adam"]
+    assert kinds == {1: adam, 3: ["muon", "adam"], 9: adam, 50: adam}
+    assert trained(3, True).epochs < trained(3, False).epochs
 
 
 def test_every_choice_has_its_reason_in_the_file() -> None:
