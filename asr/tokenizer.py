@@ -175,6 +175,10 @@ class Tokenizer:
         """Return all tokens in the order of their ids, a space as ▁."""
         return [self._sp.id_to_piece(i) for i in range(self.vocab_size)]
 
+    def scores(self) -> list[float]:
+        """Return sentencepiece's score of each token; that of a character is its log-frequency."""
+        return [self._sp.get_score(i) for i in range(self.vocab_size)]
+
     def unknown(self, texts: Iterable[str]) -> Counter[str]:
         """Count the characters of texts that become UNK, a space as ▁."""
         counts = Counter("".join(map(self.normalize, texts)).replace(" ", "▁"))
@@ -187,7 +191,7 @@ class Tokenizer:
         The others keep their ids, and a text without these characters has the tokens that it had:
         the score of a token that is one character decides on no other.
         """
-        score = min(map(self._sp.get_score, range(self.vocab_size))) - 1.0
+        score = min(self.scores()) - 1.0
         more = b"".join(_piece(character, score) for character in characters)
         return Tokenizer(self.model + more, self.normalize)
 

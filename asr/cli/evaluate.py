@@ -107,8 +107,10 @@ def tune(
     recognizer = asr.load(bundle, device)
     changes = options.decoding_changes(beam, method, lm)
     decoding = recognizer.config.decoding.model_copy(update=changes)
-    if lm and decoding.method == "ctc_greedy":
-        raise ConfigError("--method ctc_greedy has no language model: use ctc_beam, or omit --lm")
+    if lm and decoding.is_greedy:
+        raise ConfigError(
+            f"--method {decoding.method} has no language model: use ctc_beam, or omit --lm"
+        )
     if write:
         check_writable(bundle, decoding.lm)
     n_tried = itertools.count(1)

@@ -41,7 +41,7 @@ Overrides = Annotated[
 ]
 Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")]
 Method = Annotated[
-    Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] | None,
+    Literal["joint", "ctc_greedy", "ctc_sounds", "ctc_beam", "rescore"] | None,
     typer.Option(help="Decoding method; default: the recipe's."),
 ]
 Lm = Annotated[Path | None, typer.Option(help="A language model: ARPA, or `asr train-lm`'s.")]

@@ -6,7 +6,7 @@ V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
+from asr.decoding.ctc_sounds import Homophones
 from asr.decoding.hotword_scorer import Hotwords, HotwordScorer
 from asr.decoding.hypothesis import NO_SPEECH, UNCERTAIN, Hypothesis
 from asr.decoding.options import DecodingOptions
@@ -127,6 +128,10 @@ class SpeechDecoder:
                 results[i] = [replace(h, text=self.tokenizer.decode(h.tokens)) for h in nbest]
         return results
 
+    @cached_property
+    def _homophones(self) -> Homophones:
+        return Homophones(self.tokenizer)
+
     def hotwords(self, options: DecodingOptions) -> Hotwords:
         """Return the hotwords of options as tokens; the last lists are kept."""
         if not options.hotwords:
@@ -136,11 +141,12 @@ class SpeechDecoder:
     def _search(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
     ) -> list[list[Hypothesis]]:
-        if options.method == "ctc_greedy" and not self.hotwords(options).trie:
+        if options.is_greedy and not self.hotwords(options).trie:
             assert encoded.logp_BSV is not None
             steps_B = encoded.mask_BS.sum(1)
             num_words_V = self._word_counts.to(steps_B.device)
-            texts = greedy_texts(encoded.logp_BSV, steps_B, options, num_words_V)
+            search = greedy_texts if options.method == "ctc_greedy" else self._homophones.texts
+            texts = search(encoded.logp_BSV, steps_B, options, num_words_V)
             found = [[text] for text in texts]
         elif options.method == "joint":
             found = self._joint(encoded, options, lm)

@@ -13,14 +13,18 @@ from asr.schema import FrozenModel, LocalPath, OmitNone
 Width = Annotated[int, Field(gt=0, le=1024)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(gt=0, le=MOST_WEIGHT)]
+Method = Literal["joint", "ctc_greedy", "ctc_sounds", "ctc_beam", "rescore"]
+_GREEDY = ("ctc_greedy", "ctc_sounds")
 
 
 class DecodingOptions(FrozenModel):
     """Options of decoding; the weights follow Cahyawijaya 2021, eq. 4.1 (α 1, γ 0.1, beam 8).
 
     `method`: `joint` is the beam search over the decoder, with `ctc_weight` λ as the CTC head's
-    share; `ctc_greedy` and `ctc_beam` use the CTC head alone; with `rescore` the decoder rescores
-    the n best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many hypotheses a result lists.
+    share; `ctc_greedy` and `ctc_beam` use the CTC head alone, and so does `ctc_sounds`, which finds
+    the most likely sounds of Mandarin and writes each as its commonest character; with `rescore`
+    the decoder rescores the n best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many
+    hypotheses a result lists.
     `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0.
 
     There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
@@ -31,10 +35,11 @@ class DecodingOptions(FrozenModel):
     Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
     badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
     Each token but the first of a phrase of `hotwords` adds `hotword_weight`, or the phrase's own
-    weight, to the score of a text that holds the phrase; `ctc_greedy` searches as `ctc_beam` then.
+    weight, to the score of a text that holds the phrase; the greedy methods search as `ctc_beam`
+    then.
     """
 
-    method: Literal["joint", "ctc_greedy", "ctc_beam", "rescore"] = "joint"
+    method: Method = "joint"
     beam_size: Width = 8
     alpha: Annotated[float, Field(gt=0)] = 1.0
     gamma: Annotated[float, Field(ge=0)] = 0.1
@@ -83,15 +88,20 @@ class DecodingOptions(FrozenModel):
             )
         if values["lm_weight"] and not values["lm"]:
             raise ConfigError("--lm-weight without a language model: give --lm")
-        if values["lm_weight"] and values["method"] == "ctc_greedy":
+        if values["lm_weight"] and values["method"] in _GREEDY:
             raise ConfigError(
-                "--method ctc_greedy has no language model: use ctc_beam, or --lm-weight 0"
+                f"--method {values['method']} has no language model: use ctc_beam, or --lm-weight 0"
             )
         try:
             return DecodingOptions(**values)
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ConfigError(f"{wrong['loc'][-1]} {wrong['input']}: {wrong['msg']}") from error
+
+    @property
+    def is_greedy(self) -> bool:
+        """Tell whether the method searches no texts, and so has no language model."""
+        return self.method in _GREEDY
 
     @property
     def needs_ctc(self) -> bool:

@@ -64,7 +64,7 @@ def tune(
             on_trial(trials[tried])
 
     best = options.model_copy(update={"n_best": 1, "confidence_threshold": None})
-    if options.method == "ctc_greedy":  # which has no language model, though the bundle may
+    if options.is_greedy:  # which has no language model, though the bundle may
         best = best.model_copy(update={"lm_weight": 0.0})
     evaluate_trial(best)
     for _ in range(_ROUNDS):
@@ -101,9 +101,9 @@ def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[f
     grid = dict(_GRID)
     if recognizer.model.ctc_head is None or options.method.startswith("ctc"):
         del grid["ctc_weight"]
-    if options.lm is None or options.method == "ctc_greedy":
+    if options.lm is None or options.is_greedy:
         del grid["lm_weight"]
-    return {} if options.method == "ctc_greedy" else grid
+    return {} if options.is_greedy else grid
 
 
 def _encode(

@@ -13,7 +13,7 @@ from torch.nn.functional import ctc_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.decoding.ctc_prefix import BLANK, steps_needed
-from asr.train.sounds import units_of
+from asr.pinyin import units_of
 from asr.training_config import IntermediateConfig
 
 

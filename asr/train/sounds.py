@@ -1,49 +1,16 @@
-"""Mandarin sounds beneath characters: those of a text, and output weights that share them.
+"""Share output weights between Mandarin characters that sound alike.
 
 Legend: B utterances, S encoder steps, D d_model, V vocabulary, P sounds of a character.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from asr.errors import ConfigError
-from asr.tokenizer import HAN_LETTER, normalize_text
-
-Units = Callable[[str], list[str]]
-
-
-def units_of(kind: str) -> Units:
-    """Return the function that splits a text into the units of an `IntermediateConfig`.
-
-    Raises ConfigError where pypinyin is not installed.
-    """
-    try:
-        from pypinyin import Style, lazy_pinyin
-    except ImportError as error:
-        raise ConfigError(
-            "training.intermediate, training.shared_sounds and model.encoder.conditioning are of "
-            "Mandarin sounds, which pypinyin knows: pip install 'lrt-asr[chinese]'"
-        ) from error
-    letters: Any = list  # it takes a list of texts too, which its types do not say
-
-    def syllables(text: str, style: Style) -> list[str]:
-        return lazy_pinyin(
-            normalize_text(text).replace(" ", ""), style=style, errors=letters, strict=False,
-            neutral_tone_with_five=True,
-        )  # fmt: skip
-
-    def parts(text: str) -> list[str]:
-        styles = (Style.INITIALS, Style.FINALS_TONE3)
-        found = zip(*(syllables(text, style) for style in styles), strict=True)
-        # A letter is both; a syllable may have no initial.
-        return [part for both in found for part in dict.fromkeys(both) if part]
-
-    return parts if kind == "initial_final" else partial(syllables, style=Style.TONE3)
+from asr.pinyin import Units, units_of
+from asr.tokenizer import HAN_LETTER
 
 
 def _sounds() -> Units:

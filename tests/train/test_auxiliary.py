@@ -12,8 +12,8 @@ from torch.nn.functional import kl_div
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.model.conditioning import SOUNDS
+from asr.pinyin import units_of
 from asr.train.auxiliary import consistency, ctc_sum, intermediate_ctc
-from asr.train.sounds import units_of
 from asr.training_config import IntermediateConfig
 from asr.transcription.recognizer import Recognizer
 from tests.helpers import run_cli, speak, tones_recipe, write_recipe
