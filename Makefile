@@ -74,8 +74,8 @@ COMPILE = uv pip compile --quiet --generate-hashes --no-annotate --no-emit-packa
 	--python-version 3.11.7 --custom-compile-command "make lock"
 lock:
 	$(COMPILE) --no-deps constraints.txt -o requirements-dev.lock
-	$(COMPILE) -c constraints.txt pyproject.toml --extra serve --extra cloud -o requirements.lock
-	$(COMPILE) -c constraints.txt pyproject.toml --extra train -o requirements-train.lock
+	$(COMPILE) -c constraints.txt pyproject.toml --extra serve --extra cloud --extra chinese -o requirements.lock
+	$(COMPILE) -c constraints.txt pyproject.toml --extra train --extra chinese -o requirements-train.lock
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -26,9 +26,9 @@ class Homophones:
     """Which characters of a vocabulary sound alike, tones included, and how a sound is written.
 
     Each counts for its most usual reading alone. Every sound is written as the commonest of its
-    characters in the training texts, so that texts which sound alike are written alike. The
-    special tokens, letters and digits are groups of their own. Raises ConfigError where tokens are
-    longer than a character, and where pypinyin is not installed.
+    characters in the texts that the tokenizer was made of; those that fine-tuning adds come last.
+    The special tokens, letters and digits are groups of their own. Raises ConfigError where tokens
+    are longer than a character, and where pypinyin is not installed.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -40,6 +40,7 @@ class Homophones:
             )
         syllable, ids = units_of("syllable"), dict[str, int]()
         sounds = ["-".join(syllable(t)) if HAN_LETTER.fullmatch(t) else f"={t}" for t in tokens]
+        sounds[: len(SPECIAL)] = map(str, SPECIAL)  # whatever a stranger's model calls them
         groups = [ids.setdefault(sound, len(ids)) for sound in sounds]
         by_score = sorted(range(len(tokens)), key=tokenizer.scores().__getitem__)
         commonest = {groups[token]: token for token in by_score}  # the last of each group
@@ -51,11 +52,13 @@ class Homophones:
     ) -> list[Hypothesis]:
         """Return the most likely sounds of each utterance, written in characters.
 
+        Two characters of one sound in a row are one where no blank is between them.
+
         The log-probability, and the confidence of each character, are those of the sounds.
         """
         group_V, written_G = self.group_V.to(logp_BSV.device), self.written_G.to(logp_BSV.device)
         p_BSG = logp_BSV.new_zeros(*logp_BSV.shape[:2], len(written_G))
-        logp_BSG = p_BSG.index_add_(2, group_V, logp_BSV.exp()).clamp_min(_LEAST).log()
+        logp_BSG = p_BSG.index_add_(2, group_V, logp_BSV.exp()).clamp(_LEAST, 1.0).log()
         # The special tokens are the first, so that the groups have the blank where tokens have it.
         found = greedy_texts(logp_BSG, steps_B, options, num_words_V[written_G])
         written = self.written_G.tolist()

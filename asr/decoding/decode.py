@@ -112,14 +112,9 @@ class SpeechDecoder:
 
         `UNCERTAIN` is before hypotheses that are too uncertain to be a text (see the options).
         A text has at most one token an encoder step. An utterance that is cancelled before any
-        hypothesis ended has `NO_SPEECH` too. Raises ConfigError where the options need a CTC head
-        and the model has none.
+        hypothesis ended has `NO_SPEECH` too. Raises ConfigError as `check` does.
         """
-        if options.needs_ctc and encoded.logp_BSV is None:
-            raise ConfigError(
-                f"decoding.method {options.method}, decoding.ctc_weight {options.ctc_weight:g}: "
-                "this model has no CTC head: use method joint with ctc_weight 0"
-            )
+        self.check(options)
         results = [[NO_SPEECH] for _ in encoded.mask_BS]
         spoken = _has_speech(encoded, options.speech_threshold).nonzero().squeeze(1)
         if len(spoken):
@@ -127,6 +122,19 @@ class SpeechDecoder:
             for i, nbest in zip(spoken.tolist(), found, strict=True):
                 results[i] = [replace(h, text=self.tokenizer.decode(h.tokens)) for h in nbest]
         return results
+
+    def check(self, options: DecodingOptions) -> None:
+        """Raise ConfigError where this model cannot decode so.
+
+        The options may need a CTC head, or tokens of one character and pypinyin (`ctc_sounds`).
+        """
+        if options.needs_ctc and self.model.ctc_head is None:
+            raise ConfigError(
+                f"decoding.method {options.method}, decoding.ctc_weight {options.ctc_weight:g}: "
+                "this model has no CTC head: use method joint with ctc_weight 0"
+            )
+        if options.method == "ctc_sounds":
+            _ = self._homophones
 
     @cached_property
     def _homophones(self) -> Homophones:

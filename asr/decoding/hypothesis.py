@@ -20,9 +20,9 @@ class Hypothesis:
     and language model, each None where it was not used, `length_score` = γ · √wc, and
     `hotword_score`, what the hotwords in it are worth.
     `confidences` has the probability of each token among its alternatives, by the weighted models
-    in use and the hotwords, without the length score. `ended` is "eos", "length" where the
-    utterance's limit on tokens ended the text, "no_speech", or "uncertain" in front of hypotheses
-    that are not believed.
+    in use and the hotwords, without the length score; by `ctc_sounds` that of its sound. `ended` is
+    "eos", "length" where the utterance's limit on tokens ended the text, "no_speech", or
+    "uncertain" in front of hypotheses that are not believed.
     """
 
     tokens: tuple[int, ...]

@@ -15,6 +15,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(gt=0, le=MOST_WEIGHT)]
 Method = Literal["joint", "ctc_greedy", "ctc_sounds", "ctc_beam", "rescore"]
 _GREEDY = ("ctc_greedy", "ctc_sounds")
+_CONFIDENCES = {"joint": "decoder", "ctc_sounds": "sounds"}  # of what; of other methods, tokens
 
 
 class DecodingOptions(FrozenModel):
@@ -75,12 +76,13 @@ class DecodingOptions(FrozenModel):
     def changed(self, changes: Mapping[str, Any]) -> "DecodingOptions":
         """Return the options with other values; None keeps the present one.
 
-        A confidence threshold was chosen for the decoder's confidences or for the CTC head's: a
-        method of the other has none. Raises ConfigError where the values contradict each other.
+        A confidence threshold was chosen for the decoder's confidences, for the CTC head's of
+        tokens, or for those of sounds: a method of others has none. Raises ConfigError where the
+        values contradict each other.
         """
         given = {k: v for k, v in changes.items() if v is not None}
         values = self.model_dump() | given
-        if (self.method == "joint") != (values["method"] == "joint"):
+        if _CONFIDENCES.get(self.method) != _CONFIDENCES.get(values["method"]):
             values["confidence_threshold"] = given.get("confidence_threshold")
         if changes.get("lm") and not values["lm_weight"]:
             raise ConfigError(
@@ -100,7 +102,7 @@ class DecodingOptions(FrozenModel):
 
     @property
     def is_greedy(self) -> bool:
-        """Tell whether the method searches no texts, and so has no language model."""
+        """Tell whether the method searches no texts without hotwords, and has no language model."""
         return self.method in _GREEDY
 
     @property

@@ -51,7 +51,9 @@ def views(config: Config) -> tuple[View, View]:
         "confidence_threshold": 0.0, "n_best": 1, "chunk_seconds": min(longest, chosen or longest),
     }  # fmt: skip
     greedy = {"method": "ctc_greedy", "lm_weight": 0.0} if config.model.ctc_weight else {}
-    return View("first", all_texts), View("second", all_texts | greedy, _SPEED)
+    # By sounds the characters that are written were not recognized.
+    first = greedy if config.decoding.method == "ctc_sounds" else {}
+    return View("first", all_texts | first), View("second", all_texts | greedy, _SPEED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ def _train(
         replayed = datamodule.replay.utterances if datamodule.replay else ()
         texts = [text_of(cut) for cut in chain(datamodule.utterances, replayed)]
         module = SpeechModule(bundle, datamodule.total_steps, texts, have_words(dev_texts))
+        module.decoder.check(config.decoding)
         writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, device)
         checkpoints = Checkpoints(state, module, datamodule, writer.write, lambda: mirror(False))
         fit(module, checkpoints, device, writer.cost, MemoryProbe(datamodule))

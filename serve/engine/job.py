@@ -34,13 +34,14 @@ class Job:
 
 
 def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOptions:
-    """Return a model's options, with the hotwords of a request, or with greedy CTC if `quick`."""
+    """Return a model's options, with a request's hotwords, or by a greedy method if `quick`."""
     options = recognizer.config.decoding
     if asked.quick and recognizer.model.ctc_head is not None:
         # The threshold of the decoder's confidences is not one of the CTC head's.
         threshold = {"confidence_threshold": None} if options.method == "joint" else {}
+        method = options.method if options.is_greedy else "ctc_greedy"
         return options.model_copy(
-            update={"method": "ctc_greedy", "lm_weight": 0.0, "hotwords": None} | threshold
+            update={"method": method, "lm_weight": 0.0, "hotwords": None} | threshold
         )
     return with_hotwords(options, asked.hotwords)
 

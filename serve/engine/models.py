@@ -13,6 +13,7 @@ def load(settings: Settings) -> dict[str, Recognizer]:
     }
     for recognizer in recognizers.values():  # now: reading it reports no progress
         recognizer.language_model(recognizer.config.decoding)
+        recognizer.decoder.check(recognizer.config.decoding)
     return recognizers
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ import torch
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.ctc_prefix import BLANK
 from asr.decoding.ctc_sounds import Homophones
+from asr.decoding.decode import Encoded, SpeechDecoder
+from asr.decoding.hotwords import as_hotwords
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
-from asr.tokenizer import EOS, SOS, UNK, Tokenizer, TokenizerConfig
-from tests.helpers import run_cli
+from asr.tokenizer import EOS, SOS, SPECIAL, UNK, Tokenizer, TokenizerConfig
+from serve.engine.models import load
+from serve.settings import Settings
+from tests.helpers import copied, run_cli, tiny_model
 
 pytest.importorskip("pypinyin")
 OPTIONS = DecodingOptions(method="ctc_sounds")
@@ -69,6 +74,51 @@ def test_homophones_outvote_a_character_that_has_none_and_are_written_alike() ->
     (sounds,) = _texts(logp_BSV, [1])
     assert TOKENIZER.decode(greedy.tokens) == "天" and TOKENIZER.decode(sounds.tokens) == "店"
     assert sounds.confidence == pytest.approx(0.55 / float(p_V.sum()), abs=1e-4)
+
+
+def test_a_decoder_takes_the_method_and_has_characters_with_hotwords() -> None:
+    p_V = torch.full((TOKENIZER.vocab_size,), 0.01)
+    ids = {token: k for k, token in enumerate(TOKENIZER.tokens())}
+    for token, p in {"电": 0.3, "殿": 0.2, "店": 0.1, "天": 0.35}.items():
+        p_V[ids[token]] = p
+    memory_BSD, mask_BS = torch.zeros(1, 1, 16), torch.ones(1, 1, dtype=torch.bool)
+    encoded = Encoded(memory_BSD, mask_BS, (p_V / p_V.sum()).log()[None, None])
+    decoder = SpeechDecoder(tiny_model(), TOKENIZER)
+
+    def text(**changes: object) -> str:
+        ((best, *_),) = decoder.decode(encoded, DecodingOptions().changed(changes))
+        return best.text
+
+    assert text(method="ctc_greedy") == "天" and text(method="ctc_sounds") == "店"
+    hotwords = as_hotwords(["电A"])
+    assert text(method="ctc_sounds", hotwords=hotwords) == "天", "a search of characters"
+
+
+def test_the_first_tokens_are_the_special_ones_whatever_they_are_called() -> None:
+    named = TOKENIZER.model
+    for name, other in ((b"<PAD>", "他A".encode() + b"1"), (b"<EOS>", "她A".encode() + b"1")):
+        named = named.replace(name, other)
+    groups = Homophones(Tokenizer(named)).group_V
+    assert groups.tolist() == Homophones(TOKENIZER).group_V.tolist()
+    assert groups[: len(SPECIAL)].tolist() == list(SPECIAL)
+
+
+def test_a_threshold_of_sounds_is_none_of_characters() -> None:
+    sounds = DecodingOptions(method="ctc_sounds", confidence_threshold=0.3)
+    assert sounds.changed({"beam_size": 4}).confidence_threshold == 0.3
+    for method in ("ctc_greedy", "ctc_beam", "joint"):
+        assert sounds.changed({"method": method}).confidence_threshold is None
+
+
+def test_a_service_that_cannot_decode_so_does_not_start(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = copied(tiny_bundle, tmp_path / "b", decoding__method="ctc_sounds")
+    settings = Settings.read(bundles=(str(bundle),), device="cpu")
+    assert load(settings)
+    monkeypatch.setitem(sys.modules, "pypinyin", None)
+    with pytest.raises(ConfigError, match=r"pip install 'lrt-asr\[chinese\]'"):
+        load(settings)
 
 
 def test_letters_are_not_mixed_up_with_syllables_of_their_name() -> None:
