@@ -18,7 +18,7 @@ import soundfile as sf
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, read_wave, text_of
 from asr.errors import ConfigError, DataError
-from asr.evaluation.agreement import Guess, Limits
+from asr.evaluation.agreement import Guess, Limits, views
 from data_prep.pseudo_label import Labels
 from tests.helpers import RATE, copied, encode, run_cli, say, speak, tones_recipe, write_recipe
 
@@ -223,3 +223,13 @@ def test_mistakes_are_sentences(labels: Path, learned: Path, takes: Path, tmp_pa
 )
 def test_a_guess_needs_confidence_and_agreement(guess: Guess, fault: str | None) -> None:
     assert guess.fault(Limits(confidence=0.5, disagreement=0.2)) == fault
+
+
+def test_a_model_that_writes_sounds_labels_by_characters(tiny_bundle: Path) -> None:
+    config = load_config(tiny_bundle / "config.yaml")
+    sounds = config.decoding.model_copy(update={"method": "ctc_sounds"})
+    for model, methods in (
+        (config, (None, "ctc_greedy")),
+        (config.model_copy(update={"decoding": sounds}), ("ctc_greedy", "ctc_greedy")),
+    ):
+        assert tuple(view.changes.get("method") for view in views(model)) == methods
