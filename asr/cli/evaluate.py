@@ -118,7 +118,7 @@ def tune(
         trials = run(
             recognizer, load_cuts(cuts), decoding, limit, lambda _: on_progress(next(n_tried))
         )
-    names = ("ctc_weight", "lm_weight", "gamma", "confidence_threshold")
+    names = ("ctc_weight", "lm_weight", "lm_bonus", "gamma", "confidence_threshold")
     rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
     heading = [*names, "CER"]
     if trials[0].wer is not None:

@@ -39,8 +39,9 @@ def beam_texts(
     beam_size = options.beam_size + (int(_WIDER * options.beam_size) if hotwords else 0)
     for b, n in enumerate(steps_B.tolist()):
         beam = PrefixBeam(
-            beam_size, options.alpha, options.gamma, words, lm, options.lm_weight, hotwords
-        )
+            beam_size, options.alpha, options.gamma, words, lm, options.lm_weight, hotwords,
+            token_bonus=options.lm_weight * options.lm_bonus if lm else 0.0,
+        )  # fmt: skip
         request = requests[b] if requests else Request()
         logp_SV = logp_BSV[b, :n].cpu()
         for block_SV in logp_SV.split(_BLOCK):
@@ -81,6 +82,8 @@ def _hypothesis(
 ) -> Hypothesis:
     """Return a text of the beam with this log P in place of the beam's."""
     length_score = options.gamma * math.sqrt(sum(words[token] for token in text.tokens))
+    if has_lm:
+        length_score += options.lm_weight * options.lm_bonus * len(text.tokens)
     ended: Ended = "length" if len(text.tokens) == n_steps else "eos"
     return Hypothesis(
         text.tokens, text.score + options.alpha * (log_prob - text.log_prob), None, log_prob, ended,

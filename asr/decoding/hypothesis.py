@@ -1,7 +1,8 @@
 """Store a hypothesis: the text of an utterance with its score. No torch, so services can use it.
 
-score(Y) = α · log P(Y|X) + μ · log P_lm(Y) + γ · √wc(Y) (Cahyawijaya 2021, eq. 4.1, with shallow
-fusion of a language model) + hotwords, where log P(Y|X) = (1 - λ) · decoder + λ · CTC head.
+score(Y) = α · log P(Y|X) + μ · (log P_lm(Y) + β · |Y|) + γ · √wc(Y) (Cahyawijaya 2021, eq. 4.1,
+with shallow fusion of a language model) + hotwords, where log P(Y|X) = (1 - λ) · decoder + λ · CTC
+head, and |Y| is the number of tokens; `joint` has no β.
 """
 
 import math
@@ -17,8 +18,8 @@ class Hypothesis:
     """Token ids without SOS and EOS, their text, and the score.
 
     `score` is the weighted sum of its components: the log P of decoder (EOS included), CTC head
-    and language model, each None where it was not used, `length_score` = γ · √wc, and
-    `hotword_score`, what the hotwords in it are worth.
+    and language model, each None where it was not used, `length_score` = γ · √wc + μ · β · |Y|,
+    and `hotword_score`, what the hotwords in it are worth.
     `confidences` has the probability of each token among its alternatives, by the weighted models
     in use and the hotwords, without the length score; by `ctc_sounds` that of its sound. `ended` is
     "eos", "length" where the utterance's limit on tokens ended the text, "no_speech", or

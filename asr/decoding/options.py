@@ -26,7 +26,9 @@ class DecodingOptions(FrozenModel):
     the most likely sounds of Mandarin and writes each as its commonest character; with `rescore`
     the decoder rescores the n best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many
     hypotheses a result lists.
-    `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0.
+    `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0. Each
+    token costs some of its probability, by which short texts win where the CTC head is unsure:
+    with `ctc_beam` and `rescore` an n-gram gives `lm_bonus` back with each.
 
     There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
     every step. Noise is transcribed with low confidence: a text is left out as uncertain, with a
@@ -47,6 +49,7 @@ class DecodingOptions(FrozenModel):
     ctc_weight: Share = 0.0
     lm: LocalPath | None = None
     lm_weight: Annotated[float, Field(ge=0)] = 0.0
+    lm_bonus: Annotated[float, Field(ge=0, le=20)] = 0.0
     n_best: Width = 5
     speech_threshold: Share = 0.1
     confidence_threshold: Share | None = None

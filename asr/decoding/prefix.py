@@ -17,8 +17,8 @@ class Prefix:
 
     __slots__ = (
         "added", "bonus", "bonus_state", "factor", "growth", "is_live", "key", "left", "lm",
-        "lm_state", "mass", "n_words", "of_blank", "of_token", "parent", "peak", "scale", "step",
-        "token", "total",
+        "lm_state", "mass", "n_tokens", "n_words", "of_blank", "of_token", "parent", "peak", "scale",
+        "step", "token", "total",
     )  # fmt: skip
 
     def __init__(self, parent: "Prefix | None", token: int) -> None:
@@ -28,6 +28,7 @@ class Prefix:
         self.scale = self.mass = self.left = self.peak = 0.0
         self.added = self.lm = self.bonus = self.n_words = 0.0
         self.factor = self.growth = 1.0
+        self.n_tokens: int = parent.n_tokens + 1 if parent else 0
         self.lm_state: Any = None
         self.bonus_state: Any = None
 

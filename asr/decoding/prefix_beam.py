@@ -79,8 +79,9 @@ _ITSELF = -1
 class PrefixBeam:
     """A prefix beam search of one utterance; its frames may come in blocks of any size.
 
-    Prefixes are ordered by alpha · log P + lm_weight · `lm` + gamma · √words + `bonus`, where a
-    token has `num_words` words. With a threshold of 0 the beam alone leaves out tokens.
+    Prefixes are ordered by alpha · log P + lm_weight · `lm` + gamma · √words + token_bonus · tokens
+    + `bonus`, where a token has `num_words` words. With a threshold of 0 the beam alone leaves out
+    tokens.
     """
 
     def __init__(
@@ -93,10 +94,11 @@ class PrefixBeam:
         lm_weight: float = 1.0,
         bonus: TokenScorer | None = None,
         threshold: float = _THRESHOLD,
+        token_bonus: float = 0.0,
     ) -> None:
         self.beam_size, self.alpha, self.gamma = beam_size, alpha, gamma
         self.lm, self.lm_weight, self.bonus, self.threshold = lm, lm_weight, bonus, threshold
-        self.num_words = num_words if gamma else ()
+        self.token_bonus, self.num_words = token_bonus, num_words if gamma else ()
         self._most_words = max(self.num_words, default=0.0)
         most = (lm.most * lm_weight if lm else 0.0) + (bonus.most if bonus else 0.0)
         self._most = exp(most / alpha)
@@ -127,8 +129,7 @@ class PrefixBeam:
             lm = node.lm + (self.lm.end(node.lm_state) if self.lm else 0.0)
             bonus = node.bonus + (self.bonus.end(node.bonus_state) if self.bonus else 0.0)
             ends[node] = log_prob, self._weighted(log_prob, lm) + bonus
-            score = ends[node][1] + self.gamma * math.sqrt(node.n_words)
-            found.append((score, log_prob, lm, node.path()))
+            found.append((ends[node][1] + self._length(node), log_prob, lm, node.path()))
         found.sort(key=itemgetter(0), reverse=True)
         share = self._shares(ends)
         return [
@@ -243,21 +244,24 @@ class PrefixBeam:
         if self.bonus:
             bonus, node.bonus_state = self.bonus.score(parent.bonus_state, token)
             node.bonus = parent.bonus + bonus
-        length = 0.0
         if self.num_words:
             node.n_words = parent.n_words + self.num_words[token]
-            length = self.gamma * math.sqrt(node.n_words)
-        node.added = (self.lm_weight * node.lm + node.bonus + length) / self.alpha
+        added = self.lm_weight * node.lm + node.bonus + self._length(node)
+        node.added = added / self.alpha
         node.factor = exp(node.added - parent.added)
         node.growth = self._growth(node.n_words)
         self._children[parent.key + token] = node
         node.key = len(self._children) * MOST_TOKENS
         return node
 
+    def _length(self, node: Prefix) -> float:
+        """Return what the length of a prefix adds to its score."""
+        return self.gamma * math.sqrt(node.n_words) + self.token_bonus * node.n_tokens
+
     def _growth(self, n_words: float) -> float:
-        """Return the factor of the words of the longest token after so many."""
+        """Return the factor of the length of the longest token after so many words."""
         more = math.sqrt(n_words + self._most_words) - math.sqrt(n_words)
-        return exp(self.gamma / self.alpha * more)
+        return exp((self.gamma * more + self.token_bonus) / self.alpha)
 
     def _enter(self, entries: list[_Entry]) -> None:
         """Make these the beam, best first; its total becomes 1 where it is small or large."""

@@ -20,9 +20,10 @@ from asr.transcription.recognizer import Recognizer
 _GRID: dict[str, tuple[float, ...]] = {
     "ctc_weight": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "lm_weight": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
+    "lm_bonus": (0.0, 2.0, 4.0, 6.0, 8.0, 10.0),
     "gamma": (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0),
 }
-_ROUNDS = 2
+_ROUNDS = 3
 
 
 class Trial(FrozenModel):
@@ -42,7 +43,7 @@ def tune(
 ) -> list[Trial]:
     """Try values of one weight after the other, from `options`; return all trials, best first.
 
-    A weight without effect (no CTC head, no language model) keeps its value; each trial has the
+    A weight without effect (no CTC head, no n-gram) keeps its value; each trial has the
     confidence threshold that hardly any utterance is below. At most `limit` utterances, evenly
     chosen, are decoded. Of equal trials the earlier one is the better. Raises DataError where no
     cut with a text can be read.
@@ -99,11 +100,16 @@ def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
 def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[float, ...]]:
     """Return the weights that have an effect, and their values."""
     grid = dict(_GRID)
+    if options.is_greedy:
+        return {}
     if recognizer.model.ctc_head is None or options.method.startswith("ctc"):
         del grid["ctc_weight"]
-    if options.lm is None or options.is_greedy:
+    lm = recognizer.language_model(options.model_copy(update={"lm_weight": 1.0}))
+    if lm is None:
         del grid["lm_weight"]
-    return {} if options.is_greedy else grid
+    if lm is None or lm.token_scorer() is None or options.method == "joint":
+        del grid["lm_bonus"]
+    return grid
 
 
 def _encode(

@@ -155,7 +155,7 @@ def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> d
     if isinstance(features, FbankConfig):
         frame |= {"high_hz": features.high_hz, "floor": features.floor}
     kept = {
-        "beam_size", "alpha", "gamma", "lm_weight", "n_best", "speech_threshold",
+        "beam_size", "alpha", "gamma", "lm_weight", "lm_bonus", "n_best", "speech_threshold",
         "confidence_threshold",
     }  # fmt: skip
     return {

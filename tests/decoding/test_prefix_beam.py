@@ -222,13 +222,17 @@ def total(scorer, text: Text) -> float:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("words", [(1.0, 1.0, 1.0), (0.0, 1.0, 2.0)])
-def test_scores_of_tokens_add_up_and_order_the_beam(seed: int, words: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("each", [0.0, 1.3])
+def test_scores_of_tokens_add_up_and_order_the_beam(
+    seed: int, words: tuple[float, ...], each: float
+) -> None:
     logp_SV, lm, bonus = random_posteriors(seed, 4), Bigram(), Phrase((4, 6), 3.0)
     num_words, alpha = [0.0] * 4 + list(words), 0.7
     options = {"alpha": alpha, "gamma": 1.5, "num_words": num_words, "lm": lm, "lm_weight": 0.8}
+    options["token_bonus"] = each
     exact = {}
     for text, ctc in all_log_probs(logp_SV).items():
-        length = 1.5 * math.sqrt(sum(num_words[t] for t in text))
+        length = 1.5 * math.sqrt(sum(num_words[t] for t in text)) + each * len(text)
         exact[text] = alpha * ctc + 0.8 * total(lm, text) + total(bonus, text) + length
     everything = beam_of(logp_SV, 200, bonus=bonus, threshold=0.0, **options).n_best()
     best = max(exact, key=lambda text: exact[text])
@@ -238,6 +242,25 @@ def test_scores_of_tokens_add_up_and_order_the_beam(seed: int, words: tuple[floa
         assert f.lm_log_prob == pytest.approx(total(lm, f.tokens), abs=1e-9)
     narrow = beam_of(logp_SV, 12, bonus=bonus, threshold=0.0, **options).n_best()
     assert narrow[0].tokens == best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_language_model_gives_a_bonus_back_with_each_token(seed: int) -> None:
+    """By its weight, so without the model there is none."""
+    logp_BSV, steps, lm = random_posteriors(seed, 4)[None], torch.tensor([4]), Bigram()
+    shared = {"method": "ctc_beam", "lm": "lm", "lm_weight": 0.8, "beam_size": 200, "n_best": 200}
+    without, options = DecodingOptions(**shared), DecodingOptions(lm_bonus=1.7, **shared)
+    (plain,) = beam_texts(logp_BSV, steps, without, WORD_COUNTS, lm)
+    (found,) = beam_texts(logp_BSV, steps, options, WORD_COUNTS, lm)
+    scores = {h.tokens: h.score + 0.8 * 1.7 * len(h.tokens) for h in plain}
+    assert {h.tokens: h.score for h in found} == pytest.approx(scores, abs=1e-4)
+    assert found[0].tokens == max(scores, key=scores.__getitem__)
+    for h in found:
+        length = 0.1 * math.sqrt(len(h.tokens)) + 0.8 * 1.7 * len(h.tokens)
+        assert h.length_score == pytest.approx(length, abs=1e-6)
+        assert h.lm_log_prob == pytest.approx(total(lm, h.tokens), abs=1e-9)
+    alone = (beam_texts(logp_BSV, steps, o, WORD_COUNTS) for o in (options, without))
+    assert next(alone) == next(alone)
 
 
 @pytest.mark.parametrize("seed", range(4))

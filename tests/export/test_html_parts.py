@@ -40,14 +40,20 @@ def ngram() -> NGram:
     return NGram(tables_of(grams), 12)
 
 
-@pytest.mark.parametrize(("gamma", "lm"), [(0.0, None), (0.7, None), (0.3, ngram())])
-def test_the_search_finds_the_texts_of_ours(gamma: float, lm: NGram | None) -> None:
+@pytest.mark.parametrize(
+    ("gamma", "lm", "lm_bonus"),
+    [(0.0, None, 3.0), (0.7, None, 0.0), (0.3, ngram(), 0.0), (0.3, ngram(), 3.0)],
+)
+def test_the_search_finds_the_texts_of_ours(
+    gamma: float, lm: NGram | None, lm_bonus: float
+) -> None:
     rng = torch.Generator().manual_seed(3)
     logp_BSV = (3 * torch.randn(4, 30, 12, generator=rng)).log_softmax(-1)
     words = [0, 0, 0, 0, 1, 2, 1, 0, 1, 1, 3, 1]
     options = DecodingOptions(
-        method="ctc_beam", beam_size=6, gamma=gamma, alpha=0.8, n_best=6, lm="x", lm_weight=0.4
-    )
+        method="ctc_beam", beam_size=6, gamma=gamma, alpha=0.8, n_best=6, lm="x", lm_weight=0.4,
+        lm_bonus=lm_bonus,
+    )  # fmt: skip
     counts, scorer = torch.tensor(words).float(), lm and lm.token_scorer()
     wanted = beam_texts(logp_BSV, torch.full((4,), 30), options, counts, scorer)
     blob, table = pack_weights({f"lm.{k}": v for k, v in lm.state_dict().items()} if lm else {})

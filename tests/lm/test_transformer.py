@@ -45,14 +45,12 @@ from tests.helpers import (
 CPU = torch.device("cpu")
 
 
+NETWORK = {"d_model": 16, "d_inner": 32, "n_heads": 2}
+
+
 def tiny_lm() -> LanguageTransformer:
     torch.manual_seed(3)
-    model = {
-        "d_model": 16,
-        "d_inner": 32,
-        "n_heads": 2,
-        "projection": {"kind": "low_rank", "rank": 4},
-    }
+    model = {**NETWORK, "projection": {"kind": "low_rank", "rank": 4}}
     lm = LanguageTransformer(LmConfig.model_validate({"vocab_size": V, "model": model})).eval()
     torch.nn.init.normal_(lm.output.weight, std=0.5)
     return lm
@@ -194,6 +192,31 @@ def test_tune_finds_what_evaluate_confirms(fresh: Bundle, tones: Path, tmp_path:
     assert after.model_copy(update={"decoding": start}) == fresh.config.model_copy(
         update={"decoding": start}
     )
+
+
+def test_tuning_weighs_the_bonus_of_an_n_gram_alone(
+    fresh: Bundle, tones: Path, tmp_path: Path
+) -> None:
+    folder, network = tmp_path / "b", tmp_path / "network"
+    fresh.save(folder, "card")
+    (tmp_path / "texts").write_text("一二\n二三\n", "utf-8")
+    made = run_cli("train-lm", folder, tmp_path / "texts", "--order", "2")
+    assert made.returncode == 0, made.stderr
+    model = {**NETWORK, "projection": {"kind": "dense"}}
+    config = LmConfig.model_validate({"vocab_size": fresh.tokenizer.vocab_size, "model": model})
+    LanguageTransformer(config).save(network, fresh.tokenizer)
+    recognizer, dev = Recognizer(fresh, "cpu"), load_cuts(tones / "dev.jsonl.gz")
+
+    def bonuses(method: str, lm: Path) -> set[float]:
+        start = fresh.config.decoding.model_copy(
+            update={"beam_size": 2, "lm": lm, "method": method}
+        )
+        trials = tune(recognizer, dev, start, limit=2)
+        assert len({t.decoding.lm_weight for t in trials}) > 3
+        return {t.decoding.lm_bonus for t in trials}
+
+    assert len(bonuses("ctc_beam", folder / "lm.arpa")) > 3
+    assert bonuses("joint", folder / "lm.arpa") == bonuses("rescore", network) == {0.0}
 
 
 def test_a_greedy_path_refuses_a_language_model() -> None:

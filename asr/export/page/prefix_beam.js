@@ -15,6 +15,7 @@ class Prefix {
   constructor(parent, token) {
     this.parent = parent ?? this;
     this.token = token;
+    this.length = parent ? parent.length + 1 : 0;
     this.children = new Map();
     this.isLive = false;
     this.step = -1;
@@ -39,8 +40,9 @@ class Prefix {
 
 export class PrefixBeam {
   /** `words` are the number of words of each token; `lm` has start(), score() and end(), or is null. */
-  constructor({ beam_size, alpha, gamma, lm_weight }, words, lm = null) {
+  constructor({ beam_size, alpha, gamma, lm_weight, lm_bonus }, words, lm = null) {
     Object.assign(this, { size: beam_size, alpha, gamma, words: gamma ? words : [], lm, lmWeight: lm_weight });
+    this.tokenBonus = lm ? lm_weight * lm_bonus : 0;
     this.mostWords = this.words.reduce((a, b) => Math.max(a, b), 0);
     const root = new Prefix(null, -1);
     root.total = root.ofBlank = root.mass = 1;
@@ -80,7 +82,7 @@ export class PrefixBeam {
       const logProb = Math.log(node.total) + this.logScale - node.added;
       const both = this.weighted(logProb, node.lm + (this.lm ? this.lm.end(node.lmState) : 0));
       ends.set(node, [logProb, both]);
-      found.push({ node, logProb, score: both + this.gamma * Math.sqrt(node.words) });
+      found.push({ node, logProb, score: both + this.length(node) });
     }
     found.sort((a, b) => b.score - a.score);
     const share = this.shares(ends);
@@ -170,16 +172,22 @@ export class PrefixBeam {
       node.lm = parent.lm + lm;
       node.lmState = state;
     }
-    node.added = this.weighted(0, node.lm) / this.alpha + (this.gamma * Math.sqrt(node.words)) / this.alpha;
+    node.added = (this.weighted(0, node.lm) + this.length(node)) / this.alpha;
     node.factor = exp(node.added - parent.added);
     node.growth = this.growth(node.words);
     parent.children.set(token, node);
     return node;
   }
 
-  /** The factor of the words of the longest token after so many. */
+  /** What the length of a prefix adds to its score. */
+  length(node) {
+    return this.gamma * Math.sqrt(node.words) + this.tokenBonus * node.length;
+  }
+
+  /** The factor of the length of the longest token after so many words. */
   growth(words) {
-    return exp((this.gamma / this.alpha) * (Math.sqrt(words + this.mostWords) - Math.sqrt(words)));
+    const more = Math.sqrt(words + this.mostWords) - Math.sqrt(words);
+    return exp((this.gamma * more + this.tokenBonus) / this.alpha);
   }
 
   /** Makes these the beam, best first; its total becomes 1 where it is small or large. */
