@@ -17,6 +17,7 @@ from asr.cli.options import (
     Format,
     Int8,
     Lm,
+    LmBonus,
     LmWeight,
     Method,
     app,
@@ -37,6 +38,7 @@ def evaluate(
     method: Method = None,
     lm: Lm = None,
     lm_weight: LmWeight = None,
+    lm_bonus: LmBonus = None,
     confidence: Confidence = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst to show.")] = 10,
     out_file: Annotated[
@@ -51,7 +53,7 @@ def evaluate(
     from asr.reporting.results import write_evaluation, write_hypotheses
 
     recognizer = asr.load(bundle, device, int8)
-    changes = options.decoding_changes(beam, method, lm, lm_weight, confidence)
+    changes = options.decoding_changes(beam, method, lm, lm_weight, confidence, lm_bonus)
     decoding = recognizer.config.decoding.changed(changes)
     result, utterances = evaluate_cuts(recognizer, cuts, decoding, worst)
     if format == "json":
@@ -101,7 +103,7 @@ def tune(
     import asr
     from asr.data.manifest import load_cuts
     from asr.errors import ConfigError
-    from asr.evaluation.tune import check_writable, write_weights
+    from asr.evaluation.tune import WEIGHTS, check_writable, write_weights
     from asr.evaluation.tune import tune as run
 
     recognizer = asr.load(bundle, device)
@@ -118,7 +120,7 @@ def tune(
         trials = run(
             recognizer, load_cuts(cuts), decoding, limit, lambda _: on_progress(next(n_tried))
         )
-    names = ("ctc_weight", "lm_weight", "lm_bonus", "gamma", "confidence_threshold")
+    names = (*WEIGHTS, "confidence_threshold")
     rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
     heading = [*names, "CER"]
     if trials[0].wer is not None:

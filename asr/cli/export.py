@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asr.cli.options import Bundle, Lm, LmWeight, app, decoding_changes, err, show
+from asr.cli.options import Bundle, Lm, LmBonus, LmWeight, app, decoding_changes, err, show
 from asr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def export(
     cuts: Cuts = None,
     lm: Lm = None,
     lm_weight: LmWeight = None,
+    lm_bonus: LmBonus = None,
 ) -> None:
     """Write a model for other programs: graphs, which are checked against it, or a page.
 
@@ -47,13 +48,14 @@ def export(
 
     if (int8 and kind not in ("onnx", "sherpa")) or (cuts and not int8):
         raise ConfigError("--int8 is for --format onnx and sherpa, and --cuts is for --int8")
-    if kind != "html" and (lm is not None or lm_weight is not None):
+    if kind != "html" and (lm, lm_weight, lm_bonus) != (None, None, None):
         raise ConfigError(
-            "--lm and --lm-weight are for --format html: other formats have no search"
+            "--lm, --lm-weight and --lm-bonus are for --format html: other formats have no search"
         )
     loaded = Loaded.load(bundle)
     if kind == "html":
-        decoding = loaded.config.decoding.changed(decoding_changes(None, "ctc_beam", lm, lm_weight))
+        changes = decoding_changes(None, "ctc_beam", lm, lm_weight, lm_bonus=lm_bonus)
+        decoding = loaded.config.decoding.changed(changes)
         loaded.config = loaded.config.model_copy(update={"decoding": decoding})
         _page(loaded, bundle.resolve().name, out)
     elif int8:

@@ -50,6 +50,10 @@ Confidence = Annotated[
     typer.Option(min=0, max=0.99, help="Leave out texts of less confidence; 0: none."),
 ]
 LmWeight = Annotated[float | None, typer.Option(min=0, help="Its weight, as `asr tune` finds it.")]
+LmBonus = Annotated[
+    float | None,
+    typer.Option(min=0, max=20, help="What an n-gram adds for each token, as `asr tune` finds it."),
+]
 Column = Annotated[
     str | None, typer.Option(metavar="NAME", help="Its name, where it is not a usual one.")
 ]
@@ -63,11 +67,12 @@ def decoding_changes(
     lm: Path | None,
     lm_weight: float | None = None,
     confidence: float | None = None,
+    lm_bonus: float | None = None,
 ) -> dict[str, object]:
     """Return the decoding options that are given, by name."""
     values = {
         "beam_size": beam, "method": method, "lm": lm, "lm_weight": lm_weight,
-        "confidence_threshold": confidence,
+        "confidence_threshold": confidence, "lm_bonus": lm_bonus,
     }  # fmt: skip
     return {name: value for name, value in values.items() if value is not None}
 

@@ -15,6 +15,7 @@ from asr.cli.options import (
     Device,
     Int8,
     Lm,
+    LmBonus,
     LmWeight,
     Method,
     app,
@@ -105,6 +106,7 @@ def transcribe(
     method: Method = None,
     lm: Lm = None,
     lm_weight: LmWeight = None,
+    lm_bonus: LmBonus = None,
     confidence: Confidence = None,
     hotwords: Words = None,
     device: Device = "auto",
@@ -122,7 +124,7 @@ def transcribe(
     """
     from asr.runtime.storage import is_url
 
-    changes = decoding_changes(beam, method, lm, lm_weight, confidence)
+    changes = decoding_changes(beam, method, lm, lm_weight, confidence, lm_bonus)
     _check_options(arguments, server, model, {**changes, "device": device, "int8": int8})
     is_shared = is_url(out or "")
     _check_way(is_shared, engine, live or bool(rate), bool(server or overwrite))

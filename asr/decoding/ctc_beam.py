@@ -3,7 +3,6 @@
 Legend: B utterances, S encoder steps, V vocabulary, N texts.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -40,7 +39,7 @@ def beam_texts(
     for b, n in enumerate(steps_B.tolist()):
         beam = PrefixBeam(
             beam_size, options.alpha, options.gamma, words, lm, options.lm_weight, hotwords,
-            token_bonus=options.lm_weight * options.lm_bonus if lm else 0.0,
+            lm_bonus=options.lm_bonus,
         )  # fmt: skip
         request = requests[b] if requests else Request()
         logp_SV = logp_BSV[b, :n].cpu()
@@ -52,7 +51,7 @@ def beam_texts(
         found = [] if request.is_cancelled else beam.n_best()[: options.n_best]
         log_probs = _log_probs(logp_SV, [text.tokens for text in found]) if found else []
         nbest = [
-            _hypothesis(text, log_prob, n, options, words, bool(lm), hotwords)
+            _hypothesis(text, log_prob, n, options, bool(lm), hotwords)
             for text, log_prob in zip(found, log_probs, strict=True)
         ]
         results.append(sorted(nbest, key=lambda h: -h.score) or [NO_SPEECH])
@@ -76,17 +75,13 @@ def _hypothesis(
     log_prob: float,
     n_steps: int,
     options: DecodingOptions,
-    words: list[float],
     has_lm: bool,
     hotwords: PhraseTrie | None,
 ) -> Hypothesis:
     """Return a text of the beam with this log P in place of the beam's."""
-    length_score = options.gamma * math.sqrt(sum(words[token] for token in text.tokens))
-    if has_lm:
-        length_score += options.lm_weight * options.lm_bonus * len(text.tokens)
     ended: Ended = "length" if len(text.tokens) == n_steps else "eos"
     return Hypothesis(
         text.tokens, text.score + options.alpha * (log_prob - text.log_prob), None, log_prob, ended,
-        text.lm_log_prob if has_lm else None, length_score, text.confidences,
+        text.lm_log_prob if has_lm else None, text.length_score, text.confidences,
         hotword_score=hotwords.worth(text.tokens) if hotwords else 0.0,
     )  # fmt: skip

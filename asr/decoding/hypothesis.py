@@ -2,7 +2,7 @@
 
 score(Y) = α · log P(Y|X) + μ · (log P_lm(Y) + β · |Y|) + γ · √wc(Y) (Cahyawijaya 2021, eq. 4.1,
 with shallow fusion of a language model) + hotwords, where log P(Y|X) = (1 - λ) · decoder + λ · CTC
-head, and |Y| is the number of tokens; `joint` has no β.
+head, and |Y| is the number of tokens; β counts with an n-gram, in `ctc_beam` and `rescore`.
 """
 
 import math

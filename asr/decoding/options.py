@@ -27,8 +27,8 @@ class DecodingOptions(FrozenModel):
     the decoder rescores the n best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many
     hypotheses a result lists.
     `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0. Each
-    token costs some of its probability, by which short texts win where the CTC head is unsure:
-    with `ctc_beam` and `rescore` an n-gram gives `lm_bonus` back with each.
+    token lowers its log P, so that with a large μ short texts win where the CTC head is unsure:
+    `ctc_beam` and `rescore` add `lm_bonus` β to an n-gram's log P for each token.
 
     There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
     every step. Noise is transcribed with low confidence: a text is left out as uncertain, with a
@@ -96,6 +96,11 @@ class DecodingOptions(FrozenModel):
         if values["lm_weight"] and values["method"] in _GREEDY:
             raise ConfigError(
                 f"--method {values['method']} has no language model: use ctc_beam, or --lm-weight 0"
+            )
+        if changes.get("lm_bonus") and (values["method"] == "joint" or not values["lm_weight"]):
+            raise ConfigError(
+                "--lm-bonus is for an n-gram: give --lm, --lm-weight, and --method ctc_beam or "
+                "rescore"
             )
         try:
             return DecodingOptions(**values)

@@ -17,8 +17,8 @@ class Prefix:
 
     __slots__ = (
         "added", "bonus", "bonus_state", "factor", "growth", "is_live", "key", "left", "lm",
-        "lm_state", "mass", "n_tokens", "n_words", "of_blank", "of_token", "parent", "peak", "scale",
-        "step", "token", "total",
+        "lm_state", "mass", "n_tokens", "n_words", "of_blank", "of_token", "parent", "peak",
+        "scale", "step", "token", "total",
     )  # fmt: skip
 
     def __init__(self, parent: "Prefix | None", token: int) -> None:

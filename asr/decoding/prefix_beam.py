@@ -58,6 +58,7 @@ class TokenScorer(Protocol):
 class Found(NamedTuple):
     """A text, and log P of the CTC head and of the language model, without weights.
 
+    `length_score` is what its length adds to the score.
     A token begins at the one of `steps` where most of its probability comes in. Its confidence is
     its share among all tokens that may follow there and the end, by CTC head, language model and
     bonus.
@@ -67,6 +68,7 @@ class Found(NamedTuple):
     score: float
     log_prob: float
     lm_log_prob: float
+    length_score: float
     confidences: tuple[float, ...]
     steps: tuple[int, ...]
 
@@ -79,7 +81,7 @@ _ITSELF = -1
 class PrefixBeam:
     """A prefix beam search of one utterance; its frames may come in blocks of any size.
 
-    Prefixes are ordered by alpha · log P + lm_weight · `lm` + gamma · √words + token_bonus · tokens
+    Prefixes are ordered by alpha · log P + lm_weight · (`lm` + lm_bonus · tokens) + gamma · √words
     + `bonus`, where a token has `num_words` words. With a threshold of 0 the beam alone leaves out
     tokens.
     """
@@ -94,11 +96,12 @@ class PrefixBeam:
         lm_weight: float = 1.0,
         bonus: TokenScorer | None = None,
         threshold: float = _THRESHOLD,
-        token_bonus: float = 0.0,
+        lm_bonus: float = 0.0,
     ) -> None:
         self.beam_size, self.alpha, self.gamma = beam_size, alpha, gamma
         self.lm, self.lm_weight, self.bonus, self.threshold = lm, lm_weight, bonus, threshold
-        self.token_bonus, self.num_words = token_bonus, num_words if gamma else ()
+        self.token_bonus = lm_weight * lm_bonus if lm else 0.0
+        self.num_words = num_words if gamma else ()
         self._most_words = max(self.num_words, default=0.0)
         most = (lm.most * lm_weight if lm else 0.0) + (bonus.most if bonus else 0.0)
         self._most = exp(most / alpha)
@@ -129,15 +132,16 @@ class PrefixBeam:
             lm = node.lm + (self.lm.end(node.lm_state) if self.lm else 0.0)
             bonus = node.bonus + (self.bonus.end(node.bonus_state) if self.bonus else 0.0)
             ends[node] = log_prob, self._weighted(log_prob, lm) + bonus
-            found.append((ends[node][1] + self._length(node), log_prob, lm, node.path()))
+            length = self._length(node)
+            found.append((ends[node][1] + length, log_prob, lm, length, node.path()))
         found.sort(key=itemgetter(0), reverse=True)
         share = self._shares(ends)
         return [
             Found(
-                tuple([n.token for n in path]), score, log_prob, lm,
+                tuple([n.token for n in path]), score, log_prob, lm, length,
                 tuple([share[n] for n in path]), tuple([n.step for n in path]),
             )
-            for score, log_prob, lm, path in found
+            for score, log_prob, lm, length, path in found
         ]  # fmt: skip
 
     def prefixes(self) -> list[tuple[tuple[int, ...], float]]:
@@ -259,7 +263,7 @@ class PrefixBeam:
         return self.gamma * math.sqrt(node.n_words) + self.token_bonus * node.n_tokens
 
     def _growth(self, n_words: float) -> float:
-        """Return the factor of the length of the longest token after so many words."""
+        """Return the largest factor that the length of one more token can give."""
         more = math.sqrt(n_words + self._most_words) - math.sqrt(n_words)
         return exp((self.gamma * more + self.token_bonus) / self.alpha)
 

@@ -1,6 +1,7 @@
 """Search of the decoding weights and the threshold on dev: encode once, decode many times."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain, product
 from pathlib import Path
 
 import torch
@@ -17,13 +18,12 @@ from asr.evaluation.evaluate import readable_groups, with_text
 from asr.schema import FrozenModel
 from asr.transcription.recognizer import Recognizer
 
-_GRID: dict[str, tuple[float, ...]] = {
-    "ctc_weight": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-    "lm_weight": (0.0, 0.1, 0.2, 0.3, 0.5, 0.7),
-    "lm_bonus": (0.0, 2.0, 4.0, 6.0, 8.0, 10.0),
-    "gamma": (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0),
-}
-_ROUNDS = 3
+WEIGHTS = ("ctc_weight", "lm_weight", "lm_bonus", "gamma")  # that are tuned
+_CTC_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_LM_WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.7)
+_LM_BONUSES = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0)
+_GAMMAS = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0)
+_ROUNDS = 2
 
 
 class Trial(FrozenModel):
@@ -43,10 +43,11 @@ def tune(
 ) -> list[Trial]:
     """Try values of one weight after the other, from `options`; return all trials, best first.
 
-    A weight without effect (no CTC head, no n-gram) keeps its value; each trial has the
-    confidence threshold that hardly any utterance is below. At most `limit` utterances, evenly
-    chosen, are decoded. Of equal trials the earlier one is the better. Raises DataError where no
-    cut with a text can be read.
+    A language model's weight and bonus are tried together, since a weight without the bonus can
+    cost more than it gains. Weights without effect are not tried: that of the CTC head keeps its
+    value, those of the language model are 0. Each trial has the confidence threshold that hardly
+    any utterance is below. At most `limit` utterances, evenly chosen, are decoded. Of equal trials
+    the earlier one is the better. Raises DataError where no cut with a text can be read.
     """
     batches = list(_encode(recognizer, cuts, limit))
     if not batches:
@@ -64,15 +65,16 @@ def tune(
             trials[tried] = Trial(decoding=decoding, cer=found.errors(threshold).rate, wer=wer)
             on_trial(trials[tried])
 
-    best = options.model_copy(update={"n_best": 1, "confidence_threshold": None})
-    if options.is_greedy:  # which has no language model, though the bundle may
-        best = best.model_copy(update={"lm_weight": 0.0})
+    steps = _steps(recognizer, options)
+    used = {name for changes in chain(*steps) for name in changes}
+    unused = {name: 0.0 for name in ("lm_weight", "lm_bonus") if name not in used}
+    best = options.model_copy(update={"n_best": 1, "confidence_threshold": None} | unused)
     evaluate_trial(best)
     for _ in range(_ROUNDS):
         before = best
-        for name, values in _grid(recognizer, options).items():
-            for value in values:
-                evaluate_trial(best.model_copy(update={name: value}))
+        for step in steps:
+            for changes in step:
+                evaluate_trial(best.model_copy(update=changes))
             best = min(trials, key=lambda tried: trials[tried].cer)
         if best == before:
             break
@@ -91,25 +93,26 @@ def check_writable(bundle: Path, lm: Path | None) -> None:
 def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
     """Write the weights and the language model's path into the bundle's configuration."""
     config = load_bundle_config(bundle)
-    names = ("method", "beam_size", "lm", "confidence_threshold", *_GRID)
+    names = ("method", "beam_size", "lm", "confidence_threshold", *WEIGHTS)
     values = {name: getattr(chosen, name) for name in names}
     decoding = config.decoding.model_copy(update=values)
     write_bundle_config(bundle, config.model_copy(update={"decoding": decoding}))
 
 
-def _grid(recognizer: Recognizer, options: DecodingOptions) -> dict[str, tuple[float, ...]]:
-    """Return the weights that have an effect, and their values."""
-    grid = dict(_GRID)
-    if options.is_greedy:
-        return {}
-    if recognizer.model.ctc_head is None or options.method.startswith("ctc"):
-        del grid["ctc_weight"]
-    lm = recognizer.language_model(options.model_copy(update={"lm_weight": 1.0}))
-    if lm is None:
-        del grid["lm_weight"]
-    if lm is None or lm.token_scorer() is None or options.method == "joint":
-        del grid["lm_bonus"]
-    return grid
+def _steps(recognizer: Recognizer, options: DecodingOptions) -> list[list[dict[str, float]]]:
+    """Return the weights that have an effect: steps one after the other, of changes to try."""
+    if options.is_greedy:  # which has no language model, though the bundle may
+        return []
+    steps = []
+    if recognizer.model.ctc_head is not None and not options.method.startswith("ctc"):
+        steps.append([{"ctc_weight": weight} for weight in _CTC_WEIGHTS])
+    if lm := recognizer.language_model(options.model_copy(update={"lm_weight": 1.0})):
+        changes = [{"lm_weight": weight} for weight in (0.0, *_LM_WEIGHTS)]
+        if options.method != "joint" and lm.token_scorer() is not None:
+            pairs = [(0.0, 0.0), *product(_LM_WEIGHTS, _LM_BONUSES)]
+            changes = [{"lm_weight": weight, "lm_bonus": bonus} for weight, bonus in pairs]
+        steps.append(changes)
+    return [*steps, [{"gamma": gamma} for gamma in _GAMMAS]]
 
 
 def _encode(

@@ -13,7 +13,7 @@ from asr.finetune.corpus import DEV, TRAIN, Corpus
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
-WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0}
+WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0, "lm_bonus": 0.0}
 
 
 def adapt(

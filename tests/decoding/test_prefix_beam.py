@@ -222,17 +222,17 @@ def total(scorer, text: Text) -> float:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("words", [(1.0, 1.0, 1.0), (0.0, 1.0, 2.0)])
-@pytest.mark.parametrize("each", [0.0, 1.3])
+@pytest.mark.parametrize("lm_bonus", [0.0, 1.7])
 def test_scores_of_tokens_add_up_and_order_the_beam(
-    seed: int, words: tuple[float, ...], each: float
+    seed: int, words: tuple[float, ...], lm_bonus: float
 ) -> None:
     logp_SV, lm, bonus = random_posteriors(seed, 4), Bigram(), Phrase((4, 6), 3.0)
     num_words, alpha = [0.0] * 4 + list(words), 0.7
     options = {"alpha": alpha, "gamma": 1.5, "num_words": num_words, "lm": lm, "lm_weight": 0.8}
-    options["token_bonus"] = each
+    options["lm_bonus"] = lm_bonus
     exact = {}
     for text, ctc in all_log_probs(logp_SV).items():
-        length = 1.5 * math.sqrt(sum(num_words[t] for t in text)) + each * len(text)
+        length = 1.5 * math.sqrt(sum(num_words[t] for t in text)) + 0.8 * lm_bonus * len(text)
         exact[text] = alpha * ctc + 0.8 * total(lm, text) + total(bonus, text) + length
     everything = beam_of(logp_SV, 200, bonus=bonus, threshold=0.0, **options).n_best()
     best = max(exact, key=lambda text: exact[text])
@@ -242,6 +242,20 @@ def test_scores_of_tokens_add_up_and_order_the_beam(
         assert f.lm_log_prob == pytest.approx(total(lm, f.tokens), abs=1e-9)
     narrow = beam_of(logp_SV, 12, bonus=bonus, threshold=0.0, **options).n_best()
     assert narrow[0].tokens == best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_not_looked_at_could_not_enter_the_beam(seed: int) -> None:
+    logp_SV, num_words = random_posteriors(seed, 30, size=40, sharpness=3.0), [1.0] * 40
+    beams = [PrefixBeam(5, 0.7, 0.4, num_words, Bigram(), 0.8, lm_bonus=5.0) for _ in range(2)]
+    beams[1]._most = math.inf  # so that no bound ends a search for extensions
+    for beam in beams:
+        beam.extend(logp_SV)
+    assert beams[0].n_best() == beams[1].n_best()
+    without = PrefixBeam(5, 0.7, 0.4, num_words, Bigram(), 0.8)
+    without.extend(logp_SV)
+    lengths = [len(beam.n_best()[0].tokens) for beam in (beams[0], without)]
+    assert lengths[0] > lengths[1]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -100,7 +100,7 @@ def test_a_language_model_that_is_given_is_in_the_page(
     (tmp_path / "words").write_text("一二\n五四三\n", "utf-8")
     lm, page, bundle = tmp_path / "lm.arpa", tmp_path / "page.html", Bundle.load(trained_bundle)
     train_ngram(bundle.config, bundle.tokenizer, [], [tmp_path / "words"], lm, 3)
-    given = [trained_bundle, "--lm", lm, "--lm-weight", "1.5", "--out", page]
+    given = [trained_bundle, "--lm", lm, "--lm-weight", "1.5", "--lm-bonus", "0.5", "--out", page]
     refused = run_cli("export", *given)
     assert refused.returncode == 2 and "are for --format html" in refused.stderr
     done = run_cli("export", *given, "--format", "html")
@@ -124,7 +124,7 @@ def test_a_language_model_that_is_given_is_in_the_page(
         model.transcribe(
             asr.Samples(wave, RATE), options_of(Bundle.load(trained_bundle)).changed(c)
         )
-        for c in ({}, {"lm": lm, "lm_weight": 1.5})
+        for c in ({}, {"lm": lm, "lm_weight": 1.5, "lm_bonus": 0.5})
     )
     assert found["text"] == own.text
     assert found["score"] == pytest.approx(own.score, abs=0.05)

@@ -207,15 +207,18 @@ def test_tuning_weighs_the_bonus_of_an_n_gram_alone(
     LanguageTransformer(config).save(network, fresh.tokenizer)
     recognizer, dev = Recognizer(fresh, "cpu"), load_cuts(tones / "dev.jsonl.gz")
 
-    def bonuses(method: str, lm: Path) -> set[float]:
+    def bonuses(method: str, lm: Path, bonus: float = 3.0) -> set[float]:
         start = fresh.config.decoding.model_copy(
-            update={"beam_size": 2, "lm": lm, "method": method}
+            update={"beam_size": 2, "lm": lm, "method": method, "lm_bonus": bonus}
         )
         trials = tune(recognizer, dev, start, limit=2)
         assert len({t.decoding.lm_weight for t in trials}) > 3
+        write_weights(folder, trials[-1].decoding)
+        assert load_config(folder / "config.yaml").decoding.lm_bonus == trials[-1].decoding.lm_bonus
         return {t.decoding.lm_bonus for t in trials}
 
-    assert len(bonuses("ctc_beam", folder / "lm.arpa")) > 3
+    for method in ("ctc_beam", "rescore"):
+        assert len(bonuses(method, folder / "lm.arpa")) > 3
     assert bonuses("joint", folder / "lm.arpa") == bonuses("rescore", network) == {0.0}
 
 
@@ -224,6 +227,14 @@ def test_a_greedy_path_refuses_a_language_model() -> None:
     with pytest.raises(ConfigError, match="--lm-weight 0"):
         fused.changed({"method": "ctc_greedy"})
     assert fused.changed({"method": "ctc_greedy", "lm_weight": 0.0}).method == "ctc_greedy"
+
+
+@pytest.mark.parametrize("changes", [{"method": "joint"}, {"lm_weight": 0.0}])
+def test_a_bonus_that_would_have_no_effect_is_refused(changes: dict[str, Any]) -> None:
+    fused = DecodingOptions(method="ctc_beam", lm="lm", lm_weight=0.5)
+    assert fused.changed({"lm_bonus": 3.0}).lm_bonus == 3.0
+    with pytest.raises(ConfigError, match="--method ctc_beam or rescore"):
+        fused.changed({"lm_bonus": 3.0} | changes)
 
 
 def test_tuning_a_greedy_path_lays_the_language_model_aside(
