@@ -29,6 +29,7 @@ from asr.tokenizer import normalize_text
 from data_prep.probe import probe
 
 _PER_TASK = 200  # utterances
+_ROUNDED = 0.05  # seconds by which tables of rounded times go beyond a recording's end
 _PER_CPU = 16  # requests at a time
 _MANY = 5000  # utterances by URL that are worth the start of processes
 _GROUP_BYTES = 1 << 26  # of recordings in the memory of a process, which holds no large ones
@@ -196,9 +197,11 @@ def _line_or_reason(
         return info
     if (utterance.channel or 0) >= info.channels:
         return "missing_channel"
-    whole = info.frames / info.samplerate
-    seconds = whole - utterance.start if utterance.seconds is None else utterance.seconds
-    if utterance.start < 0 or seconds <= 0 or utterance.start + seconds > whole + 1e-3:
+    rest = info.frames / info.samplerate - utterance.start
+    seconds = rest if utterance.seconds is None else utterance.seconds
+    if rest < seconds <= rest + _ROUNDED:
+        seconds = rest
+    if utterance.start < 0 or seconds <= 0 or seconds > rest:
         return "outside_recording"
     text = normalize_text(utterance.text, "keep")  # a recipe may keep the case
     cut = _cut(utterance, text, info, seconds, synthetic)

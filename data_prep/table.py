@@ -5,14 +5,11 @@ libsndfile does not read (m4a, webm, mp4, aac) become FLAC beside the cuts.
 """
 
 import logging
-import os
 import random
 import re
-import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
@@ -20,12 +17,13 @@ from typing import cast
 
 from asr.audio.media import is_installed
 from asr.errors import AudioError, ConfigError, DataError
-from asr.runtime.storage import RemoteFile, find_remote
+from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
-from asr.transcription.jobs import SUFFIXES
+from asr.tokenizer import normalize_text
 from data_prep.convert import needs_conversion, to_flac
 from data_prep.corpus_writer import LeftOut, Report, write_corpus
 from data_prep.cuts import Cluster, Utterance
+from data_prep.recordings import Recordings, key_of
 from data_prep.remote import folder_for
 from data_prep.transcripts import Line, Transcripts, read_transcripts
 
@@ -34,6 +32,7 @@ log = logging.getLogger(__name__)
 _SPLITS = {"train": "train", "training": "train", "dev": "dev", "valid": "dev", "val": "dev",
            "validation": "dev", "test": "test", "testing": "test", "eval": "test"}  # fmt: skip
 _MOST_SAID = 5
+_MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
 _SEED = 1
 _CONVERTED = "audio"  # folder in `out`
 
@@ -85,8 +84,8 @@ def _utterances(
     table: Transcripts, recordings: Path | str, out: Path, left_out: list[LeftOut]
 ) -> Pairs:
     """Return the lines whose recordings are there, each with its utterance; list the others."""
-    files = _Files(recordings, table.path.parent, out / _CONVERTED)
-    pairs, said = [], []
+    files = Recordings(recordings, table.path.parent, out / _CONVERTED)
+    found, said, speakers = [], [], dict[str, str]()
     for number, fault in table.faults.items():
         left_out.append(LeftOut(f"line {number}", "", str(table.path), fault.reason))
         said.append(f"{table.path}, line {number}: {fault.what}")
@@ -97,8 +96,11 @@ def _utterances(
             left_out.append(LeftOut(f"line {line.number}", "", line.audio, "missing"))
             said.append(f"{table.path}, line {line.number}: {error}")
             continue
-        pairs.append((line, _utterance(line, path, files.within[path])))
-    _say(said)
+        # A person is one, however the name is written.
+        speaker = speakers.setdefault(key_of(line.speaker or ""), line.speaker or "")
+        found.append((line, _utterance(line, speaker, path, files.within[path])))
+    pairs = _of_one_text(found, table.path, left_out, said)
+    _say(said, is_listed=bool(pairs))
     if not pairs:
         raise DataError(
             f"{table.path}: none of its {len(table.lines)} recordings is in {recordings}: check "
@@ -108,77 +110,26 @@ def _utterances(
     return pairs
 
 
-def _utterance(line: Line, path: Path | RemoteFile, within: PurePath) -> Utterance:
+def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[str]) -> Pairs:
+    """Return the lines but those that give one part of a recording several texts; list these."""
+    texts: dict[str, set[str]] = defaultdict(set)
+    for line, one in found:
+        texts[one.id].add(normalize_text(line.text))
+    for line, one in found:
+        if len(texts[one.id]) > 1:
+            left_out.append(LeftOut(one.id, "", str(one.path), "several_texts"))
+            said.append(
+                f"{table}, line {line.number}: another line has another text for {line.audio}, and "
+                "no columns start and duration (or end) tell which part has which"
+            )
+    return [(line, one) for line, one in found if len(texts[one.id]) == 1]
+
+
+def _utterance(line: Line, speaker: str, path: Path | RemoteFile, within: PurePath) -> Utterance:
     """Return an utterance, whose id is its path in the folder, and its start in a longer file."""
     name = within.with_suffix("").as_posix().replace("/", "-")
     id = re.sub(r"\s", "_", name) + (f"-{line.start:.2f}" if line.seconds is not None else "")
-    return Utterance(id, path, line.text, line.speaker or "", line.start, line.seconds)
-
-
-class _Files:
-    """The recordings below a folder, found as tables name them."""
-
-    def __init__(self, root: Path | str, beside: Path, converted: Path) -> None:
-        self.root, self.beside = root, beside
-        self.exact: dict[str, Path | RemoteFile] = {}
-        self.similar: dict[str, set[Path | RemoteFile]] = defaultdict(set)
-        self.within = dict(_recordings(root, converted))
-        for path, within in self.within.items():
-            self.exact[within.as_posix()] = path
-            for similar in (within, within.with_suffix(""), within.name, within.stem):
-                self.similar[_key(str(similar))].add(path)
-
-    def find(self, audio: str) -> Path | RemoteFile:
-        """Return the file that a table means. Raises DataError if none in the folder is that.
-
-        A path is relative to the folder or to the table, or absolute, with or without its suffix;
-        a name without a folder may be that of a file in any subfolder.
-        """
-        places = list(self._places(audio.replace("\\", "/")))
-        for place in places:
-            if place in self.exact:
-                return self.exact[place]
-        for place in places:
-            found = self.similar.get(_key(place), set())
-            if len(found) > 1:
-                raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
-            if found:
-                return next(iter(found))
-        raise DataError(f"{audio} is not in {self.root}")
-
-    def _places(self, written: str) -> Iterator[str]:
-        """Yield the paths in the folder that a path in the table may mean."""
-        if isinstance(self.root, str):
-            yield written.removeprefix(self.root.rstrip("/") + "/")
-            return
-        for base in (self.root, self.beside):
-            path = base.absolute() / written
-            yield os.path.relpath(path, self.root)
-            with suppress(OSError, ValueError, RuntimeError):  # it may be no possible path
-                yield os.path.relpath(path.resolve(), self.root.resolve())
-
-
-def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | RemoteFile, PurePath]]:
-    """Yield the recordings below a folder, without converted ones, and their paths in it."""
-    if isinstance(root, str):
-        try:
-            yield from find_remote(root, SUFFIXES)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise DataError(
-                f"{root}: cannot be listed ({reason}): check the URL and the key"
-            ) from error
-        return
-    for path in root.rglob("*"):
-        is_copy = path.absolute().is_relative_to(converted.absolute())
-        is_own = is_copy and Path(path.stem).suffix.lower() in SUFFIXES  # take.m4a.flac
-        if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
-            yield path, path.relative_to(root)
-
-
-def _key(path: str) -> str:
-    """Return a path as it is compared: other systems write accents and cases in other ways."""
-    return unicodedata.normalize("NFC", path).casefold()
+    return Utterance(id, path, line.text, speaker, line.start, line.seconds)
 
 
 def _as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
@@ -212,11 +163,19 @@ def _as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Sp
 
 
 def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
-    """Return the utterances of train, dev and test: by speaker, else by recording, else each."""
+    """Return the utterances of train, dev and test: by speaker, else by recording, else each.
+
+    Some of no named speaker are in train where most have one.
+    """
     utterances = [one for _, one in pairs]
     n_splits = 1 + sum(share > 0 for share in shares.values())
-    speakers, paths = {one.speaker for one in utterances}, {one.path for one in utterances}
-    by_speaker = len(speakers) >= n_splits and "" not in speakers
+    speakers, paths = {one.speaker for one in utterances} - {""}, {one.path for one in utterances}
+    unnamed = [one for one in utterances if not one.speaker]
+    by_speaker = len(speakers) >= n_splits and len(unnamed) <= _MOST_UNNAMED * len(utterances)
+    if by_speaker and unnamed:
+        log.warning("%d lines name no speaker: they are in train, and may be of speakers of dev "
+                    "and test", len(unnamed))  # fmt: skip
+        utterances = [one for one in utterances if one.speaker]
     if not by_speaker and n_splits > 1:
         log.warning(
             "the table does not name %d speakers or more, and one for each recording, so dev and "
@@ -231,7 +190,7 @@ def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
     random.Random(_SEED).shuffle(order)
     most, largest = 2 * max(shares.values()) * len(utterances), max(map(len, groups.values()))
     order.sort(key=lambda name: (len(groups[name]) > most, len(groups[name]) == largest))
-    splits: Splits = {"train": [], "dev": [], "test": []}
+    splits: Splits = {"train": unnamed if by_speaker else [], "dev": [], "test": []}
     for name in order[:-1]:
         fill = {s: len(splits[s]) / (a * len(utterances)) for s, a in shares.items() if a > 0}
         emptiest = min(fill, key=lambda split: fill[split], default="train")
@@ -291,8 +250,9 @@ def _converted(
     return usable
 
 
-def _say(sentences: list[str]) -> None:
+def _say(sentences: list[str], is_listed: bool = True) -> None:
     for sentence in sentences[:_MOST_SAID]:
         log.warning("%s: left out", sentence)
     if len(sentences) > _MOST_SAID:
-        log.warning("and %d more, listed in left_out.tsv", len(sentences) - _MOST_SAID)
+        listed = ", listed in left_out.tsv" if is_listed else ""
+        log.warning("and %d more%s", len(sentences) - _MOST_SAID, listed)

@@ -1,11 +1,18 @@
 """Read the text files that people have, whatever their encoding."""
 
+import re
 from pathlib import Path
 
 from asr.errors import DataError
 from asr.runtime.files import read_bytes
 
 _MOST_BYTES = 1 << 30
+_ASCII = bytes(range(128))
+_RUN = re.compile("[\x80-\U0010ffff]+")
+_WITHIN = re.compile(  # a run of one, after a letter or before one
+    "(?<=[A-Za-z])[\x80-\U0010ffff](?![\x80-\U0010ffff])"
+    "|(?<![\x80-\U0010ffff])[\x80-\U0010ffff](?=[A-Za-z])"
+)
 
 
 def read_text(path: Path) -> tuple[str, str]:
@@ -17,7 +24,7 @@ def read_text(path: Path) -> tuple[str, str]:
         data = read_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
-    bad = 0
+    bad = data[: len(data) - len(data.lstrip(_ASCII))].count(b"\n") + 1
     for encoding in _encodings(data):
         try:
             text = data.decode(encoding)
@@ -27,11 +34,19 @@ def read_text(path: Path) -> tuple[str, str]:
         if "\0" in text:
             bad = text[: text.index("\0")].count("\n") + 1
             break
+        if encoding == "gb18030" and _is_western(text):
+            break
         return text, encoding.removesuffix("-sig")
     raise DataError(
         f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16 or GBK: save the whole "
         "file as UTF-8"
     )
+
+
+def _is_western(text: str) -> bool:
+    """Tell whether what was read as GBK is of letters with accents: single signs within words."""
+    n_within, n_runs = len(_WITHIN.findall(text)), len(_RUN.findall(text))
+    return n_within > n_runs / 2
 
 
 def _encodings(data: bytes) -> tuple[str, ...]:

@@ -110,10 +110,12 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     """Read a file of rows, each a line or a JSON object."""
     text, table.encoding = read_text(table.path)
     is_json = table.path.suffix.lower() in _JSON
-    rows = _json_rows(text, table) if is_json else _cell_rows(text, table, named)
+    rows = list(_json_rows(text, table) if is_json else _cell_rows(text, table, named))
+    # JSON objects may lack a key that others have.
+    names = dict.fromkeys(name for _, cells in rows for name in cells)
+    if names:
+        table.columns = _find_columns(table.path, list(names), named)
     for number, cells in rows:
-        # The keys of JSON objects may differ; those of the first decide.
-        table.columns = table.columns or _find_columns(table.path, list(cells), named)
         _add(table, number, {key: cells.get(name, "") for key, name in table.columns.items()})
 
 
@@ -170,7 +172,8 @@ def _cell_rows(
     first = next((line for line in text.split("\n") if line.strip()), "")
     delimiter = next((one for one in "\t|" if one in first), max(";,", key=first.count))
     file = io.StringIO(text, newline="")
-    if delimiter in "\t|":
+    if delimiter == "|" or (delimiter == "\t" and not table.encoding.startswith("utf-16")):
+        # Tables of tabs have no quotes, but those that a spreadsheet saves as "Unicode text".
         reader = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE)
     else:
         reader = csv.reader(file, delimiter=delimiter)
@@ -188,7 +191,11 @@ def _cell_rows(
                 header = [cell.strip() for cell in cells]
                 if _is_header(header, named):
                     continue
-                header = _usual_header(table.path, cells)
+                header = _usual_header(table.path, header, delimiter)
+            if any(delimiter in cell.partition("\n")[2] for cell in cells):
+                what = "a quote opens there and takes in further lines: close it"
+                table.faults[number] = Fault("bad_row", what)
+                continue
             if len(cells) != len(header):
                 what = f"it has {len(cells)} cells, the first line has {len(header)}"
                 table.faults[number] = Fault("bad_row", what)
@@ -209,11 +216,20 @@ def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
     return bool(named) or (not has_file and any(cell.lower() in known for cell in cells))
 
 
-def _usual_header(path: Path, cells: list[str]) -> list[str]:
-    """Return names for a table without a header: audio first, text last (LJSpeech, Kaldi)."""
+def _usual_header(path: Path, cells: list[str], delimiter: str) -> list[str]:
+    """Return names for a table without a header: audio first, text last (LJSpeech, Kaldi).
+
+    Raises DataError where this is not known: of three columns the last may be of speakers.
+    """
     if len(cells) < 2:
         raise DataError(
             f"{path}: has one column: give each line a recording and a text, under a header"
+        )
+    if len(cells) > 2 and delimiter != "|":
+        raise DataError(
+            f"{path}: its first line ({', '.join(cells):.80}) has no name that is known to be a "
+            "column's: give it a header such as audio,text,speaker, or name its columns with "
+            "--audio-column and --text-column"
         )
     return ["audio", *(f"column {i}" for i in range(2, len(cells))), "text"]
 
@@ -243,6 +259,7 @@ def _read_kaldi(table: Transcripts) -> None:
     wavs, speakers = dict(_pairs(folder / "wav.scp")), dict(_pairs(folder / "utt2spk"))
     segments = {id: value.split() for id, value in _pairs(folder / "segments")}
     table.path = folder / "text"
+    _, table.encoding = read_text(table.path)
     for number, (id, text) in enumerate(_pairs(table.path), 1):
         recording, *times = segments.get(id, [id]) or [""]
         wav = wavs.get(recording, "")
@@ -250,7 +267,8 @@ def _read_kaldi(table: Transcripts) -> None:
             what = f"{recording} is made by a command in wav.scp, which is not run"
             table.faults[number] = Fault("command", what)
             continue
-        cells = {"audio": wav, "text": text, "speaker": speakers.get(id, "")}
+        speaker = speakers.get(id, "")  # the utterance itself where no speaker is known
+        cells = {"audio": wav, "text": text, "speaker": "" if speaker == id else speaker}
         if id in segments:  # a channel may follow
             start, end = (*times, "none", "none")[:2]
             cells |= {"start": start, "end": end}

@@ -4,6 +4,7 @@ No person speaks in it. Every entry of the list is an utterance, spoken by many 
 and test are not in train.
 """
 
+import logging
 import random
 import re
 from pathlib import Path
@@ -16,6 +17,8 @@ from data_prep.text_file import read_text
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
+
+log = logging.getLogger(__name__)
 
 MOST_ENTRIES, LONGEST = 20_000, 200  # characters of an entry
 _TRAIN_TAKES, _OTHER_TAKES = 6000, 400  # of all entries together, but:
@@ -32,7 +35,9 @@ def read_entries(path: Path) -> list[str]:
 
     Raises DataError where there are none, too many, or one that is too long.
     """
-    text, _ = read_text(path)
+    text, encoding = read_text(path)
+    if encoding != "utf-8":
+        log.warning("%s is read as %s: save it as UTF-8 if its text looks wrong", path, encoding)
     entries = {normalize_text(line): normalize_text(line, "keep") for line in text.splitlines()}
     entries.pop("", None)
     if not entries:

@@ -8,7 +8,7 @@ from asr.new.measure import CorpusMeasures
 from asr.reporting.results import RESULTS, write_section
 
 _HEADING = "## What to expect"
-_LITTLE_HOURS, _FEW_UTTERANCES = 10.0, 100
+_LITTLE_HOURS, _FEW_UTTERANCES, _MANY_KNOWN = 10.0, 100, 0.5
 
 
 def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> str:
@@ -40,6 +40,11 @@ def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> s
         parts.append(
             f"It was trained on {corpus.hours:.2g} h{of_whom}, which is little: expect the words "
             "and voices of the training, not others."
+        )
+    if size.known_texts > _MANY_KNOWN:
+        parts.append(
+            f"{size.known_texts:.0%} of these texts are in its training too: other words and "
+            "sentences will be recognized far worse."
         )
     if evaluation.cer > 0.5:
         parts.append("With more than half of the characters wrong it is of no use yet.")

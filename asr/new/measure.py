@@ -26,11 +26,16 @@ _CHINESE = 0.8  # of the characters
 
 
 class SplitSize(FrozenModel):
-    """The size of dev or test; `is_unseen`: all its speakers are named, and none is in training."""
+    """The size of dev or test, and what of it is in training.
+
+    `is_unseen`: all its speakers are named, and none is there. `known_texts` is the share of its
+    utterances whose text is there.
+    """
 
     utterances: PositiveInt
     speakers: int
     is_unseen: bool
+    known_texts: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class CorpusMeasures(FrozenModel):
@@ -123,7 +128,11 @@ def measure(
         silence=_silence(train, on_progress),
         too_long=len(cuts["train"]) - len(train),
         synthetic=synthetic,
-        splits={split: _size(some, speakers) for split, some in cuts.items() if split != "train"},
+        splits={
+            split: _size(some, speakers, set(texts))
+            for split, some in cuts.items()
+            if split != "train"
+        },
     )
 
 
@@ -132,10 +141,15 @@ def _speakers(cuts: Sequence[Cut]) -> set[str]:
     return {one.speaker or "" for cut in cuts for one in cut.supervisions}
 
 
-def _size(cuts: Sequence[Cut], trained: set[str]) -> SplitSize:
+def _size(cuts: Sequence[Cut], trained: set[str], texts: set[str]) -> SplitSize:
+    """Return the size of a split, where training has these speakers and texts."""
     speakers = _speakers(cuts)
-    is_unseen = "" not in speakers | trained and not speakers & trained
-    return SplitSize(utterances=len(cuts), speakers=len(speakers - {""}), is_unseen=is_unseen)
+    return SplitSize(
+        utterances=len(cuts),
+        speakers=len(speakers - {""}),
+        is_unseen="" not in speakers | trained and not speakers & trained,
+        known_texts=sum(normalize_text(text_of(cut)) in texts for cut in cuts) / len(cuts),
+    )
 
 
 def _silence(cuts: Sequence[Cut], on_progress: Callable[[float], None]) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,88 @@ def test_headers_quotes_and_times(takes: Path, tmp_path: Path) -> None:
     found = read_transcripts(write(tmp_path / "t.csv", f"file,text,start,duration\n{rows}"))
     assert [line.audio for line in found.lines] == ["k"]
     assert [fault.reason for fault in found.faults.values()] == ["bad_times"] * 5
+
+
+@pytest.mark.parametrize("header", ["文件,文本,说话人\n", "Fichier;Texte;Locuteur\n", ""])
+def test_three_columns_without_known_names_are_not_guessed(header: str, tmp_path: Path) -> None:
+    """Or the names of speakers would be what is learned."""
+    rows = "a.wav,one,ann\nb.wav,two,bob\n".replace(",", ";" if ";" in header else ",")
+    table = write(tmp_path / "t.csv", header + rows)
+    with pytest.raises(DataError, match=r"has no name that is known .*--text-column"):
+        read_transcripts(table)
+    if header:
+        names = re.split("[,;]", header.strip())
+        found = read_transcripts(table, {"audio": names[0], "text": names[1]})
+        assert [line.text for line in found.lines] == ["one", "two"]
+    piped = read_transcripts(write(tmp_path / "m.csv", "a|One!|one\nb|Two!|two\n"))  # LJSpeech
+    assert [line.text for line in piped.lines] == ["one", "two"]
+
+
+def test_keys_that_the_first_json_object_lacks_are_read(tmp_path: Path) -> None:
+    rows = ({"audio": "a", "duration": 2}, {"audio": "a", "text": "x", "offset": 2, "duration": 1})
+    found = read_transcripts(
+        write(tmp_path / "m.jsonl", "".join(f"{json.dumps(r)}\n" for r in rows))
+    )
+    assert [(line.text, line.start, line.seconds) for line in found.lines] == [("x", 2, 1)]
+    assert [fault.reason for fault in found.faults.values()] == ["no_text"]
+
+
+def test_a_quote_that_takes_in_lines_is_told(tmp_path: Path) -> None:
+    text = 'file,text\na.wav,one\nb.wav,"two\nc.wav,three\nd.wav,"four"\ne.wav,"of\nlines"\n'
+    found = read_transcripts(write(tmp_path / "t.csv", text))
+    assert [line.text for line in found.lines] == ["one", "of\nlines"]
+    assert found.faults[3].reason == "bad_row" and "close it" in found.faults[3].what
+    spreadsheet = tmp_path / "t.txt"
+    spreadsheet.write_bytes('file\ttext\na.wav\t"say ""hello"", all"\n'.encode("utf-16"))
+    assert read_transcripts(spreadsheet).lines[0].text == 'say "hello", all'
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_western_letters_are_not_read_as_chinese(encoding: str, tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_bytes("file,text\na.wav,Die Tür öffnen\nb.wav,größer für mich\n".encode(encoding))
+    with pytest.raises(DataError, match=r"line 2: .*save the whole file as UTF-8"):
+        read_transcripts(table)
+    table.write_bytes("file,text\na.wav,用A股和iPhone看股票\nb.wav,好\n".encode("gbk"))
+    assert read_transcripts(table).encoding == "gb18030"
+
+
+def test_a_line_without_a_speaker_keeps_the_others_apart(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = lines("{}.wav,{},{}\n").replace(",ann\n", ",Ann\n", 1)
+    more = rows.splitlines(keepends=True)
+    more[-1] = more[-1].rpartition(",")[0] + ",\n"
+    table = write(tmp_path / "t.csv", "file,text,speaker\n" + "".join(more))
+    prepare(takes, table, tmp_path / "out", dev=0.3, test=0.0)
+    speakers = {
+        split: {
+            c.supervisions[0].speaker for c in CutSet.from_file(tmp_path / f"out/{split}.jsonl.gz")
+        }
+        for split in ("train", "dev")
+    }
+    assert speakers["train"] & {None, ""} and not speakers["dev"] & {None, ""}
+    named = [who for part in speakers.values() for who in part if who]
+    assert sorted(named) == ["Ann", "bob"]
+    assert "1 lines name no speaker: they are in train" in caplog.text
+
+
+def test_several_texts_of_one_recording_are_left_out(takes: Path, tmp_path: Path) -> None:
+    rows = lines("{}.wav,{}\n")
+    again = rows.splitlines()[0].partition(",")[0]
+    table = write(tmp_path / "t.csv", f"file,text\n{rows}{again},another\n")
+    result = run_cli("prepare", "table", takes, table, tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert f"line 2: another line has another text for {again}" in result.stderr
+    assert "2 several_texts" in result.stdout
+    assert len(texts_of(tmp_path / "out")) == len(spoken()) - 1
+
+
+def test_utterances_as_speakers_of_kaldi_are_none(takes: Path, tmp_path: Path) -> None:
+    folder = kaldi(tmp_path, takes)
+    ids = [line.split()[0] for line in (folder / "text").read_text("utf-8").splitlines()]
+    write(folder / "utt2spk", "".join(f"{id} {id}\n" for id in ids))
+    assert {line.speaker for line in read_transcripts(folder).lines} == {None}
 
 
 def test_segments_of_kaldi(takes: Path, tmp_path: Path) -> None:

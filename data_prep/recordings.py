@@ -1,0 +1,78 @@
+"""Find the recordings below a folder as tables name them."""
+
+import os
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePath
+
+from asr.errors import DataError
+from asr.runtime.storage import RemoteFile, find_remote
+from asr.transcription.jobs import SUFFIXES
+
+
+class Recordings:
+    """The recordings below a folder, found as tables name them."""
+
+    def __init__(self, root: Path | str, beside: Path, converted: Path) -> None:
+        self.root, self.beside = root, beside
+        self.exact: dict[str, Path | RemoteFile] = {}
+        self.similar: dict[str, set[Path | RemoteFile]] = defaultdict(set)
+        self.within = dict(_recordings(root, converted))
+        for path, within in self.within.items():
+            self.exact[within.as_posix()] = path
+            for similar in (within, within.with_suffix(""), within.name, within.stem):
+                self.similar[key_of(str(similar))].add(path)
+
+    def find(self, audio: str) -> Path | RemoteFile:
+        """Return the file that a table means. Raises DataError if none in the folder is that.
+
+        A path is relative to the folder or to the table, or absolute, with or without its suffix;
+        a name without a folder may be that of a file in any subfolder.
+        """
+        places = list(self._places(audio.replace("\\", "/")))
+        for place in places:
+            if place in self.exact:
+                return self.exact[place]
+        for place in places:
+            found = self.similar.get(key_of(place), set())
+            if len(found) > 1:
+                raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
+            if found:
+                return next(iter(found))
+        raise DataError(f"{audio} is not in {self.root}")
+
+    def _places(self, written: str) -> Iterator[str]:
+        """Yield the paths in the folder that a path in the table may mean."""
+        if isinstance(self.root, str):
+            yield written.removeprefix(self.root.rstrip("/") + "/")
+            return
+        for base in (self.root, self.beside):
+            path = base.absolute() / written
+            yield os.path.relpath(path, self.root)
+            with suppress(OSError, ValueError, RuntimeError):  # it may be no possible path
+                yield os.path.relpath(path.resolve(), self.root.resolve())
+
+
+def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | RemoteFile, PurePath]]:
+    """Yield the recordings below a folder, without converted ones, and their paths in it."""
+    if isinstance(root, str):
+        try:
+            yield from find_remote(root, SUFFIXES)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise DataError(
+                f"{root}: cannot be listed ({reason}): check the URL and the key"
+            ) from error
+        return
+    for path in root.rglob("*"):
+        is_copy = path.absolute().is_relative_to(converted.absolute())
+        is_own = is_copy and Path(path.stem).suffix.lower() in SUFFIXES  # take.m4a.flac
+        if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
+            yield path, path.relative_to(root)
+
+
+def key_of(name: str) -> str:
+    """Return a name as it is compared: accents and cases are written in several ways."""
+    return unicodedata.normalize("NFC", name).casefold()
