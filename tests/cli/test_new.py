@@ -1,5 +1,6 @@
 """`asr new`: from a folder of recordings and a table to a model, and on from wherever it was."""
 
+import gzip
 import json
 import os
 import shutil
@@ -63,10 +64,19 @@ def made(once, takes: Path) -> Path:
     return once("made", fill) / "mine"
 
 
+def texts_of_split(data: Path, split: str) -> list[str]:
+    with gzip.open(data / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line)["supervisions"][0]["text"] for line in file]
+
+
 def test_recordings_become_a_model_that_transcribes(made: Path, tmp_path: Path) -> None:
     corpus = CorpusMeasures.model_validate_json((made / "corpus.json").read_text("utf-8"))
     assert (corpus.speakers, corpus.characters, corpus.sample_rates.keys()) == (2, 5, {RATE})
-    assert corpus.splits["test"] == SplitSize(utterances=20, speakers=1, is_unseen=True)
+    trained, tested = (texts_of_split(made / "data", split) for split in ("train", "test"))
+    known = sum(text in trained for text in tested) / len(tested)
+    assert corpus.splits["test"] == SplitSize(
+        utterances=20, speakers=1, is_unseen=True, known_texts=known
+    )
     sf.write(tmp_path / "unseen.wav", speak("四一五", 999), RATE)
     result = run_cli("transcribe", made / "model", tmp_path / "unseen.wav", "--device", "cpu")
     assert result.returncode == 0, result.stderr
@@ -249,6 +259,9 @@ def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
         "Measured on 900 utterances of 8 speakers who are not in its training: CER 5.12%; other "
         "voices, rooms and microphones will be worse."
     )
+    repeated = SplitSize(utterances=900, speakers=8, is_unseen=True, known_texts=0.8)
+    commands = large.model_copy(update={"splits": {"test": repeated}})
+    assert "80% of these texts are in its training too" in expectation(commands, "test", good)
     on_dev = expectation(large, "dev", good)
     assert "not named" in on_dev and "chose the epochs" in on_dev
     bad = expectation(corpus, "test", found.model_copy(update={"cer": 0.8}))
