@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 # Cuts of this many shards are batched together.
 _SHARDS = 8
+_BUFFER = 20_000  # cuts among which lhotse shuffles, in the order of the manifest
 
 
 class EpochSteps(Sampler[T]):
@@ -55,6 +56,8 @@ def plan_epoch(
         rng.shuffle(names)
     windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
     parts = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
+    if epoch is not None:  # copies of other speeds, or a second corpus, stand one after the other
+        parts = [_shuffled(part, rng) if len(part) > _BUFFER else part for part in parts]
     if augment and epoch is not None:
         pauses = augment.pauses
         if pauses and epoch + 1 >= pauses.from_epoch:
@@ -62,6 +65,12 @@ def plan_epoch(
         if augment.voices:
             parts = [with_voice_seeds(part, rng) for part in parts]
     return [batch for part in parts for batch in _batches(part, batch_seconds, seed, epoch)]
+
+
+def _shuffled(cuts: CutSet, rng: random.Random) -> CutSet:
+    some = list(cuts)
+    rng.shuffle(some)
+    return CutSet.from_cuts(some)
 
 
 def _batches(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:

@@ -246,6 +246,14 @@ def _tokenizer_of_init(init: Path, config: Config, datamodule: SpeechDataModule)
                 f"tokenizer.{name} is {own}, but {other} in training.init {init}, whose tokens are "
                 f"used: set it to {other}"
             )
+    if (
+        config.features != bundle.config.features
+        or config.model.n_heads != bundle.config.model.n_heads
+    ):
+        raise ConfigError(
+            f"features and model.n_heads are not those of training.init {init}, whose weights have "
+            "learned from them: give the same, or train without training.init"
+        )
     replay = datamodule.replay.utterances if datamodule.replay else ()
     if unknown := bundle.tokenizer.unknown(map(text_of, (*datamodule.utterances, *replay))):
         some = "".join(character for character, _ in unknown.most_common(10))

@@ -230,6 +230,20 @@ def test_a_training_that_starts_from_other_tokens_is_refused(
         train(Config.model_validate(values), tmp_path / "run")
 
 
+def test_a_training_that_starts_from_other_features_is_refused(
+    learned: Path, tones: Path, tmp_path: Path
+) -> None:
+    """No tensor's shape would tell."""
+    for part, name, factor in (("features", "hop_ms", 2), ("model", "n_heads", 2)):
+        values = Bundle.load(learned).config.model_dump(mode="json")
+        splits = {split: str(tones / f"{split}.jsonl.gz") for split in ("train", "dev")}
+        values["data"] |= splits
+        values["training"]["init"] = str(learned)
+        values[part][name] = factor * values[part][name]
+        with pytest.raises(ConfigError, match=r"not those of training\.init"):
+            train(Config.model_validate(values), tmp_path / "run")
+
+
 def test_a_run_that_broke_off_resumes_to_the_weights_of_an_undisturbed_one(
     learned: Path, more: Path, tones: Path, tuned: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
