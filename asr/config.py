@@ -162,7 +162,9 @@ def apply_override(values: dict[str, Any], override: str) -> str:
     if not equals or not last:
         raise ConfigError(f"--set {override}: write it as key.key=value")
     for parent in parents:
-        values = values.setdefault(parent, {})
+        if values.get(parent) is None:  # a part that is switched off is written as null
+            values[parent] = {}
+        values = values[parent]
         if not isinstance(values, dict):
             raise ConfigError(f"--set {override}: {parent} is a value, it has no keys below it")
     try:

@@ -266,3 +266,11 @@ def test_a_number_that_is_set_is_found_where_it_is_one(given: str, found: float 
     assert positive_number(values, "training", "epochs") == found
     assert positive_number(values, "training", "epochs", "more") is None
     assert positive_number(values, "data", "epochs") is None
+
+
+def test_a_part_that_is_switched_off_takes_values() -> None:
+    values: dict[str, Any] = {"augment": None, "seed": 1}
+    apply_override(values, "augment.time_masks=2")
+    assert values["augment"] == {"time_masks": 2}
+    with pytest.raises(ConfigError, match="seed is a value, it has no keys below it"):
+        apply_override(values, "seed.x=2")

@@ -97,10 +97,17 @@ def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -
         labels.write_guesses(guesses)
     found = expect(guesses, limits)
     labels.write_expected(found)
-    rows = [(k.limits.confidence, f"{k.share:.0%}", f"{k.cer:.2%}") for k in found.others]
-    return (
-        f"CER {found.cer:.2%} of {found.utterances} utterances; the limits keep "
+    rows = [
+        (k.limits.confidence, f"{k.share:.0%}", f"{k.cer:.2%}" if k.share else "-")
+        for k in found.others
+    ]
+    kept = (
         f"{found.chosen.share:.0%} of them, with CER {found.chosen.cer:.2%}. Expect that of the "
-        "labels, as far as the recordings are like these.\n\n"
+        "labels, as far as the recordings are like these."
+        if found.chosen.share
+        else "none of them: give a lower --confidence"
+    )
+    return (
+        f"CER {found.cer:.2%} of {found.utterances} utterances; the limits keep {kept}\n\n"
         f"{tabulate(rows, ('--confidence', 'kept', 'CER'))}"
     )

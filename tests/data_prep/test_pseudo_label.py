@@ -10,15 +10,18 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile as sf
+from lhotse import CutSet
 
+from asr.cli.pseudo_label import _expected
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, read_wave, text_of
 from asr.errors import ConfigError, DataError
-from asr.evaluation.agreement import Guess, Limits, views
+from asr.evaluation.agreement import Expected, Guess, Kept, Limits, views
 from data_prep.pseudo_label import Labels
 from tests.helpers import RATE, copied, encode, run_cli, say, speak, tones_recipe, write_recipe
 
@@ -62,6 +65,9 @@ def labels(once, learned: Path, takes: Path, tones: Path) -> Path:
         (folder / "shown").write_text(done.stdout + done.stderr, "utf-8")
 
     return once("labels", fill) / "labels"
+
+
+CONFIDENCES = ((0.99, 0.0), (0.5, 0.5))
 
 
 def reasons(folder: Path) -> dict[str, str]:
@@ -233,3 +239,17 @@ def test_a_model_that_writes_sounds_labels_by_characters(tiny_bundle: Path) -> N
         (config.model_copy(update={"decoding": sounds}), ("ctc_greedy", "ctc_greedy")),
     ):
         assert tuple(view.changes.get("method") for view in views(model)) == methods
+
+
+def test_limits_that_keep_nothing_promise_no_cer(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        Kept(limits=Limits(confidence=c, disagreement=0.0), share=share, cer=0.0)
+        for c, share in CONFIDENCES
+    ]
+    found = Expected(utterances=8, cer=0.2, chosen=rows[0], others=tuple(rows))
+    monkeypatch.setattr("asr.evaluation.agreement.expect", lambda *_: found)
+    labels = SimpleNamespace(read_guesses=lambda _: (), write_expected=lambda _: None)
+    shown = _expected(labels, CutSet(), rows[0].limits, "cpu")
+    assert "the limits keep none of them: give a lower --confidence" in shown
+    cells = [line.split() for line in shown.splitlines()[-2:]]
+    assert cells == [["0.99", "0%", "-"], ["0.5", "50%", "0.00%"]]
