@@ -194,14 +194,19 @@ def test_tune_finds_what_evaluate_confirms(fresh: Bundle, tones: Path, tmp_path:
     )
 
 
+def save_with_n_gram(bundle: Bundle, folder: Path) -> None:
+    """Write a bundle, and an n-gram of its tokens in it as `lm.arpa`."""
+    bundle.save(folder, "card")
+    (folder / "texts").write_text("一二\n二三\n", "utf-8")
+    made = run_cli("train-lm", folder, folder / "texts", "--order", "2")
+    assert made.returncode == 0, made.stderr
+
+
 def test_tuning_weighs_the_bonus_of_an_n_gram_alone(
     fresh: Bundle, tones: Path, tmp_path: Path
 ) -> None:
     folder, network = tmp_path / "b", tmp_path / "network"
-    fresh.save(folder, "card")
-    (tmp_path / "texts").write_text("一二\n二三\n", "utf-8")
-    made = run_cli("train-lm", folder, tmp_path / "texts", "--order", "2")
-    assert made.returncode == 0, made.stderr
+    save_with_n_gram(fresh, folder)
     model = {**NETWORK, "projection": {"kind": "dense"}}
     config = LmConfig.model_validate({"vocab_size": fresh.tokenizer.vocab_size, "model": model})
     LanguageTransformer(config).save(network, fresh.tokenizer)
@@ -242,10 +247,7 @@ def test_tuning_a_greedy_path_lays_the_language_model_aside(
 ) -> None:
     """And the bundle that it writes can be used."""
     folder, dev = tmp_path / "b", tones / "dev.jsonl.gz"
-    fresh.save(folder, "card")
-    (tmp_path / "texts").write_text("一二\n二三\n", "utf-8")
-    made = run_cli("train-lm", folder, tmp_path / "texts", "--order", "2")
-    assert made.returncode == 0, made.stderr
+    save_with_n_gram(fresh, folder)
     recipe = load_config(folder / "config.yaml")
     fused = recipe.decoding.model_copy(update={"lm": folder / "lm.arpa", "lm_weight": 0.5})
     write_bundle_config(folder, recipe.model_copy(update={"decoding": fused}))
