@@ -9,6 +9,7 @@ from asr.bundle import Bundle
 from asr.data.manifest import filter_cuts, is_usable, load_cuts, text_of
 from asr.errors import DataError
 from asr.tokenizer import SPECIAL
+from asr.training_config import DataConfig
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class Corpus:
         return self.folder / DEV
 
 
-def read_corpus(folder: Path, bundle: Bundle) -> Corpus:
-    """Return what a folder's training utterances are like, those that the bundle's recipe takes.
+def read_corpus(folder: Path, bundle: Bundle, data: DataConfig) -> Corpus:
+    """Return what a folder's training utterances are like, those within the limits of `data`.
 
     Raises DataError where there are none, or no manifests.
     """
@@ -61,11 +62,7 @@ def read_corpus(folder: Path, bundle: Bundle) -> Corpus:
                 "`asr prepare table RECORDINGS TRANSCRIPTS FOLDER`"
             )
     load_cuts(folder / DEV)
-    data, normalize, cuts = (
-        bundle.config.data,
-        bundle.tokenizer.normalize,
-        load_cuts(folder / TRAIN),
-    )
+    normalize, cuts = bundle.tokenizer.normalize, load_cuts(folder / TRAIN)
     usable = [cut for cut in cuts if is_usable(cut, data, normalize)]
     if not usable:
         filter_cuts(cuts, data, folder / TRAIN, normalize)  # raises

@@ -7,6 +7,7 @@ from typing import Any
 from asr.config import Config, apply_override, check_config, positive_number
 from asr.errors import ConfigError
 from asr.finetune.corpus import DEV, TRAIN, Corpus
+from asr.training_config import DataConfig
 
 # Steps on an hour of audio or less, and the learning rate of a model of width 1: half of what the
 # recipes give a fresh model of its width.
@@ -66,11 +67,28 @@ def adapt(
     return check_config(values, init)
 
 
-def _amount(config: Config, corpus: Corpus, overrides: list[str]) -> tuple[float, int, int]:
-    """Return the audio of a batch in seconds, the steps of an epoch, and the epochs."""
+def limits(config: Config, overrides: list[str]) -> DataConfig:
+    """Return the recipe's `data` with those limits of an utterance's length that are set.
+
+    Raises ConfigError where they are wrong.
+    """
+    given, values = _given(overrides).get("data"), config.model_dump(mode="json")
+    for name in ("min_seconds", "max_seconds"):
+        if isinstance(given, dict) and name in given:
+            values["data"][name] = given[name]
+    return check_config(values, Path("--set")).data
+
+
+def _given(overrides: list[str]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for override in overrides:
         apply_override(given, override)
+    return given
+
+
+def _amount(config: Config, corpus: Corpus, overrides: list[str]) -> tuple[float, int, int]:
+    """Return the audio of a batch in seconds, the steps of an epoch, and the epochs."""
+    given = _given(overrides)
     batch_seconds = positive_number(given, "data", "batch_seconds") or _batch_seconds(
         config, corpus
     )

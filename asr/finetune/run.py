@@ -19,7 +19,7 @@ from asr.errors import ConfigError
 from asr.evaluation.evaluate import evaluate
 from asr.finetune.corpus import check_fit, read_corpus
 from asr.finetune.outcome import Change, Outcome, Rates, read_outcome, write_outcome
-from asr.finetune.recipe import WITHOUT_LM, adapt
+from asr.finetune.recipe import WITHOUT_LM, adapt, limits
 from asr.train.checkpoints import has_run
 from asr.train.run import train
 from asr.transcription.recognizer import Recognizer
@@ -51,7 +51,7 @@ class Finetuning:
             raise ConfigError("asr finetune works in one process: start it without torchrun")
         bundle, digest = _without_lm(Bundle.load(self.source)), _digest(self.source)
         outcome = self._begun(resume, digest)
-        corpus = read_corpus(self.data, bundle)
+        corpus = read_corpus(self.data, bundle, limits(bundle.config, self.overrides))
         check_fit(corpus, bundle, self.source)
         init = self.out / _INITIAL
         config = adapt(bundle.config, corpus, init, self.replay, self.freeze, self.overrides)

@@ -107,6 +107,8 @@ class Checkpoints(Callback):
         row = {"epoch": epoch, "train_loss": module.counters.mean_loss}
         for name in module.dev_metrics:
             row[name] = round(float(trainer.callback_metrics[name.replace("_", "/", 1)]), 6)
+        if module.counters.confidence_threshold is not None:
+            row["confidence_threshold"] = module.counters.confidence_threshold
         row["seconds"] = self.seconds - before
         self.history.append(row)
         if trainer.is_global_zero:

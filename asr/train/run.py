@@ -126,7 +126,8 @@ class _BundleWriter:
         average_into(model, checkpoints.best)
         found = {
             "chunk_seconds": min(max(1.0, round(self.datamodule.duration_p99, 1)), 30.0),
-            "confidence_threshold": self.module.counters.confidence_threshold,
+            # A run that was begun by an older version has none of some epochs.
+            "confidence_threshold": checkpoints.ranked[0].get("confidence_threshold", 0.0),
         }
         given = config.decoding.model_dump(exclude_none=True)
         decoding = config.decoding.model_copy(update={**found, **given})

@@ -37,7 +37,7 @@ class TrainingCounters:
     The fields up to `too_short` cover the current epoch. `too_short` counts utterances whose text
     needs more CTC steps than they have encoder steps: they train the decoder alone. `rewired` is
     the last epoch, from 0, before which sparse projections were rewired. `confidence_threshold` is
-    that of the last validation.
+    that of the last validation, None where none is chosen.
     """
 
     loss: float = 0.0
@@ -47,7 +47,7 @@ class TrainingCounters:
     skipped: int = 0
     skipped_in_a_row: int = 0
     rewired: int = 0
-    confidence_threshold: float = 0.0
+    confidence_threshold: float | None = None
 
     @property
     def mean_loss(self) -> float:

@@ -19,7 +19,7 @@ from asr.data.replay import Replay, canary_set
 from asr.errors import AsrError, ConfigError, DataError
 from asr.finetune.corpus import Corpus, check_fit, read_corpus
 from asr.finetune.outcome import read_outcome
-from asr.finetune.recipe import adapt
+from asr.finetune.recipe import adapt, limits
 from asr.finetune.run import Finetuning
 from asr.model.factorization import apply_ranks
 from asr.model.growth import copy_with_more_tokens
@@ -371,6 +371,30 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
         assert config.training.schedule.kind == "linear"
         assert config.training.schedule.warmup_steps <= steps / 10 + 1
     sets = ["training.epochs=3", "training.schedule={kind: constant, lr: 1.0e-5}", "seed=7"]
-    config = adapt(bundle.config, read_corpus(more, bundle), tmp_path, None, ["encoder"], sets)
+    config = adapt(
+        bundle.config,
+        read_corpus(more, bundle, bundle.config.data),
+        tmp_path,
+        None,
+        ["encoder"],
+        sets,
+    )
     assert (config.training.epochs, config.seed, config.training.freeze) == (3, 7, ("encoder",))
     assert config.training.schedule.kind == "constant" and config.training.average == 3
+
+
+def test_unknown_characters_are_those_of_the_utterances_that_will_train(
+    learned: Path, more: Path
+) -> None:
+    """With limits that are set, not those of the bundle's recipe."""
+    bundle, cuts = Bundle.load(learned), load_cuts(more / "train.jsonl.gz")
+    shortest = min(float(cut.duration) for cut in cuts)
+    data = bundle.config.data.model_copy(update={"max_seconds": shortest + 0.01})
+    config = bundle.config.model_copy(update={"data": data})
+    own = read_corpus(more, bundle, limits(config, []))
+    wider = read_corpus(more, bundle, limits(config, ["data.max_seconds=30", "training.epochs=2"]))
+    assert own.utterances < wider.utterances == len(cuts)
+    assert own.unknown.total() < wider.unknown.total() and wider.longest > own.longest
+    for wrong in ("data.max_seconds=long", "data.min_seconds=-1"):
+        with pytest.raises(ConfigError, match=r"--set: data\.m.._seconds"):
+            limits(config, [wrong])

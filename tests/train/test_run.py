@@ -14,10 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 import asr
+from asr.bundle import Bundle
 from asr.config import Config
 from asr.data.manifest import load_cuts, text_of
 from asr.data.sampling import plan_epoch
 from asr.errors import ConfigError, DataError
+from asr.evaluation.calibration import Calibration
+from asr.evaluation.cer import ErrorCounts
 from asr.train.checkpoints import Checkpoints
 from asr.train.progress import TrainingProgress
 from asr.train.run import train
@@ -54,6 +57,18 @@ def test_epochs_far_worse_than_the_best_are_not_in_the_mean(
         checkpoints.history.append({"epoch": i, "val_cer_percent": percent})
         (tmp_path / f"epoch{i}.safetensors").touch()
     assert [path.name for path in checkpoints.best] == [f"epoch{i}.safetensors" for i in wanted]
+
+
+def test_the_bundle_has_the_confidence_threshold_of_its_best_epoch(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thresholds, edits = iter((0.1, 0.2, 0.3)), iter((90, 10, 50))
+    monkeypatch.setattr(Calibration, "threshold", property(lambda _: next(thresholds)))
+    monkeypatch.setattr(
+        Calibration, "errors", lambda *_: ErrorCounts(next(edits), reference_length=100)
+    )
+    train(Config.model_validate(tones_recipe(tones, training={"epochs": 3})), tmp_path / "run")
+    assert Bundle.load(tmp_path / "run").config.decoding.confidence_threshold == 0.2
 
 
 def test_a_larger_average_takes_what_a_run_has_kept(tones: Path, tmp_path: Path) -> None:

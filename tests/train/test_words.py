@@ -56,7 +56,9 @@ def test_training_shows_and_keeps_the_wer(
 ) -> None:
     run = train(recipe(words, **POLICY), tmp_path / "run", device="cpu")
     names, values = (run / "training" / "history.csv").read_text().splitlines()
-    assert names == "epoch,train_loss,val_loss,val_wer_percent,val_cer_percent,seconds"
+    assert names == (
+        "epoch,train_loss,val_loss,val_wer_percent,val_cer_percent,confidence_threshold,seconds"
+    )
     cer, wer = (float(values.split(",")[i]) for i in (4, 3))
     assert f"dev CER {cer:.2f} %  dev WER {wer:.2f} %  step " in capsys.readouterr().err
     card = " ".join(read_card(run).split())
@@ -97,7 +99,7 @@ def test_a_run_from_a_bundle_of_other_texts_is_refused(run: Path, words: Path) -
 
 def test_a_run_of_mandarin_has_no_wer(learned: Path) -> None:
     history = (learned / "training" / "history.csv").read_text().splitlines()
-    assert history[0] == "epoch,train_loss,val_loss,val_cer_percent,seconds"
+    assert history[0] == "epoch,train_loss,val_loss,val_cer_percent,confidence_threshold,seconds"
     assert "WER" not in (learned / "README.md").read_text("utf-8")
 
 
