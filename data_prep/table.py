@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import cast
 
+import soundfile as sf
+
 from asr.audio.media import is_installed
 from asr.errors import AudioError, ConfigError, DataError
 from asr.runtime.storage import RemoteFile
@@ -70,14 +72,16 @@ def prepare(
         pairs = _utterances(table, recordings, folder, left_out)
         splits = _as_the_table_says(table.path, pairs, left_out)
         splits = splits or _split(pairs, {"test": test, "dev": dev})
-        if not splits["dev"]:
-            log.warning("no utterance is in dev, which training needs")
         copies = out / _CONVERTED if isinstance(out, Path) else None
         usable = _converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
-        return write_corpus(
+        report = write_corpus(
             usable, folder, corpus=name, left_out=left_out, jobs=jobs, cluster=cluster
         )
+    for split in ("train", "dev"):  # those of the table may all be unreadable
+        if split not in report.splits or not report.splits[split].utterances:
+            log.warning("no utterance is in %s, which training needs", split)
+    return report
 
 
 def _utterances(
@@ -232,6 +236,10 @@ def _converted(
             to_flac(path, flac)
         except AudioError as error:
             return error
+        except (OSError, sf.LibsndfileError) as error:
+            raise DataError(
+                f"{flac}: cannot be written ({error}): free some space or choose another folder"
+            ) from error
         return flac
 
     with ThreadPoolExecutor(jobs or usable_cpus()) as pool:

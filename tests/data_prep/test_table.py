@@ -627,3 +627,26 @@ def test_what_must_be_converted_needs_a_folder(takes: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"dan\.m4a: .*the copies need a folder"):
         prepare(takes, table, "memory://made", dev=0.0, test=0.0)
     assert not storage.file_system("memory://made")[0].exists("/made")
+
+
+def test_a_split_of_which_nothing_can_be_read_is_told(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits = ["train", "dev", "test", "train"]
+    names = list(TEXTS)
+    (takes / f"{names[1]}.wav").write_bytes(b"RIFF and no more")
+    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), splits, strict=True)]
+    table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
+    report = prepare(takes, table, tmp_path / "out")
+    assert report.splits["train"].utterances == 2 and report.splits["dev"].utterances == 0
+    assert "no utterance is in dev, which training needs" in caplog.text
+    assert "no utterance is in train" not in caplog.text
+
+
+def test_a_copy_that_cannot_be_written_is_told_in_a_sentence(takes: Path, tmp_path: Path) -> None:
+    encode(takes / "dan.m4a")
+    table = write(tmp_path / "t.csv", "file,text\n" + lines("{}.wav,{}\n") + "dan.m4a,x\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/audio").write_text("a file where the folder would be")
+    with pytest.raises(DataError, match=r"dan\.m4a\.flac: cannot be written \(.*\): free some"):
+        prepare(takes, table, tmp_path / "out")
