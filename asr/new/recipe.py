@@ -163,7 +163,8 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
     )
     recipe.add("features.n_mels", size.n_mels, f"for {_amount(corpus)}")
     spoken = f"a character takes {corpus.seconds_per_character:.3f} s"
-    is_slow = corpus.seconds_per_character >= 0.16
+    # A Mandarin character is two sounds, and speeds and people are faster than the mean too.
+    is_slow = corpus.seconds_per_character >= (0.22 if corpus.is_mandarin else 0.16)
     recipe.add("features.window_ms", 40 if is_slow else 20)
     why = "half the work, and still two encoder steps" if is_slow else "an encoder step is 0.04 s"
     recipe.add("features.hop_ms", 20 if is_slow else 10, f"{spoken}: {why}")

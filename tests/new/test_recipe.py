@@ -99,6 +99,11 @@ def test_values_follow_the_measurements() -> None:
     assert telephone.features.sample_rate == 8000
     assert values_of(corpus_of(3, sample_rates={44100: 3.0})).features.sample_rate == 16000
     slow, fast = (values_of(corpus_of(3, seconds_per_character=s)) for s in (0.25, 0.08))
+    hops = [
+        values_of(corpus_of(3, chinese=share, seconds_per_character=0.18)).features.hop_ms
+        for share in (0.0, 1.0)
+    ]
+    assert hops == [20, 10]  # a Mandarin character is two sounds, its initial and its final
     assert (slow.features.hop_ms, fast.features.hop_ms) == (20, 10)
     english = {"characters": 40, "words": 20_000, "seconds_per_character": 0.07}
     assert [values_of(corpus_of(h, **english)).tokenizer.kind for h in (3, 50)] == ["char", "bpe"]
