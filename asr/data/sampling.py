@@ -64,12 +64,7 @@ def plan_epoch(
             parts = [augment_with_pauses(part, pauses, rng) for part in parts]
         if augment.voices:
             parts = [with_voice_seeds(part, rng) for part in parts]
-    seeds = [None if epoch is None else rng.getrandbits(31) for _ in parts]
-    batches = [_batches(part, batch_seconds, own) for part, own in zip(parts, seeds, strict=True)]
-    if epoch is not None:  # lhotse's order of lengths is the same in each epoch, whatever the seed
-        for some in batches:
-            rng.shuffle(some)
-    return [batch for some in batches for batch in some]
+    return [batch for part in parts for batch in _batches(part, batch_seconds, seed, epoch)]
 
 
 def _shuffled(cuts: CutSet, rng: random.Random) -> CutSet:
@@ -78,8 +73,8 @@ def _shuffled(cuts: CutSet, rng: random.Random) -> CutSet:
     return CutSet.from_cuts(some)
 
 
-def _batches(cuts: CutSet, batch_seconds: float, seed: int | None) -> list[CutSet]:
-    rules = {"max_duration": batch_seconds, "shuffle": seed is not None, "seed": seed or 0}
+def _batches(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -> list[CutSet]:
+    rules = {"max_duration": batch_seconds, "shuffle": epoch is not None, "seed": seed}
     one_process = {"world_size": 1, "rank": 0}
     n_buckets = min(30, len(cuts) // 50)
     with warnings.catch_warnings():
@@ -89,6 +84,7 @@ def _batches(cuts: CutSet, batch_seconds: float, seed: int | None) -> list[CutSe
             if n_buckets > 1
             else SimpleCutSampler(cuts, **rules, **one_process)
         )
+        sampler.set_epoch(epoch or 0)
         return list(sampler)
 
 
