@@ -84,6 +84,13 @@ def halves(cuts: Sequence[Cut]) -> tuple[list[Cut], list[Cut]]:
     ]
 
 
+def choosing_and_measured(data: Path) -> tuple[list[Cut], list[Cut]]:
+    """Return a folder's utterances of dev and of test; without a test, those of dev in halves."""
+    dev, test = (data / f"{split}.jsonl.gz" for split in ("dev", "test"))
+    cuts = list(load_cuts(dev))
+    return (cuts, list(load_cuts(test))) if test.exists() else halves(cuts)
+
+
 @dataclass(frozen=True)
 class Trained:
     """What a training was of, and what its bundle's errors are, as shares of 1."""
@@ -174,9 +181,7 @@ def main() -> None:
     record.add_option(parser)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    dev, test = (args.data / f"{split}.jsonl.gz" for split in ("dev", "test"))
-    dev_cuts = list(load_cuts(dev))
-    choosing, measured = (dev_cuts, list(load_cuts(test))) if test.exists() else halves(dev_cuts)
+    choosing, measured = choosing_and_measured(args.data)
     for name, cuts in (("choosing", choosing), ("measured", measured)):
         CutSet.from_cuts(cuts).to_file(args.work / f"{name}.jsonl.gz")
     trained: dict[str, list[Trained]] = {}
