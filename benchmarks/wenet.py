@@ -76,7 +76,7 @@ class Corpus:
         """Return the filter banks at a speed, shape (frames, 80); those of training are kept."""
         key = (cut.id, speed)
         if key not in self.cached:
-            self.cached[key] = filter_banks(cut, speed).half()
+            self.cached[key] = filter_banks(cut, speed, dither=1.0).half()
         return self.cached[key].float()
 
 
@@ -85,13 +85,13 @@ def spelled(cut: Cut) -> str:
     return normalize_text(text_of(cut))
 
 
-def filter_banks(cut: Cut, speed: float = 1.0) -> Tensor:
-    """Return 80 filter banks of 25 ms every 10 ms, shape (frames, 80)."""
+def filter_banks(cut: Cut, speed: float = 1.0, dither: float = 0.0) -> Tensor:
+    """Return 80 filter banks of 25 ms every 10 ms, shape (frames, 80); training adds a dither."""
     wave = read_wave(cut, RATE)[None]
     if speed != 1.0:
         wave = torchaudio.functional.resample(wave, int(RATE * speed), RATE)
     banks: Tensor = kaldi.fbank(
-        wave * 32768, num_mel_bins=80, frame_length=25, frame_shift=10, dither=1.0,
+        wave * 32768, num_mel_bins=80, frame_length=25, frame_shift=10, dither=dither,
         energy_floor=0.0, sample_frequency=RATE,
     )  # fmt: skip
     return banks
