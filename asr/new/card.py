@@ -47,7 +47,11 @@ def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> s
             "sentences will be recognized far worse."
         )
     if evaluation.cer > 0.5:
-        parts.append("With more than half of the characters wrong it is of no use yet.")
+        parts.append(
+            "With more than half of the characters wrong it is of no use yet: more recordings, or "
+            "a model of other people's speech in this language to begin with (asr finetune), help "
+            "more than a longer training."
+        )
     return " ".join(parts)
 
 

@@ -265,7 +265,7 @@ def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
     on_dev = expectation(large, "dev", good)
     assert "not named" in on_dev and "chose the epochs" in on_dev
     bad = expectation(corpus, "test", found.model_copy(update={"cer": 0.8}))
-    assert "which is little" in bad and "of no use yet" in bad
+    assert "which is little" in bad and "of no use yet" in bad and "asr finetune" in bad
     copy = Path(shutil.copytree(made / "model", tmp_path / "model"))
     results = read_card(copy).partition("## Results")[2]
     (copy / "README.md").write_text("a card\n\n## Results\n" + results)
