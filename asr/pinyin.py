@@ -14,8 +14,11 @@ def units_of(kind: str) -> Units:
     """Return the function that splits a text into syllables with tones, or into their parts.
 
     `kind` is `syllable` (zhong1) or `initial_final` (zh, ong1); other letters are units of their
-    own. Raises ConfigError where pypinyin is not installed.
+    own. With `letter` all are, which needs no pypinyin. Raises ConfigError where it is not
+    installed.
     """
+    if kind == "letter":
+        return _letters
     try:
         from pypinyin import Style, lazy_pinyin
     except ImportError as error:
@@ -39,3 +42,7 @@ def units_of(kind: str) -> Units:
         return [part for both in found for part in dict.fromkeys(both) if part]
 
     return parts if kind == "initial_final" else partial(syllables, style=Style.TONE3)
+
+
+def _letters(text: str) -> list[str]:
+    return list(normalize_text(text).replace(" ", ""))

@@ -29,10 +29,10 @@ SOUNDS = tuple(
 
 
 class ConditioningConfig(FrozenModel):
-    """A CTC head of Mandarin initials and finals on an encoder layer, counted from 1.
+    """A CTC head of Mandarin initials and finals, and of letters, on an encoder layer.
 
-    Its guesses go to the layers above (Nozaki and Komatsu 2021). `weight` is that of its loss in
-    training, relative to the CTC loss of tokens.
+    `layer` counts from 1. Its guesses go to the layers above (Nozaki and Komatsu 2021). `weight` is
+    that of its loss in training, relative to the CTC loss of tokens.
     """
 
     layer: PositiveInt

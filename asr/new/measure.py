@@ -42,10 +42,10 @@ class CorpusMeasures(FrozenModel):
     """What a corpus is like; all but `splits` is of the training utterances of at most 30 s.
 
     `speakers` are those that are named, `characters` and `words` the different ones; `chinese` is
-    the share of Chinese characters in the text. A space is a character too in
-    `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence` is
-    the share of frames 35 dB below the loudest of their utterance. `too_long` counts utterances of
-    more than 30 s.
+    the share of Chinese characters in the text, `latin` that of English letters and digits. A space
+    is a character too in `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence`
+    is the share of frames 35 dB below the loudest of their utterance. `too_long` counts utterances
+    of more than 30 s.
     """
 
     hours: PositiveFloat
@@ -54,6 +54,7 @@ class CorpusMeasures(FrozenModel):
     characters: PositiveInt
     words: PositiveInt
     chinese: Annotated[float, Field(ge=0, le=1)] = 0.0
+    latin: Annotated[float, Field(ge=0, le=1)] = 0.0
     seconds_per_character: PositiveFloat
     shortest: PositiveFloat  # the 10th percentile of the utterances' seconds
     longest: PositiveFloat  # the 90th
@@ -109,6 +110,7 @@ def measure(
     texts = [normalize_text(text_of(cut)) for cut in train]  # as a recipe does, where none is given
     durations = [float(cut.duration) for cut in train]
     whole = "".join(texts)
+    n_letters = max(1, len(whole.replace(" ", "")))
     rates = {cut.sampling_rate: 0.0 for cut in sorted(train, key=lambda cut: cut.sampling_rate)}
     for cut in train:
         rates[cut.sampling_rate] += cut.duration / 3600
@@ -120,7 +122,8 @@ def measure(
         speakers=len(speakers - {""}),
         characters=len(set(whole) - {" "}),
         words=len({word for text in texts for word in text.split()}),
-        chinese=len(HAN_LETTER.findall(whole)) / max(1, len(whole.replace(" ", ""))),
+        chinese=len(HAN_LETTER.findall(whole)) / n_letters,
+        latin=sum(letter.isascii() and letter.isalnum() for letter in whole) / n_letters,
         seconds_per_character=sum(durations) / sum(map(len, texts)),
         shortest=float(shortest),
         longest=float(longest),

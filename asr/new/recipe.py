@@ -19,6 +19,7 @@ _CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps fo
 _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _VOICES_HOURS = 2.0
 _MANY_CHARACTERS = 1000
+_SPELLED = 0.8  # of the text, by the units of self-conditioning
 _VOICES = {
     "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
     "overload": 0.3,
@@ -98,8 +99,12 @@ def choose(
         why = "fewer errors than Adam's in two thirds of the steps"
         recipe.add("training.optimizer", {"kind": "muon", "rate": 1.5}, why)
     n_layers = math.ceil(positive_number(given, "model", "encoder", "n_layers") or size.n_layers[0])
-    if n_layers > 1 and corpus.is_mandarin and has_pinyin():
-        _add_sounds(recipe, n_layers)
+    if n_layers > 1 and (has_pinyin() or not corpus.chinese):
+        if corpus.is_mandarin:
+            _add_sounds(recipe, n_layers)
+        elif size is _SIZES[0] and is_aligned and corpus.chinese + corpus.latin >= _SPELLED:
+            why = "what a layer hears helps those above it: fewer errors of 20 words"
+            recipe.add("model.encoder.conditioning", {"layer": _first_heard(n_layers)}, why)
     for key, override in zip(keys, overrides or [], strict=True):
         apply_override(recipe.values, override)
         recipe.reasons[key] = "given by --set"
@@ -274,11 +279,16 @@ def has_pinyin() -> bool:
 
 def _add_sounds(recipe: Recipe, n_layers: int) -> None:
     """Add losses of initials and finals, and of syllables, at a third and two thirds of the way."""
-    first, second = math.ceil(n_layers / 3), math.ceil(2 * n_layers / 3)
+    first, second = _first_heard(n_layers), math.ceil(2 * n_layers / 3)
     why = "240 initials and finals are learned sooner than thousands of characters"
     recipe.add("model.encoder.conditioning", {"layer": first}, why)
     recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
     recipe.add("training.shared_sounds", True, "rare characters learn from all that sound so")
+
+
+def _first_heard(n_layers: int) -> int:
+    """Return the layer whose guesses go to those above it."""
+    return math.ceil(n_layers / 3)
 
 
 def _amount(corpus: CorpusMeasures) -> str:

@@ -20,7 +20,7 @@ from asr.evaluation.calibration import Calibration
 from asr.model.conditioning import SOUNDS
 from asr.model.projection import SetSparse, sparse_maps
 from asr.model.transformer import SpeechTransformer
-from asr.tokenizer import PAD
+from asr.tokenizer import HAN_LETTER, PAD
 from asr.train.auxiliary import UnitCtc, consistency, ctc_sum, intermediate_ctc
 from asr.train.distributed import all_reduce_sum
 from asr.train.sounds import SharedSounds
@@ -59,7 +59,8 @@ class SpeechModule(TrainingModule):
         weights = {f"{each.unit}_{each.layer}": each.weight for each in training.intermediate}
         conditioned = self.config.model.encoder.conditioning
         if conditioned and (own := self.model.encoder.conditioning):
-            self.heads.append(UnitCtc("initial_final", SOUNDS, own.head, nn.Identity()))
+            kind = "initial_final" if any(map(HAN_LETTER.search, texts)) else "letter"
+            self.heads.append(UnitCtc(kind, SOUNDS, own.head, nn.Identity()))
             weights["conditioning"] = conditioned.weight
         weights |= {"consistency": training.consistency} if training.consistency else {}
         self.loss_weights = (1 - share, share, *(share * weight for weight in weights.values()))

@@ -46,6 +46,7 @@ CORPORA = st.builds(
         st.sampled_from([8000, 11025, 16000, 22050, 44100, 48000]), st.floats(0.01, 500), min_size=1
     ),
     too_long=st.integers(0, 1000),
+    latin=st.floats(0, 1),
 )
 EPOCHS = st.none() | st.integers(1, 300)
 
@@ -153,6 +154,21 @@ def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
     assert values_of(others).model.encoder.conditioning is None
     monkeypatch.setattr(recipe_module, "has_pinyin", lambda: False)
     assert values_of(corpus_of(5, chinese=1.0)).model.encoder.conditioning is None
+
+
+def test_few_words_are_learned_by_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def heard(hours: float = 1.0, **changes) -> int | None:
+        conditioning = values_of(corpus_of(hours, **changes)).model.encoder.conditioning
+        return conditioning.layer if conditioning else None
+
+    monkeypatch.setattr(recipe_module, "has_pinyin", lambda: False)
+    assert heard(latin=1.0) == 2
+    assert heard(latin=0.5) is None, "the units have no letters of other alphabets"
+    assert heard(latin=1.0, seconds_per_character=0.01) is None, "there is no time for CTC"
+    assert heard(latin=1.0, hours=5) is None
+    assert heard(latin=0.6, chinese=0.4) is None
+    monkeypatch.setattr(recipe_module, "has_pinyin", lambda: True)
+    assert heard(latin=0.6, chinese=0.4) == 2
 
 
 @pytest.mark.parametrize("name", ["\x85", "\u2028", "\u3000中", "a: b", "x #y", "'"])

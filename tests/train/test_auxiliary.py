@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -11,9 +12,12 @@ from torch.nn.functional import kl_div
 
 from asr.bundle import Bundle
 from asr.config import Config
+from asr.errors import ConfigError
 from asr.model.conditioning import SOUNDS
 from asr.pinyin import units_of
+from asr.tokenizer import Tokenizer
 from asr.train.auxiliary import consistency, ctc_sum, intermediate_ctc
+from asr.train.module import SpeechModule
 from asr.training_config import IntermediateConfig
 from asr.transcription.recognizer import Recognizer
 from tests.helpers import run_cli, speak, tones_recipe, write_recipe
@@ -26,6 +30,29 @@ def test_syllables_have_tones_and_parts_and_letters_stay() -> None:
     parts = units_of("initial_final")
     assert parts("中国人了OK") == ["zh", "ong1", "g", "uo2", "r", "en2", "l", "e5", "O", "K"]
     assert parts("女儿二十") == ["n", "v3", "er2", "er4", "sh", "i2"]
+
+
+def test_letters_need_no_pypinyin(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "OK go, éTé 42"
+    expected = units_of("initial_final")(text)
+    monkeypatch.setitem(sys.modules, "pypinyin", None)
+    assert units_of("letter")(text) == expected == units_of("letter")(text.replace(" ", ""))
+    with pytest.raises(ConfigError, match="pypinyin knows"):
+        units_of("initial_final")
+
+
+@pytest.mark.parametrize(("texts", "has_pinyin"), [(["AB", "BA"], False), (["AB", "中"], True)])
+def test_a_layer_hears_letters_without_pypinyin_and_sounds_with_it(
+    tones: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str], has_pinyin: bool
+) -> None:
+    encoder = {"n_layers": 2, "conditioning": {"layer": 1}}
+    config = Config.model_validate(tones_recipe(tones, model={"encoder": encoder}))
+    bundle = Bundle.create(config, Tokenizer.train(texts, config.tokenizer))
+    if not has_pinyin:
+        monkeypatch.setitem(sys.modules, "pypinyin", None)
+    (head,) = SpeechModule(bundle, 1, texts).heads
+    heard = [[SOUNDS[i - 1] for i in ids] for ids in head.targets(texts)]
+    assert heard == [["A", "B"], ["zh", "ong1"] if has_pinyin else ["B", "A"]]
 
 
 def test_consistency_is_the_mean_divergence_of_both_directions() -> None:
