@@ -103,8 +103,8 @@ def choose(
         if corpus.is_mandarin:
             _add_sounds(recipe, n_layers)
         elif size is _SIZES[0] and is_aligned and corpus.chinese + corpus.latin >= _SPELLED:
-            why = "what a layer hears helps those above it: fewer errors of 20 words"
-            recipe.add("model.encoder.conditioning", {"layer": _first_heard(n_layers)}, why)
+            why = "the guesses of a layer help those above it: fewer errors of 20 words"
+            recipe.add("model.encoder.conditioning", {"layer": _guessing_layer(n_layers)}, why)
     for key, override in zip(keys, overrides or [], strict=True):
         apply_override(recipe.values, override)
         recipe.reasons[key] = "given by --set"
@@ -279,14 +279,14 @@ def has_pinyin() -> bool:
 
 def _add_sounds(recipe: Recipe, n_layers: int) -> None:
     """Add losses of initials and finals, and of syllables, at a third and two thirds of the way."""
-    first, second = _first_heard(n_layers), math.ceil(2 * n_layers / 3)
+    first, second = _guessing_layer(n_layers), math.ceil(2 * n_layers / 3)
     why = "240 initials and finals are learned sooner than thousands of characters"
     recipe.add("model.encoder.conditioning", {"layer": first}, why)
     recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
     recipe.add("training.shared_sounds", True, "rare characters learn from all that sound so")
 
 
-def _first_heard(n_layers: int) -> int:
+def _guessing_layer(n_layers: int) -> int:
     """Return the layer whose guesses go to those above it."""
     return math.ceil(n_layers / 3)
 

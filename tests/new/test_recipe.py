@@ -157,18 +157,18 @@ def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
 
 
 def test_few_words_are_learned_by_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    def heard(hours: float = 1.0, **changes) -> int | None:
+    def layer_of(hours: float = 1.0, **changes) -> int | None:
         conditioning = values_of(corpus_of(hours, **changes)).model.encoder.conditioning
         return conditioning.layer if conditioning else None
 
     monkeypatch.setattr(recipe_module, "has_pinyin", lambda: False)
-    assert heard(latin=1.0) == 2
-    assert heard(latin=0.5) is None, "the units have no letters of other alphabets"
-    assert heard(latin=1.0, seconds_per_character=0.01) is None, "there is no time for CTC"
-    assert heard(latin=1.0, hours=5) is None
-    assert heard(latin=0.6, chinese=0.4) is None
+    assert layer_of(latin=1.0) == 2
+    assert layer_of(latin=0.5) is None, "the units have no letters of other alphabets"
+    assert layer_of(latin=1.0, seconds_per_character=0.01) is None, "there is no time for CTC"
+    assert layer_of(latin=1.0, hours=5) is None
+    assert layer_of(latin=0.6, chinese=0.4) is None
     monkeypatch.setattr(recipe_module, "has_pinyin", lambda: True)
-    assert heard(latin=0.6, chinese=0.4) == 2
+    assert layer_of(latin=0.6, chinese=0.4) == 2
 
 
 @pytest.mark.parametrize("name", ["\x85", "\u2028", "\u3000中", "a: b", "x #y", "'"])

@@ -42,7 +42,7 @@ def test_letters_need_no_pypinyin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("texts", "has_pinyin"), [(["AB", "BA"], False), (["AB", "中"], True)])
-def test_a_layer_hears_letters_without_pypinyin_and_sounds_with_it(
+def test_a_layer_guesses_letters_without_pypinyin_and_sounds_with_it(
     tones: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str], has_pinyin: bool
 ) -> None:
     encoder = {"n_layers": 2, "conditioning": {"layer": 1}}
@@ -51,8 +51,8 @@ def test_a_layer_hears_letters_without_pypinyin_and_sounds_with_it(
     if not has_pinyin:
         monkeypatch.setitem(sys.modules, "pypinyin", None)
     (head,) = SpeechModule(bundle, 1, texts).heads
-    heard = [[SOUNDS[i - 1] for i in ids] for ids in head.targets(texts)]
-    assert heard == [["A", "B"], ["zh", "ong1"] if has_pinyin else ["B", "A"]]
+    units = [[SOUNDS[i - 1] for i in ids] for ids in head.targets(texts)]
+    assert units == [["A", "B"], ["zh", "ong1"] if has_pinyin else ["B", "A"]]
 
 
 def test_consistency_is_the_mean_divergence_of_both_directions() -> None:
