@@ -48,9 +48,9 @@ def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> s
         )
     if evaluation.cer > 0.5:
         parts.append(
-            "With more than half of the characters wrong it is of no use yet: more recordings, or "
-            "a model of other people's speech in this language to begin with (asr finetune), help "
-            "more than a longer training."
+            "With more than half of the characters wrong it is of no use yet. What helps: more "
+            "recordings, a model of other people's speech in this language to begin with (asr "
+            "finetune), or, where the dev CER still falls, a longer training."
         )
     return " ".join(parts)
 
