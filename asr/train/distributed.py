@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from asr.errors import ConfigError
-from asr.runtime.files import lock_folder, remove_stale
+from asr.runtime.files import LOCK, lock_folder, remove_stale
 
 T = TypeVar("T")
 
@@ -143,7 +143,21 @@ def sole_run(folder: Path) -> Iterator[None]:
         return file
 
     with rank_zero_first(lock):
-        yield
+        try:
+            yield
+        except BaseException:
+            if not rank():
+                _remove_unused(folder)
+            raise
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a run's folders in which nothing but the lock was written."""
+    if [path.name for path in folder.iterdir()] == [LOCK]:
+        (folder / LOCK).unlink()
+        folder.rmdir()
+        if not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:

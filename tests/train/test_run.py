@@ -314,7 +314,12 @@ def test_unusable_manifests_are_named(tmp_path: Path, tones: Path) -> None:
     values["data"] = {**values["data"], "min_seconds": 9.0}
     with pytest.raises(DataError, match="no utterance has a text"):
         train(Config.model_validate(values), tmp_path / "run")
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert not (tmp_path / "run").exists()
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "notes.txt").write_text("mine")
+    with pytest.raises(DataError, match="no utterance has a text"):
+        train(Config.model_validate(values), mine)
+    assert list(mine.iterdir()) == [mine / "notes.txt"]
 
 
 def test_the_schedules_are_what_they_say(tones: Path) -> None:
