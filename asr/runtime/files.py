@@ -112,6 +112,8 @@ def lock_folder(folder: Path) -> io.BufferedWriter:
     file = (folder / LOCK).open("ab")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(file.fileno()).st_nlink:  # its process has just removed it, and holds none
+            raise BlockingIOError
     except (BlockingIOError, PermissionError) as error:
         file.close()
         raise ConfigError(

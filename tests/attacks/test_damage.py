@@ -1,6 +1,7 @@
 """Damaged files of a run's folder give a sentence or do no harm; two runs do not share a folder."""
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -188,6 +189,18 @@ def test_a_run_does_not_continue_with_other_tokens(run: Path, recipe: Config) ->
     for _ in flips(run / "training" / "tokenizer.model", 0):
         with pytest.raises(ConfigError, match=r"damaged|other tokens"):
             train(recipe, run, resume=True, device="cpu")
+
+
+def test_a_lock_that_was_removed_between_opening_and_locking_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lockf = fcntl.lockf
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "lockf", lambda *a: (tmp_path / "lock").unlink() or lockf(*a))
+        with pytest.raises(ConfigError, match="another process is at work there"):
+            lock_folder(tmp_path)
+    with lock_folder(tmp_path):
+        assert (tmp_path / "lock").exists()
 
 
 def test_a_second_run_in_one_folder_is_refused(run: Path, recipe: Config, tmp_path: Path) -> None:
