@@ -53,18 +53,14 @@ def build(frames: Tensor, n_tokens: int, args: argparse.Namespace) -> Any:
         n_tokens, size, num_blocks=1, r_num_blocks=1, **shared
     )
     ctc = part("ctc", "CTC")(n_tokens, size)
-    for layer in (
-        ctc.ctc_lo,
-        decoder.left_decoder.output_layer,
-        decoder.right_decoder.output_layer,
-    ):
-        layer.register_forward_hook(_as_float32)
+    give_float32(ctc.ctc_lo, decoder.left_decoder.output_layer, decoder.right_decoder.output_layer)
     return part("asr_model", "ASRModel")(
         n_tokens, encoder, decoder, ctc, ctc_weight=args.ctc_weight,
         reverse_weight=0.3, lsm_weight=0.1, special_tokens={"<sos>": end, "<eos>": end},
     )  # fmt: skip
 
 
-def _as_float32(_layer: torch.nn.Module, _inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
-    """Return the logits as numbers of 32 bits: autocast on a GPU does this itself for softmax."""
-    return logits.float()
+def give_float32(*layers: torch.nn.Module) -> None:
+    """Have layers give logits of 32 bits: autocast on a GPU does this itself for a softmax."""
+    for layer in layers:
+        layer.register_forward_hook(lambda _layer, _inputs, logits: logits.float())

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 Row = TypeVar("Row", bound=BaseModel)
 
 LOCK = "lock"  # the file by which a process has a folder for itself
+_LOCK_ATTEMPTS = 10  # to lock a file that others may remove
 _TEMPORARY = ".asr-*.tmp"
 _STALE_SECONDS = 24 * 3600  # no file takes longer to write
 _MOST_BYTES = 1 << 26  # of a file that is read as a whole
@@ -108,21 +109,40 @@ def lock_folder(folder: Path) -> io.BufferedWriter:
     Raises ConfigError if another process has it. The kernel frees the lock of a killed process;
     forked processes do not inherit it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK).open("ab")
+    for _ in range(_LOCK_ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):  # a run that fails removes what it made
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / LOCK).open("ab")
+            if not _lock(file, folder) or _is_at(file, folder / LOCK):
+                return file
+            file.close()
+    raise _in_use(folder)
+
+
+def _lock(file: io.BufferedWriter, folder: Path) -> bool:
+    """Lock a folder's file; return whether its file system can. Raises ConfigError if in use."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.fstat(file.fileno()).st_nlink:  # its process has just removed it, and holds none
-            raise BlockingIOError
     except (BlockingIOError, PermissionError) as error:
         file.close()
-        raise ConfigError(
-            f"{folder}: another process is at work there: wait until it ends, or give another "
-            "folder"
-        ) from error
+        raise _in_use(folder) from error
     except OSError as error:
         log.warning("%s: start no second run there, it cannot be locked (%s)", folder, error)
-    return file
+        return False
+    return True
+
+
+def _is_at(file: io.BufferedWriter, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _in_use(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"{folder}: another process is at work there: wait until it ends, or give another folder"
+    )
 
 
 def read_bytes(path: Path, most: int = _MOST_BYTES) -> bytes:

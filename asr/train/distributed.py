@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -130,8 +130,10 @@ def from_rank_zero(work: Callable[[], bytes]) -> bytes:
 def sole_run(folder: Path) -> Iterator[None]:
     """Lock a run's folder, in rank 0 for all, and remove what killed processes left half written.
 
-    Raises ConfigError if another run has it.
+    The folders that a failed run made, and wrote nothing to, are removed. Raises ConfigError if
+    another run has the folder.
     """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
 
     def lock() -> AbstractContextManager[object]:
         if rank():
@@ -146,18 +148,18 @@ def sole_run(folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if not rank():
-                _remove_unused(folder)
+            if made and not rank():
+                _remove_unused(made)
             raise
 
 
-def _remove_unused(folder: Path) -> None:
-    """Remove a run's folders in which nothing but the lock was written."""
-    if [path.name for path in folder.iterdir()] == [LOCK]:
-        (folder / LOCK).unlink()
-        folder.rmdir()
-        if not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
+def _remove_unused(made: list[Path]) -> None:
+    """Remove the folders that a run made, innermost first, where they hold its lock alone."""
+    with suppress(OSError):  # why the run ends is what counts
+        if [path.name for path in made[0].iterdir()] == [LOCK]:
+            (made[0] / LOCK).unlink()  # while it is locked: no other process can have it
+            for folder in made:
+                folder.rmdir()
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:

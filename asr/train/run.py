@@ -19,6 +19,7 @@ import torch
 from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, is_within, load_weights
 from asr.config import Config, dump_config, load_config
 from asr.data.manifest import text_of
+from asr.decoding.decode import SpeechDecoder
 from asr.errors import AsrError, ConfigError
 from asr.evaluation.cer import have_words
 from asr.model.size import count_parameters
@@ -99,7 +100,6 @@ def _train(
         replayed = datamodule.replay.utterances if datamodule.replay else ()
         texts = [text_of(cut) for cut in chain(datamodule.utterances, replayed)]
         module = SpeechModule(bundle, datamodule.total_steps, texts, have_words(dev_texts))
-        module.decoder.check(config.decoding)
         writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, device)
         checkpoints = Checkpoints(state, module, datamodule, writer.write, lambda: mirror(False))
         fit(module, checkpoints, device, writer.cost, MemoryProbe(datamodule))
@@ -197,12 +197,14 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
 def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     """Return the data and fresh weights, with tokens and statistics of its training cuts alone.
 
-    Raises AsrError where the disk has no room for what the run will write.
+    Raises AsrError where the disk has no room for what the run will write, ConfigError where the
+    model cannot be decoded as the recipe says.
     """
     datamodule = rank_zero_first(lambda: SpeechDataModule(config))
     tokens = from_rank_zero(lambda: _tokenizer(config, state, datamodule).model)
     tokenizer = Tokenizer(tokens, config.tokenizer.normalize)
     bundle = rank_zero_first(lambda: _fresh_bundle(config, tokenizer, datamodule))
+    SpeechDecoder(bundle.model, tokenizer).check(config.decoding)
     datamodule.read_with(bundle)
     rank_zero_first(lambda: None if rank() else _write_run_files(config, bundle, state))
     expected, n_tokens = config.tokenizer.vocab_size, tokenizer.vocab_size

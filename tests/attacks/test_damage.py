@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -191,16 +193,38 @@ def test_a_run_does_not_continue_with_other_tokens(run: Path, recipe: Config) ->
             train(recipe, run, resume=True, device="cpu")
 
 
-def test_a_lock_that_was_removed_between_opening_and_locking_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("removed", ["lock", "folder", "lock, ten times"])
+def test_a_folder_is_locked_though_another_run_has_just_removed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
 ) -> None:
-    lockf = fcntl.lockf
+    folder, lockf, calls = tmp_path / "run", fcntl.lockf, []
+
+    def remove_and_lock(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1 or removed == "lock, ten times":
+            (folder / "lock").unlink()
+            if removed == "folder":
+                folder.rmdir()
+        lockf(*args)
+
     with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "lockf", lambda *a: (tmp_path / "lock").unlink() or lockf(*a))
-        with pytest.raises(ConfigError, match="another process is at work there"):
-            lock_folder(tmp_path)
+        patch.setattr(fcntl, "lockf", remove_and_lock)
+        if removed == "lock, ten times":
+            with pytest.raises(ConfigError, match="another process is at work there"):
+                lock_folder(folder)
+            return
+        with lock_folder(folder) as file:
+            assert os.path.samestat(os.fstat(file.fileno()), (folder / "lock").stat())
+    assert len(calls) == 2
+
+
+def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=error))
     with lock_folder(tmp_path):
-        assert (tmp_path / "lock").exists()
+        assert "start no second run there" in caplog.text
 
 
 def test_a_second_run_in_one_folder_is_refused(run: Path, recipe: Config, tmp_path: Path) -> None:

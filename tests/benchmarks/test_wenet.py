@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks import wenet
 from benchmarks.wenet import Corpus, Training, averaged, batches, errors, masked
+from benchmarks.wenet_model import give_float32
 
 
 def cut(name: str, seconds: float, text: str, recording: Recording | None = None) -> MonoCut:
@@ -47,6 +48,14 @@ def test_masks_hide_some_of_the_features_and_change_nothing_else() -> None:
     assert (features >= 1).all()
     known = {round(value, 6) for value in features.flatten().tolist()}
     assert {round(value, 6) for value in hidden.flatten().tolist()} - {0.0} <= known
+
+
+def test_the_softmax_of_the_output_has_32_bits_though_products_have_16() -> None:
+    layer = nn.Linear(8, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.rand(2, 8)).log_softmax(-1).dtype == torch.bfloat16
+        give_float32(layer)
+        assert layer(torch.rand(2, 8)).log_softmax(-1).dtype == torch.float32
 
 
 def test_a_text_is_spelled_by_its_tokens() -> None:

@@ -22,6 +22,7 @@ from asr.errors import ConfigError, DataError
 from asr.evaluation.calibration import Calibration
 from asr.evaluation.cer import ErrorCounts
 from asr.train.checkpoints import Checkpoints
+from asr.train.distributed import sole_run
 from asr.train.progress import TrainingProgress
 from asr.train.run import train
 from asr.train.schedule import rate
@@ -315,11 +316,47 @@ def test_unusable_manifests_are_named(tmp_path: Path, tones: Path) -> None:
     with pytest.raises(DataError, match="no utterance has a text"):
         train(Config.model_validate(values), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    (mine := tmp_path / "mine").mkdir()
-    (mine / "notes.txt").write_text("mine")
-    with pytest.raises(DataError, match="no utterance has a text"):
-        train(Config.model_validate(values), mine)
-    assert list(mine.iterdir()) == [mine / "notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("new/deep/run", []),
+        (".", []),
+        ("empty", ["empty"]),
+        ("link", ["empty", "link"]),
+        ("mine", ["mine", "mine/notes.txt"]),
+        ("written", ["written", "written/training", "written/training/lock", "written/training/x"]),
+        ("removed", []),
+    ],
+)
+def test_a_run_that_fails_leaves_the_folders_that_were_there_or_have_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, left: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if given in ("empty", "link", "mine"):
+        Path(given.replace("link", "empty")).mkdir()
+    if given == "link":
+        Path("link").symlink_to("empty")
+    if given == "mine":
+        Path("mine/notes.txt").touch()
+    with pytest.raises(DataError, match="refused"), sole_run(Path(given) / "training"):
+        if given == "written":
+            Path("written/training/x").touch()
+        if given == "removed":
+            shutil.rmtree(given)
+        raise DataError("refused")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == left
+
+
+def test_a_recipe_that_its_model_cannot_be_decoded_by_writes_nothing(
+    tmp_path: Path, tones: Path
+) -> None:
+    values = tones_recipe(tones, decoding={"method": "ctc_sounds"})
+    values["tokenizer"] = {"kind": "bpe", "vocab_size": 12}
+    with pytest.raises(ConfigError, match="tokens of one character"):
+        train(Config.model_validate(values), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_schedules_are_what_they_say(tones: Path) -> None:
