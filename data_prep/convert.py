@@ -1,6 +1,7 @@
 """Audio in formats that libsndfile does not read, through FFmpeg, as FLAC."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import soundfile as sf
 
 from asr.audio.media import Media, media_format
 from asr.errors import AudioError
-from asr.runtime.files import open_regular, write_atomically
+from asr.runtime.files import open_regular, remove_stale, write_atomically
 
 
 def needs_conversion(path: Path) -> bool:
@@ -23,16 +24,21 @@ def needs_conversion(path: Path) -> bool:
 def to_flac(source: Path, target: Path) -> None:
     """Write a recording's first audio track as 16-bit mono FLAC at its own rate.
 
-    An existing newer file is kept. Raises AudioError, whose `code` says why it cannot be used:
-    no_samples, truncated, two_rates or not_finite, or as those of `Media`.
+    An existing copy of this very file is kept. Raises AudioError, whose `code` says why it cannot
+    be used: no_samples, truncated, two_rates or not_finite, or as those of `Media`.
     """
-    if target.is_file() and target.stat().st_mtime >= source.stat().st_mtime:
-        return
+    found = source.stat()
+    of = f"{source.absolute()} {found.st_size} {found.st_mtime_ns}"
+    mark = sha256(of.encode(errors="surrogateescape")).hexdigest()
+    with suppress(sf.LibsndfileError), sf.SoundFile(target) as copy:  # where there is one
+        if copy.comment == mark:
+            return
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, lambda temporary: _write(source, temporary))
+    remove_stale(target.parent)
+    write_atomically(target, lambda temporary: _write(source, temporary, mark))
 
 
-def _write(source: Path, target: Path) -> None:
+def _write(source: Path, target: Path, mark: str) -> None:
     with open_regular(source) as file, ExitStack() as opened:
         media, sound = Media(file, media_format(file, 0) or "", str(source)), None
         for rate, block_NC in media:
@@ -41,6 +47,7 @@ def _write(source: Path, target: Path) -> None:
             if sound is None:
                 made = sf.SoundFile(target, "w", rate, 1, "PCM_16", format="FLAC")
                 sound = opened.enter_context(made)
+                sound.comment = mark
             _check(source, block_NC, rate, sound.samplerate)
             sound.write(block_NC.mean(axis=1))
         seconds = sound.frames / sound.samplerate if sound else 0.0

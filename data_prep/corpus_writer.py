@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asr.errors import DataError
+from asr.runtime.files import PARTIAL, remove_stale
 from asr.schema import FrozenModel
 from data_prep.cuts import Cluster, Line, Utterance, make_lines
 from data_prep.probe import FIXES
@@ -129,7 +130,8 @@ def _staged(out: Path) -> Iterator[Path]:
     """Yield a folder whose files replace those in `out` at the end, if nothing was raised."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".partial-", dir=out) as folder:
+        remove_stale(out)
+        with TemporaryDirectory(prefix=PARTIAL, dir=out) as folder:
             yield Path(folder)
             names, report = {path.name for path in Path(folder).iterdir()}, out / REPORT
             for name in names - {REPORT}:

@@ -21,6 +21,7 @@ import soundfile as sf
 from lhotse import AudioSource, MonoCut, MultiCut, Recording, SupervisionSegment
 
 from asr.data.cuts import CONVERTED_FROM
+from asr.data.recordings import NOT_A_FILE
 from asr.errors import AsrError, AudioError, DataError
 from asr.runtime.processes import end_with_parent
 from asr.runtime.storage import SMALL_BYTES, RemoteFile, read_small
@@ -164,8 +165,11 @@ def _fault(utterance: Utterance) -> str:
     """Return why an utterance cannot be used, whatever its recording is; else nothing."""
     if not normalize_text(utterance.text, "keep"):
         return "empty_transcript"
+    kind, source = _source(utterance.path)
+    if kind == "file" and NOT_A_FILE.match(source):
+        return "unusable_path"
     try:
-        f"{utterance.id} {utterance.speaker} {_source(utterance.path)[1]}".encode()
+        f"{utterance.id} {utterance.speaker} {source}".encode()
     except UnicodeEncodeError:
         return "undecodable_name"
     return ""

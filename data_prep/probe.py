@@ -4,17 +4,23 @@ import errno
 import re
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import soundfile as sf
 
-from asr.audio.decoder import is_truncated_wav
+from asr.audio.decoder import is_truncated_riff
+from asr.audio.ogg import is_cut_off
+from asr.data.recordings import MOST_CHANNELS, RATES
 from asr.errors import AsrError, AudioError
 from asr.runtime.storage import RemoteFile
 
 # What to do if every recording of a corpus has the same fault.
 FIXES = {
     "shorten_compressed": "unpack every file with `sph2pipe IN.sph OUT.sph` (a tool of the LDC)",
+    "unusable_rate": f"convert them to {RATES[0]:,} to {RATES[-1]:,} Hz",
+    "too_many_channels": f"convert them to at most {MOST_CHANNELS} channels",
+    "unusable_path": "rename the folder whose name ends in .tar: nothing is read in a tar file",
     "undecodable_name": "rename files and folders to UTF-8, for instance with `convmv`",
     "no_speech": "look whether the recordings hold speech of the model's language",
     "low_confidence": "train a better model first, or give a lower --confidence",
@@ -27,8 +33,9 @@ def probe(path: Path | RemoteFile, content: bytes | None = None) -> sf._SoundFil
 
     Reads the header and the last sample; only float files, which alone can hold NaN, are decoded.
     `content` is that of a file by URL, if it was read already.
-    Raises AudioError whose `code` is missing, unreadable, shorten_compressed, no_samples, truncated
-    or not_finite, and AsrError where storage does not answer.
+    Raises AudioError whose `code` is missing, unreadable, shorten_compressed, no_samples,
+    truncated, unusable_rate, too_many_channels or not_finite, and AsrError where storage does not
+    answer.
     """
     if isinstance(path, RemoteFile):
         return _probe_remote(path, content)
@@ -36,7 +43,7 @@ def probe(path: Path | RemoteFile, content: bytes | None = None) -> sf._SoundFil
         raise AudioError(f"{path}: there is no such file: check the corpus", "missing")
     try:
         with path.open("rb") as opened:
-            sphere = _sphere(path, opened.read(1024))
+            sphere = _header(path, opened)
         info = sf.info(str(path), verbose=True)
         _check_length(path, sphere, info)
         with sf.SoundFile(path) as file:
@@ -49,7 +56,7 @@ def probe(path: Path | RemoteFile, content: bytes | None = None) -> sf._SoundFil
 def _probe_remote(file: RemoteFile, content: bytes | None) -> sf._SoundFileInfo:
     try:
         with file.open() if content is None else BytesIO(content) as opened:
-            sphere = _sphere(file, opened.read(1024))
+            sphere = _header(file, opened)
             opened.seek(0)
             info = sf.info(opened, verbose=True)
             _check_length(file, sphere, info)
@@ -65,8 +72,14 @@ def _probe_remote(file: RemoteFile, content: bytes | None) -> sf._SoundFileInfo:
     return info
 
 
-def _sphere(path: Path | RemoteFile, header: bytes) -> bytes:
-    """Return the header of a SPHERE file, none of others. Raises AudioError for compressed ones."""
+def _header(path: Path | RemoteFile, file: BinaryIO) -> bytes:
+    """Return the header of a SPHERE file, none of others.
+
+    Raises AudioError for compressed ones, and for an Ogg file that ends within a page.
+    """
+    header = file.read(1024)
+    if header.startswith(b"OggS") and is_cut_off(file):
+        raise AudioError(f"{path}: ends within a page: copy it again", "truncated")
     sphere = header if header.startswith(b"NIST_1A") else b""
     if b"embedded-shorten" in sphere:
         fix = FIXES["shorten_compressed"]
@@ -77,10 +90,16 @@ def _sphere(path: Path | RemoteFile, header: bytes) -> bytes:
 def _check_length(path: Path | RemoteFile, sphere: bytes, info: sf._SoundFileInfo) -> None:
     announced = re.search(rb"^sample_count -i (\d+)", sphere, re.MULTILINE)
     is_short = announced is not None and int(announced[1]) > info.frames
-    if is_short or is_truncated_wav(info.extra_info):
+    if is_short or is_truncated_riff(info.extra_info):
         raise AudioError(f"{path}: is shorter than its header says: copy it again", "truncated")
     if info.frames <= 0:
         raise AudioError(f"{path}: holds no samples: remove it", "no_samples")
+    if info.samplerate not in RATES:  # which no reader of the manifest would take
+        fix = FIXES["unusable_rate"]
+        raise AudioError(f"{path}: has {info.samplerate:,} Hz: {fix}", "unusable_rate")
+    if info.channels > MOST_CHANNELS:
+        fix = FIXES["too_many_channels"]
+        raise AudioError(f"{path}: has {info.channels} channels: {fix}", "too_many_channels")
 
 
 def _unreadable(path: Path | RemoteFile, error: Exception) -> AudioError:

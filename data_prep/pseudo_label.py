@@ -20,7 +20,7 @@ from asr.data.cuts import origins, recordings_of
 from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError, DataError
 from asr.evaluation.agreement import DevGuesses, Expected, Guess, Limits, View, digest, views
-from asr.runtime.files import LOCK, read_bytes, read_json, write_text
+from asr.runtime.files import LOCK, PARTIAL, read_bytes, read_json, write_text
 from asr.runtime.storage import is_url
 from asr.runtime.tensors import read_metadata
 from asr.schema import FrozenModel
@@ -144,7 +144,7 @@ class Labels:
 
     def write(self, limits: Limits) -> tuple[Report, float]:
         """Write the corpus of what the limits keep; return its report, and the hours of all."""
-        for left in self.out.glob(".partial-*"):  # by a killed run
+        for left in self.out.glob(f"{PARTIAL}*"):  # by a killed run
             shutil.rmtree(left)
         kept: list[Utterance] = []
         left_out: list[LeftOut] = []

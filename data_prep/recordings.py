@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from asr.errors import DataError
 from asr.runtime.storage import RemoteFile, find_remote
 from asr.transcription.jobs import SUFFIXES
+from data_prep.corpus_writer import REPORT
 
 
 class Recordings:
@@ -41,6 +42,9 @@ class Recordings:
                 raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
             if found:
                 return next(iter(found))
+        inside = (place for place in places if not place.startswith(".."))
+        if isinstance(self.root, Path) and any((self.root / place).is_file() for place in inside):
+            raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
 
     def _places(self, written: str) -> Iterator[str]:
@@ -66,11 +70,29 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
                 f"{root}: cannot be listed ({reason}): check the URL and the key"
             ) from error
         return
-    for path in root.rglob("*"):
-        is_copy = path.absolute().is_relative_to(converted.absolute())
-        is_own = is_copy and Path(path.stem).suffix.lower() in SUFFIXES  # take.m4a.flac
+    for path in _files(root):
+        is_own = Path(path.stem).suffix.lower() in SUFFIXES and _is_copy(path, converted)
         if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
             yield path, path.relative_to(root)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yield what is below a folder; a folder that several links name is looked at once."""
+    seen = set[str]()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(folder, name) for name in names)
+
+
+def _is_copy(path: Path, converted: Path) -> bool:
+    """Return whether a file such as take.m4a.flac was written by a preparation, this or another."""
+    return path.absolute().is_relative_to(converted.absolute()) or any(
+        folder.name == converted.name and (folder.parent / REPORT).is_file()
+        for folder in path.parents
+    )
 
 
 def key_of(name: str) -> str:

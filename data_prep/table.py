@@ -5,12 +5,14 @@ libsndfile does not read (m4a, webm, mp4, aac) become FLAC beside the cuts.
 """
 
 import logging
+import os
 import random
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
 from typing import cast
@@ -90,6 +92,7 @@ def _utterances(
     """Return the lines whose recordings are there, each with its utterance; list the others."""
     files = Recordings(recordings, table.path.parent, out / _CONVERTED)
     found, said, speakers = [], [], dict[str, str]()
+    owners = dict[str, Path | RemoteFile]()
     for number, fault in table.faults.items():
         left_out.append(LeftOut(f"line {number}", "", str(table.path), fault.reason))
         said.append(f"{table.path}, line {number}: {fault.what}")
@@ -102,9 +105,15 @@ def _utterances(
             continue
         # A person is one, however the name is written.
         speaker = speakers.setdefault(key_of(line.speaker or ""), line.speaker or "")
-        found.append((line, _utterance(line, speaker, path, files.within[path])))
+        one = _utterance(line, speaker, path, files.within[path])
+        if owners.setdefault(one.id, path) != path:  # a-b.wav and a/b.wav, a.wav and a.flac
+            of = sha256(os.fsencode(files.within[path])).hexdigest()[:8]
+            one = replace(one, id=f"{one.id}-{of}")
+        found.append((line, one))
     pairs = _of_one_text(found, table.path, left_out, said)
     _say(said, is_listed=bool(pairs))
+    if found and not pairs:
+        raise DataError(f"{table.path}: gives every recording several texts: keep one line of each")
     if not pairs:
         raise DataError(
             f"{table.path}: none of its {len(table.lines)} recordings is in {recordings}: check "

@@ -49,12 +49,23 @@ def _is_western(text: str) -> bool:
     return n_within > n_runs / 2
 
 
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _encodings(data: bytes) -> tuple[str, ...]:
     """Return the encodings that a text can have, the likeliest first."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return ("utf-16",)
-    if b"\0" in data:  # line breaks of UTF-16 without a mark: which byte of them is the zero?
-        return ("utf-16-le",) if data[1::2].count(0) > data[::2].count(0) else ("utf-16-be",)
+    n_even, n_odd = data[::2].count(0), data[1::2].count(0)
+    # UTF-16 without a mark: which byte of its line breaks and Latin letters is the zero? UTF-8 with
+    # a few zeros is damaged.
+    if n_even + n_odd > len(data) / 8 or (n_even + n_odd and not _is_utf8(data)):
+        return ("utf-16-le",) if n_odd > n_even else ("utf-16-be",)
     text = data.decode("utf-8", "replace")
     n_wrong = text.count("\ufffd")
     n_right = sum(character > "\x7f" for character in text) - n_wrong

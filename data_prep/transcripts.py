@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
@@ -158,11 +159,17 @@ def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
             continue
         try:
             values = json.loads(line)
-            cells = {str(k): "" if v is None else str(v) for k, v in values.items()}
+            cells = {str(k): _json_cell(v) for k, v in values.items()}
         except (ValueError, AttributeError, RecursionError):
             table.faults[number] = Fault("bad_row", "it is not a JSON object")
             continue
         yield number, cells
+
+
+def _json_cell(value: Any) -> str:
+    """Return a string or number as text; what is neither is empty."""
+    is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value) if is_text else ""
 
 
 def _cell_rows(
@@ -176,7 +183,7 @@ def _cell_rows(
         # Tables of tabs have no quotes, but those that a spreadsheet saves as "Unicode text".
         reader = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE)
     else:
-        reader = csv.reader(file, delimiter=delimiter)
+        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
     header: list[str] = []
     start = 1
     try:
@@ -200,7 +207,7 @@ def _cell_rows(
                 what = f"it has {len(cells)} cells, the first line has {len(header)}"
                 table.faults[number] = Fault("bad_row", what)
                 continue
-            yield number, dict(zip(header, cells, strict=True))
+            yield number, {name: cells[header.index(name)] for name in header}
     except csv.Error as error:
         raise DataError(
             f"{table.path}, line {start}: not a row of a table ({error}): correct it, or save the "

@@ -22,12 +22,14 @@ _UNKNOWN_WAV_LENGTH = 0x7FFFF000
 _UNKNOWN_FRAMES = 2**62
 
 
-def is_truncated_wav(libsndfile_log: str) -> bool:
-    """Return whether a WAV header announces more samples than the file holds.
+def is_truncated_riff(libsndfile_log: str) -> bool:
+    """Return whether a WAV or AIFF header announces more samples than the file holds.
 
     libsndfile corrects the length without an error; only its log gives the announced one.
     """
-    log = re.search(r"^\s*data\s*: (\d+) \(should be (\d+)\)", libsndfile_log, re.MULTILINE)
+    log = re.search(
+        r"^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)", libsndfile_log, re.MULTILINE
+    )
     return log is not None and int(log[2]) < int(log[1]) < _UNKNOWN_WAV_LENGTH
 
 
@@ -87,8 +89,8 @@ class Decoder:
             return out[: unread.argmax() if unread.any() else len(out)]
 
     def _truncated(self) -> bool:
-        if self.sound.format in ("WAV", "WAVEX"):
-            return is_truncated_wav(self.sound.extra_info)
+        if self.sound.format in ("WAV", "WAVEX", "AIFF"):
+            return is_truncated_riff(self.sound.extra_info)
         if self.sound.frames >= _UNKNOWN_FRAMES or self.part.is_estimate:
             return self.broken
         return bool(self.n_decoded < self.sound.frames)

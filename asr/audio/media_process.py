@@ -122,6 +122,8 @@ def decode(format: str) -> None:
     stream.codec_context.thread_count = 1
     if format == "mov" and stream.duration and stream.time_base:  # others estimate it
         note(seconds=float(stream.duration * stream.time_base))
+    if format == "matroska" and container.duration and len(container.streams) == 1:
+        note(seconds=container.duration / av.time_base)
     # MP4 has an index behind the audio, and another track may be longer.
     note(ends_with_audio=format != "mov" and len(container.streams) == 1)
     resampler, now, block, place = av.AudioResampler("flt"), (0, 0), bytearray(), 0

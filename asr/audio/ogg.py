@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _HEAD, _MOST_LACING = 27, 255
+_MOST_PAGE = _HEAD + _MOST_LACING + 255 * _MOST_LACING  # bytes
 _IS_FIRST = 2  # a flag: the page begins a stream
 _PAGE_COST, _STEP = 1500, 2**22  # bytes that take as long as a page as such; as some 15 ms
 _MOST_DAMAGED = 1000
@@ -56,6 +57,21 @@ def find_pages(binary: BinaryIO, start: int, size: int) -> Generator[None, None,
         pages.holes.append((pages.end, size))
         pages.end = size
     return pages
+
+
+def is_cut_off(binary: BinaryIO) -> bool:
+    """Return whether the last page of a file goes beyond its end."""
+    size = binary.seek(0, 2)
+    binary.seek(max(0, size - _MOST_PAGE))
+    tail = binary.read(_MOST_PAGE)
+    start = tail.rfind(b"OggS\0")
+    page = tail[start:]
+    if start < 0:
+        return False
+    if len(page) < _HEAD:
+        return True
+    n_segments = page[_HEAD - 1]
+    return len(page) < _HEAD + n_segments + sum(page[_HEAD : _HEAD + n_segments])
 
 
 def _page(binary: BinaryIO, at: int) -> tuple[int, int]:

@@ -189,15 +189,17 @@ def _absolute(path: Path) -> str:
 def _prepare(folder: Path, source: _Recordings | _Words) -> "CorpusMeasures":
     """Write cuts and measurements, unless they are there; where that fails, leave nothing."""
     from asr.new.measure import SAMPLED, CorpusMeasures, measure
-    from asr.runtime.files import LOCK, read_json, write_text
+    from asr.runtime.files import LOCK, PARTIAL, TEMPORARY, read_json, write_text
 
     data = folder / _DATA
     corpus = read_json(folder / _CORPUS, CorpusMeasures, "measurements of `asr new`: remove it")
     if corpus:
         note(f"{data}: is prepared already")
         return corpus
-    for left in data.glob(".partial-*"):  # by a killed run
+    for left in data.glob(f"{PARTIAL}*"):  # by a killed run
         shutil.rmtree(left)
+    for left in data.rglob(TEMPORARY):
+        left.unlink()
     try:
         report = source.prepare(data)
         show_report(report, data)

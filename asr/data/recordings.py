@@ -23,12 +23,12 @@ _SOURCES = {"file", "memory", "shar"}
 _TRANSFORMS = {"Speed", "Tempo", "Resample", "Volume", "Narrowband", "Clipping"}
 # A path that is a command, standard input or an address, or is inside a tar file, which lhotse
 # would open itself.
-_NOT_A_FILE = re.compile(r"pipe:|-\Z|[A-Za-z][A-Za-z0-9+.-]*://|.*\.tar/", re.DOTALL)
+NOT_A_FILE = re.compile(r"pipe:|-\Z|[A-Za-z][A-Za-z0-9+.-]*://|.*\.tar/", re.DOTALL)
 URL = "url"  # the type of a source by URL, which `shar.fetch` reads
 RATES = range(1_000, 384_001)  # resampling from a lower one makes any recording large
 _NARROWBAND = 8000
 _MOST_TERMS = 1 << 12
-_MOST_CHANNELS = 32
+MOST_CHANNELS = 32
 _MOST_TRANSFORMS = 64
 _MOST_CHANGE = 10.0  # of a recording's length, by all its transforms
 
@@ -39,7 +39,7 @@ def check_recording(cut_id: str, recording: Recording, allowed: Sequence[str] = 
     `allowed` are the prefixes of URLs that may be read. Raises TypeError for what could run a
     command or fetch a file, ValueError for absurd values.
     """
-    if len(recording.sources) > _MOST_CHANNELS:
+    if len(recording.sources) > MOST_CHANNELS:
         raise ValueError(f"{cut_id}: its recording has {len(recording.sources)} sources")
     for source in recording.sources:
         if source.type in (URL, "file") and is_allowed(str(source.source), allowed):
@@ -48,7 +48,7 @@ def check_recording(cut_id: str, recording: Recording, allowed: Sequence[str] = 
             raise TypeError(
                 f"{cut_id}: a recording's source is a {source.type}, which is not run or fetched"
             )
-        elif source.type == "file" and _NOT_A_FILE.match(source.source):
+        elif source.type == "file" and NOT_A_FILE.match(source.source):
             raise TypeError(
                 f"{cut_id}: {source.source} is a command, an address or inside a tar file, which "
                 "is not run, fetched or opened: give a file's path"
@@ -138,7 +138,7 @@ def check_audio(recording: Recording) -> None:
             raise ValueError(
                 f"{name} has {info.frames:,} samples, its manifest says {round(seconds * rate):,}"
             )
-        if info.channels > _MOST_CHANNELS:
+        if info.channels > MOST_CHANNELS:
             raise ValueError(f"{name} has {info.channels} channels")
 
 

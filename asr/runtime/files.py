@@ -28,7 +28,8 @@ Row = TypeVar("Row", bound=BaseModel)
 
 LOCK = "lock"  # the file by which a process has a folder for itself
 _LOCK_ATTEMPTS = 10  # to lock a file that others may remove
-_TEMPORARY = ".asr-*.tmp"
+PARTIAL = ".partial-"  # begins the name of a folder that replaces another at its end
+TEMPORARY = ".asr-*.tmp"  # matches a file that is not whole yet
 _STALE_SECONDS = 24 * 3600  # no file takes longer to write
 _MOST_BYTES = 1 << 26  # of a file that is read as a whole
 
@@ -39,7 +40,7 @@ def temporary_beside(path: Path) -> Path:
     Its name is short, for `path` may have the longest name there is, and random, for processes of
     several containers have the same numbers.
     """
-    return path.with_name(_TEMPORARY.replace("*", secrets.token_hex(8)))
+    return path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -96,11 +97,11 @@ def stdin_copy() -> BinaryIO:
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove temporary files that killed processes have left in a folder."""
-    for path in folder.glob(_TEMPORARY):
+    """Remove temporary files and folders that killed processes have left in a folder."""
+    for path in (*folder.glob(TEMPORARY), *folder.glob(f"{PARTIAL}*")):
         with contextlib.suppress(FileNotFoundError):  # its owner may finish it now
             if path.stat().st_mtime < time.time() - _STALE_SECONDS:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def lock_folder(folder: Path) -> io.BufferedWriter:

@@ -1,0 +1,176 @@
+"""Recordings of every name and kind: each is found, used whole with its own text, or left out."""
+
+import io
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+from asr.audio.ogg import is_cut_off
+from asr.data.manifest import load_cuts
+from asr.errors import DataError
+from data_prep.table import prepare
+from data_prep.text_file import read_text
+from data_prep.transcripts import read_transcripts
+from tests.helpers import encode
+
+
+def write_wave(path: Path, seconds: float = 1.0, rate: int = 16000, channels: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = 0.1 * np.random.default_rng(1).standard_normal((int(seconds * rate), channels))
+    sf.write(path, noise, rate, format="WAV" if path.suffix == ".wave" else None)
+    return path
+
+
+def prepared(takes: Path, rows: dict[str, str], out: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Prepare a table of these rows; return the texts by file, and what was left out."""
+    table = takes.parent / "table.csv"
+    table.write_text("file,text\n" + "".join(f"{file},{text}\n" for file, text in rows.items()))
+    report = prepare(takes, table, out, dev=0.0, test=0.0)
+    texts = {
+        str(Path(cut.recording.sources[0].source)): cut.supervisions[0].text
+        for cut in load_cuts(out / "train.jsonl.gz")
+    }
+    return texts, report.left_out
+
+
+def test_a_copy_is_made_again_when_the_recording_is_another(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for folder in ("first", "second"):
+        encode(tmp_path / folder / "1.m4a", seconds=1.0 if folder == "first" else 2.0)
+        os.utime(tmp_path / folder / "1.m4a", (1e9, 1e9))  # older than any copy
+    for _ in range(2):
+        prepared(tmp_path / "first", {"1.m4a": "one"}, out)
+        changed = (out / "audio/1.m4a.flac").stat().st_mtime_ns
+    prepared(tmp_path / "first", {"1.m4a": "one"}, out)
+    assert (out / "audio/1.m4a.flac").stat().st_mtime_ns == changed  # kept
+    prepared(tmp_path / "second", {"1.m4a": "two"}, out)
+    assert sf.info(out / "audio/1.m4a.flac").duration == pytest.approx(2.0, abs=0.1)
+    shutil.copy2(tmp_path / "first/1.m4a", tmp_path / "second/1.m4a")  # in place, not newer
+    prepared(tmp_path / "second", {"1.m4a": "one"}, out)
+    assert sf.info(out / "audio/1.m4a.flac").duration == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("suffix", ["webm", "mka", "ogg", "opus", "aiff", "wav", "flac", "m4a"])
+def test_half_a_recording_is_left_out_and_a_whole_one_is_not(suffix: str, tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    takes.mkdir()
+    whole = takes / f"whole.{suffix}"
+    if suffix in ("webm", "mka", "m4a"):
+        encode(whole, seconds=4.0)
+    else:
+        noise = 0.1 * np.random.default_rng(1).standard_normal(64000)
+        kind = {"opus": "OPUS", "ogg": "VORBIS"}.get(suffix)
+        sf.write(whole, noise, 16000, kind, format="OGG" if kind else None)
+    content = whole.read_bytes()
+    (takes / f"half.{suffix}").write_bytes(content[: len(content) // 2])
+    rows = {f"whole.{suffix}": "all of it", f"half.{suffix}": "all of it"}
+    texts, left_out = prepared(takes, rows, tmp_path / "out")
+    assert len(texts) == 1 and "whole" in next(iter(texts))
+    assert sum(left_out.values()) == 1
+
+
+def test_a_rate_or_channels_that_no_reader_takes_are_left_out(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    write_wave(takes / "good.wav")
+    write_wave(takes / "slow.wav", rate=500)
+    write_wave(takes / "many.wav", 0.1, channels=40)
+    rows = {"good.wav": "a", "slow.wav": "b", "many.wav": "c"}
+    texts, left_out = prepared(takes, rows, tmp_path / "out")  # which loads the manifest too
+    assert list(texts.values()) == ["a"]
+    assert left_out == {"unusable_rate": 1, "too_many_channels": 1}
+
+
+def test_a_folder_that_is_called_as_an_archive_is_refused(tmp_path: Path) -> None:
+    write_wave(tmp_path / "corpus.tar/a.wav")
+    with pytest.raises(DataError, match=r"rename the folder whose name ends in \.tar"):
+        prepared(tmp_path / "corpus.tar", {"a.wav": "a"}, tmp_path / "out")
+
+
+def test_recordings_whose_names_look_alike_are_all_used(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    names = ["ann/1.wav", "ann-1.wav", "a b.wav", "a_b.wav", "x.wav", "x.flac"]
+    for name in names:
+        write_wave(takes / name)
+    rows = {name: f"text {i}" for i, name in enumerate(names)}
+    texts, left_out = prepared(takes, rows, tmp_path / "out")
+    assert texts == {str(takes / name): text for name, text in rows.items()}
+    assert not left_out
+
+
+def test_one_recording_with_several_texts_is_told_as_that(tmp_path: Path) -> None:
+    write_wave(tmp_path / "takes/a.wav")
+    (table := tmp_path / "t.csv").write_text("file,text\na.wav,yes\na.wav,no\n")
+    with pytest.raises(DataError, match="several texts: keep one line of each"):
+        prepare(tmp_path / "takes", table, tmp_path / "out")
+
+
+def test_rarer_suffixes_and_linked_folders_are_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    takes = tmp_path / "takes"
+    write_wave(takes / "a.wave")
+    write_wave(takes / "b.au")
+    write_wave(tmp_path / "disk/c.wav")
+    (takes / "link").symlink_to(tmp_path / "disk")
+    (takes / "loop").symlink_to(takes)
+    (takes / "d.txt").write_text("no audio")
+    rows = {"a.wave": "a", "b.au": "b", "link/c.wav": "c", "d.txt": "d", "e.wav": "e"}
+    texts, left_out = prepared(takes, rows, tmp_path / "out")
+    assert sorted(texts.values()) == ["a", "b", "c"] and left_out == {"missing": 2}
+    assert "d.txt is in" in caplog.text and "no suffix of a recording" in caplog.text
+    assert "e.wav is not in" in caplog.text
+
+
+def test_copies_of_an_earlier_preparation_are_no_recordings(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    encode(takes / "1.m4a")
+    for out in ("out1", "out2"):  # within the folder of the recordings
+        texts, left_out = prepared(takes, {"1": "one"}, takes / out)
+        assert list(texts.values()) == ["one"] and not left_out
+
+
+def test_what_killed_runs_left_is_removed_a_day_later(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / ".partial-old").mkdir(parents=True)
+    (out / "audio").mkdir()
+    encode(tmp_path / "takes/1.m4a")
+    for path in (out / "audio/.asr-1.tmp", out / "audio/.asr-2.tmp", out / ".partial-old/x"):
+        path.touch()
+    for path in (out / "audio/.asr-1.tmp", out / ".partial-old"):
+        os.utime(path, (1e9, 1e9))
+    prepared(tmp_path / "takes", {"1.m4a": "one"}, out)
+    assert not (out / ".partial-old").exists() and not (out / "audio/.asr-1.tmp").exists()
+    assert (out / "audio/.asr-2.tmp").exists()  # another process may be writing it
+
+
+@pytest.mark.parametrize("text", ["yes\nno\0\nstop\n", "是\n不\0\n停\n"])
+def test_a_damaged_byte_does_not_make_a_text_utf_16(text: str, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_bytes(text.encode())
+    with pytest.raises(DataError, match="line 2: has bytes that are not text"):
+        read_text(tmp_path / "words.txt")
+
+
+def test_a_text_is_what_its_column_says(tmp_path: Path) -> None:
+    (table := tmp_path / "t.csv").write_text('file, text,speaker,text\n0.wav, "a, b",x,note\n')
+    assert read_transcripts(table).lines[0].text == "a, b"
+    (table := tmp_path / "t.jsonl").write_text(
+        '{"audio": "a", "text": ["x", "y"]}\n{"audio": "b", "text": true}\n'
+        '{"audio": "c", "text": 7}\n'
+    )
+    found = read_transcripts(table)
+    assert [line.text for line in found.lines] == ["7"]
+    assert [fault.reason for fault in found.faults.values()] == ["no_text", "no_text"]
+
+
+def test_the_last_page_of_an_ogg_file_is_whole_or_not() -> None:
+    sf.write(content := io.BytesIO(), np.zeros(16000), 16000, format="OGG", subtype="VORBIS")
+    whole = content.getvalue()
+    assert not is_cut_off(io.BytesIO(whole))
+    last = whole.rfind(b"OggS")
+    for size in (last + 5, last + 20, last + 27, len(whole) - 1):
+        assert is_cut_off(io.BytesIO(whole[:size]))
+    assert not is_cut_off(io.BytesIO(whole[:last]))
