@@ -189,10 +189,11 @@ class Tokenizer:
         """Return a tokenizer with a further token for each of these characters.
 
         The others keep their ids, and a text without these characters has the tokens that it had:
-        the score of a token that is one character decides on no other.
+        the score of a token that is one character decides on no other. The first of the new ones
+        counts as the commonest.
         """
         score = min(self.scores()) - 1.0
-        more = b"".join(_piece(character, score) for character in characters)
+        more = b"".join(_piece(character, score - i) for i, character in enumerate(characters))
         return Tokenizer(self.model + more, self.normalize)
 
     def encode(self, text: str) -> list[int]:

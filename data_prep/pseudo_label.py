@@ -4,11 +4,14 @@ The decodings are files below the corpus, so that a killed job continues where i
 limits take seconds.
 """
 
+import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
@@ -75,6 +78,9 @@ class Labels:
         own = out.resolve()  # it may be within the recordings, and then holds copies of them
         pairs = zip(*found, strict=True)
         self.tasks = [p for p in pairs if own not in p[0].path.resolve().parents]
+        names = Counter(self._id(first) for first, _ in self.tasks)
+        self._alike = {name for name, n in names.items() if n > 1}  # a/x.wav and a_x.wav
+        _ = self.dev_files  # which may be refused
         source = Source(
             bundle=str(bundle.resolve()),
             weights=read_metadata(bundle / WEIGHTS),
@@ -186,9 +192,17 @@ class Labels:
 
     def _whole(self, task: Task) -> Utterance:
         """Return the utterance of a recording, without a text; its id is of its path."""
+        id = self._id(task)
+        if id in self._alike:
+            id += f"-{sha256(os.fsencode(self._name(task))).hexdigest()[:8]}"
+        return Utterance(id, task.path, "", "")
+
+    def _id(self, task: Task) -> str:
+        return f"pseudo-{re.sub(_NOT_IN_ID, '_', self._name(task))}"
+
+    def _name(self, task: Task) -> str:
         assert task.out
-        name = task.out.relative_to(self._folder(self.views[0])).with_suffix("").as_posix()
-        return Utterance(f"pseudo-{re.sub(_NOT_IN_ID, '_', name)}", task.path, "", "")
+        return task.out.relative_to(self._folder(self.views[0])).with_suffix("").as_posix()
 
     def _playable(
         self, whole: Utterance, labels: list[Utterance], left_out: list[LeftOut]

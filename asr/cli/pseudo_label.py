@@ -53,9 +53,11 @@ def pseudo_label(
     """
     from asr.data.manifest import load_cuts
     from asr.evaluation.agreement import Limits
+    from asr.runtime.devices import choose_device
     from asr.runtime.files import lock_folder
     from data_prep.pseudo_label import SPLIT, Labels
 
+    choose_device(device)  # before anything is written
     limits = Limits(confidence=confidence, disagreement=disagreement)
     cuts = load_cuts(dev) if dev else None
     with resumable(shlex.join(["asr", *sys.argv[1:]])):

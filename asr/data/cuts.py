@@ -2,12 +2,13 @@
 
 import gzip
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from lhotse import Recording
+from lhotse import AudioSource, Recording
 from lhotse.cut import Cut, MixedCut, PaddingCut
 from lhotse.cut.data import DataCut
 from lhotse.serialization import decode_json_line, deserialize_item
@@ -113,15 +114,21 @@ def recordings_of(cut: Cut) -> list[Recording]:
 def origins(cut: Cut) -> set[tuple[str, float]]:
     """Return the file and the start in seconds of each part of a cut, which identify it.
 
-    Of a converted file it is the original; the member of an archive is named within it.
+    Of a converted file it is the original; the member of an archive is named within it. Links and
+    `..` in a path do not count.
     """
     original = next((s.custom.get(CONVERTED_FROM) for s in cut.supervisions if s.custom), None)
     parts = [part for part in _parts(cut) if isinstance(part, DataCut) and part.has_recording]
     return {
-        (str(original or source.source), round(float(part.start), 3))
+        (_place(source, original), round(float(part.start), 3))
         for part in parts
         for source in part.recording.sources
     }
+
+
+def _place(source: AudioSource, original: str | None) -> str:
+    place = str(original or source.source)
+    return os.path.realpath(place) if original or source.type == "file" else place
 
 
 def check_files(cut: Cut) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lhotse import CutSet
@@ -79,16 +79,27 @@ class Replay:
         copies = perturb_speed(self.utterances, config.data.speed_factors)
         # Both corpora may number their utterances.
         self.cuts = [cut.with_id(f"replay-{cut.id}") for cut in copies]
+        old, new = (_seconds(each) for each in (self.utterances, load_training_cuts(config.data)))
+        self.most = old / (old + new)
 
     def __str__(self) -> str:
-        return f"{self.share:.0%} of the audio from {len(self.utterances)} older ones"
+        return (
+            f"{min(self.share, self.most):.0%} of the audio from {len(self.utterances)} older ones"
+        )
 
     def with_share(self, cuts: CutSet, epoch: int) -> CutSet:
-        """Return an epoch's cuts with others of the older corpus, its share of all audio."""
-        wanted = self.share / (1 - self.share) * sum(float(cut.duration) for cut in cuts)
+        """Return an epoch's cuts with others of the older corpus, its share of all audio.
+
+        None comes twice, so that it may be less.
+        """
+        wanted = self.share / (1 - self.share) * _seconds(cuts)
         shuffled, drawn = list(self.cuts), list[Cut]()
         random.Random(f"{self.seed} replay {epoch}").shuffle(shuffled)
         while shuffled and wanted > 0:
             drawn.append(shuffled.pop())
             wanted -= float(drawn[-1].duration)
         return CutSet.from_cuts([*cuts, *drawn])
+
+
+def _seconds(cuts: Iterable[Cut]) -> float:
+    return sum(float(cut.duration) for cut in cuts)

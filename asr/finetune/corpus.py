@@ -1,6 +1,7 @@
 """The recordings that a bundle is to learn from: what they are like, and whether they fit it."""
 
 import logging
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ _SHOWN = 10  # characters in a message
 class Corpus:
     """A folder of `asr prepare`, seen by a bundle.
 
-    `rates` are hours by sample rate, `n_characters` those of all texts, and `unknown` those among
-    them that the bundle has no tokens for.
+    `rates` are hours by sample rate, `n_characters` those of all texts but spaces and punctuation,
+    and `unknown` the characters of the texts that the bundle has no tokens for.
     """
 
     folder: Path
@@ -61,11 +62,12 @@ def read_corpus(folder: Path, bundle: Bundle, data: DataConfig) -> Corpus:
                 f"{folder}: has no {name}: give a folder that `asr prepare` made, such as "
                 "`asr prepare table RECORDINGS TRANSCRIPTS FOLDER`"
             )
-    load_cuts(folder / DEV)
-    normalize, cuts = bundle.tokenizer.normalize, load_cuts(folder / TRAIN)
-    usable = [cut for cut in cuts if is_usable(cut, data, normalize)]
-    if not usable:
-        filter_cuts(cuts, data, folder / TRAIN, normalize)  # raises
+    normalize = bundle.tokenizer.normalize
+    for name in (DEV, TRAIN):
+        cuts = load_cuts(folder / name)
+        usable = [cut for cut in cuts if is_usable(cut, data, normalize)]
+        if not usable:
+            filter_cuts(cuts, data, folder / name, normalize)  # raises
     rates: dict[int, float] = {}
     for cut in usable:
         rates[cut.sampling_rate] = rates.get(cut.sampling_rate, 0.0) + cut.duration / 3600
@@ -75,7 +77,7 @@ def read_corpus(folder: Path, bundle: Bundle, data: DataConfig) -> Corpus:
         utterances=len(usable),
         rates=rates,
         longest=max(float(cut.duration) for cut in usable),
-        n_characters=sum(map(len, map(normalize, texts))),
+        n_characters=sum(_is_written(c) for text in texts for c in normalize(text)),
         unknown=bundle.tokenizer.unknown(texts),
     )
 
@@ -87,7 +89,8 @@ def check_fit(corpus: Corpus, bundle: Bundle, source: Path) -> None:
     the model's own corpus did. Audio of a lower one has none where the model looks for some.
     """
     rate, faults = bundle.config.features.sample_rate, list[str]()
-    share = corpus.unknown.total() / corpus.n_characters
+    n_unknown = sum(n for character, n in corpus.unknown.items() if _is_written(character))
+    share = n_unknown / max(1, corpus.n_characters)
     narrow = sum(hours for found, hours in corpus.rates.items() if found < rate) / corpus.hours
     rates = " and ".join(map(str, sorted(corpus.rates)))
     if share > 1 - _KNOWN:
@@ -124,6 +127,11 @@ def _note_differences(corpus: Corpus, bundle: Bundle, share: float, rates: str) 
             "the model's tokens are parts of words: each new character is a token of its own, and "
             "no new parts of words are learned"
         )
+
+
+def _is_written(character: str) -> bool:
+    """Return whether a character is a letter, a mark, a digit or a sign: of a script."""
+    return character != "▁" and unicodedata.category(character)[0] not in "ZPC"
 
 
 def _some(characters: Counter[str]) -> str:

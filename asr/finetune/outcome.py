@@ -39,7 +39,8 @@ class Change(FrozenModel):
 class Outcome(FrozenModel):
     """A fine-tuning of `bundle`, whose weights have the digest `source`, to those of `result`.
 
-    `canary` is of utterances of the older corpus that are in no training here.
+    `canary` is of utterances of the older corpus that are in no training here; `data` is the
+    digest of the manifests.
     """
 
     bundle: str
@@ -49,6 +50,7 @@ class Outcome(FrozenModel):
     dev: Change
     canary: Change | None = None
     result: str | None = None
+    data: str | None = None
 
     def __str__(self) -> str:
         parts = [

@@ -14,6 +14,7 @@ from asr.training_config import DataConfig
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
+_KEPT = ("features", "model", "tokenizer")
 WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0, "lm_bonus": 0.0}
 
 
@@ -40,8 +41,9 @@ def adapt(
         "replay": _replay(replay) if replay else None,
     }
     values["tokenizer"]["vocab_size"] = None  # it grows
-    # What the older corpus gave, which training finds anew; a language model has other tokens.
-    values["decoding"] |= dict.fromkeys(("chunk_seconds", "confidence_threshold")) | WITHOUT_LM
+    # Training finds the threshold anew; a language model has other tokens. Long recordings are
+    # cut as before, however short the new ones are.
+    values["decoding"] |= {"confidence_threshold": None} | WITHOUT_LM
     if values["augment"] and values["augment"]["pauses"]:
         values["augment"]["pauses"]["from_epoch"] = 1  # the alignment is known already
     values["training"] |= {
@@ -110,6 +112,11 @@ def _override(values: dict[str, Any], overrides: list[str]) -> None:
             raise ConfigError(
                 f"--set {key}: replaces all its values, those of this fine-tuning too: set one at "
                 "a time, as in --set training.epochs=20"
+            )
+        if (section := key.partition(".")[0]) in _KEPT:
+            raise ConfigError(
+                f"--set {key}: the {section} of the bundle stay as they are: train a new model for "
+                "others"
             )
         if given_as := _GIVEN.get(key):
             raise ConfigError(f"--set {key}: follows from {given_as} of `asr finetune`: give that")

@@ -6,6 +6,7 @@ the training starts, and `finetune.json`, the error rates before and after.
 
 import hashlib
 import os
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from asr.bundle import WEIGHTS, Bundle
 from asr.config import Config
 from asr.data.manifest import load_cuts, text_of
 from asr.data.replay import canary_set, draw_sample
-from asr.errors import ConfigError
+from asr.errors import AsrError, ConfigError
 from asr.evaluation.evaluate import evaluate
 from asr.finetune.corpus import check_fit, read_corpus
 from asr.finetune.outcome import Change, Outcome, Rates, read_outcome, write_outcome
 from asr.finetune.recipe import WITHOUT_LM, adapt, limits
-from asr.train.checkpoints import has_run
+from asr.runtime.devices import choose_device
+from asr.train.checkpoints import has_run, states
 from asr.train.run import train
 from asr.transcription.recognizer import Recognizer
 
@@ -49,8 +51,21 @@ class Finetuning:
         """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("asr finetune works in one process: start it without torchrun")
+        choose_device(device)  # which may be refused
         bundle, digest = _without_lm(Bundle.load(self.source)), _digest(self.source)
         outcome = self._begun(resume, digest)
+        is_new = outcome is None and not self.out.exists()
+        try:
+            outcome = self._train(bundle, digest, outcome, resume, device)
+        except AsrError:
+            if is_new and not states(self.out / "training"):
+                shutil.rmtree(self.out, ignore_errors=True)
+            raise
+        return self._finished(outcome, device)
+
+    def _train(
+        self, bundle: Bundle, digest: str, outcome: Outcome | None, resume: bool, device: str
+    ) -> Outcome:
         corpus = read_corpus(self.data, bundle, limits(bundle.config, self.overrides))
         check_fit(corpus, bundle, self.source)
         init = self.out / _INITIAL
@@ -68,10 +83,16 @@ class Finetuning:
                 new_tokens=len(new),
                 dev=Change(before=dev),
                 canary=Change(before=canary) if canary else None,
+                data=_data_digest(config),
             )
             write_outcome(self.out, outcome)
+        elif outcome.data not in (None, _data_digest(config)):
+            raise ConfigError(
+                f"{self.out}: {self.data} or the older corpus has changed since this run began: "
+                "give another --out"
+            )
         train(config, self.out, resume, device)
-        return self._finished(outcome, device)
+        return outcome
 
     def _begun(self, resume: bool, digest: str) -> Outcome | None:
         """Return what is known of a run that goes on, None for a new one."""
@@ -126,5 +147,18 @@ def _rates(bundle: Bundle, samples: list[CutSet], device: str) -> tuple[Rates, R
 
 
 def _digest(bundle: Path) -> str:
-    with (bundle / WEIGHTS).open("rb") as file:
+    return _digest_of(bundle / WEIGHTS)
+
+
+def _data_digest(config: Config) -> str:
+    """Return a digest of the manifests that a recipe names; of shards it is of their names."""
+    data = config.data
+    replay = (data.replay.train, data.replay.dev) if data.replay else ()
+    paths = [Path(path) for path in (*data.train, data.dev, *replay) if path]
+    digests = (_digest_of(path) if path.is_file() else str(path) for path in paths)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

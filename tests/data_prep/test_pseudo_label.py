@@ -253,3 +253,22 @@ def test_limits_that_keep_nothing_promise_no_cer(monkeypatch: pytest.MonkeyPatch
     assert "the limits keep none of them: give a lower --confidence" in shown
     cells = [line.split() for line in shown.splitlines()[-2:]]
     assert cells == [["0.99", "0%", "-"], ["0.5", "50%", "0.00%"]]
+
+
+def test_recordings_of_alike_names_keep_their_own_texts(learned: Path, tmp_path: Path) -> None:
+    names = ["a/x", "a_x", "b c", "b_c"]
+    for i, name in enumerate(names):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        sf.write(tmp_path / "in" / f"{name}.wav", speak("一二"[i % 2], i), RATE)
+    labels = Labels(learned, [str(tmp_path / "in")], tmp_path / "out")
+    wholes = [labels._whole(first) for first, _ in labels.tasks]
+    assert len({one.id for one in wholes}) == len(names) == len({one.path for one in wholes})
+    again = Labels(learned, [str(tmp_path / "in")], tmp_path / "out")
+    assert [again._whole(first) for first, _ in again.tasks] == wholes
+
+
+def test_a_device_that_is_not_there_leaves_nothing(learned: Path, tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", speak("一"), RATE)
+    done = run_cli("pseudo-label", str(learned), str(tmp_path / "a.wav"), str(tmp_path / "out"),
+                   "--device", "cuda:77")  # fmt: skip
+    assert done.returncode and "cuda" in done.stderr and not (tmp_path / "out").exists()

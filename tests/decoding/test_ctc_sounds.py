@@ -144,3 +144,11 @@ def test_the_command_line_decodes_by_sounds(learned: Path, tones: Path) -> None:
         "evaluate", learned, tones / "dev.jsonl.gz", "--method", "ctc_sounds", *weighted
     )
     assert refused.returncode and "ctc_sounds has no language model" in refused.stderr
+
+
+def test_a_sound_that_fine_tuning_brought_is_written_as_its_commonest_character() -> None:
+    grown = Tokenizer.train(["好"], TokenizerConfig()).grown(["店", "电"])
+    homophones, tokens = Homophones(grown), grown.tokens()
+    group = homophones.group_V[tokens.index("电")]
+    assert group == homophones.group_V[tokens.index("店")]
+    assert tokens[int(homophones.written_G[group])] == "店"

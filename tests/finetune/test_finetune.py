@@ -4,16 +4,19 @@ import gzip
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lhotse import CutSet
 from safetensors.torch import load_file
 
 import asr.finetune.run as finetuning
 from asr.bundle import Bundle
 from asr.config import Config
+from asr.data.cuts import origins
 from asr.data.manifest import load_cuts
 from asr.data.replay import Replay, canary_set
 from asr.errors import AsrError, ConfigError, DataError
@@ -180,6 +183,22 @@ def test_what_does_not_fit_is_refused(
         check_fit(corpus_of(rates, unknown), bundle, Path("exp"))
 
 
+def test_another_script_is_refused_though_it_has_the_same_spaces_and_signs(
+    learned: Path, tones: Path, tmp_path: Path
+) -> None:
+    bundle = Bundle.load(learned)
+    model = Tokenizer.train(["a few words, such as these."], TokenizerConfig(punctuation="keep"))
+    english = replace(bundle, tokenizer=model)
+    for name in ("train", "dev"):
+        cuts = list(load_cuts(tones / "dev.jsonl.gz"))
+        for cut in cuts:
+            cut.supervisions[0].text = "да, я не он, и мы не вы."
+        CutSet.from_cuts(cuts).to_file(tmp_path / f"{name}.jsonl.gz")
+    corpus = read_corpus(tmp_path, english, bundle.config.data)
+    with pytest.raises(DataError, match="100% of its characters, such as"):
+        check_fit(corpus, english, Path("exp"))
+
+
 def test_refusals_are_sentences_and_write_nothing(
     learned: Path, tuned: Path, more: Path, tones: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +208,11 @@ def test_refusals_are_sentences_and_write_nothing(
         source = {"type": "file", "source": str(tmp_path / "x.wav")}
         lines = write_manifest(other / f"{name}.jsonl", source).read_bytes()
         (other / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines))
+    silent = Path(shutil.copytree(more, tmp_path / "silent"))
+    cuts = [cut.with_id(cut.id) for cut in load_cuts(silent / "dev.jsonl.gz")]
+    for cut in cuts:
+        cut.supervisions[0].text = ""
+    CutSet.from_cuts(cuts).to_file(silent / "dev.jsonl.gz")
     cases: list[tuple[str, AsrError, dict[str, Any]]] = [
         ("100% of its characters, such as 好,", DataError, {"data": other}),
         ("has no train.jsonl.gz: give a folder that `asr prepare`", DataError, {"data": tmp_path}),
@@ -199,6 +223,11 @@ def test_refusals_are_sentences_and_write_nothing(
         ("replaces all its values", ConfigError, {"overrides": ["training={epochs: 20}"]}),
         ("data.dev: follows from DATA", ConfigError, {"overrides": ["data.dev=dev2.jsonl.gz"]}),
         ("init: follows from BUNDLE", ConfigError, {"overrides": ["training.init=null"]}),
+        ("hop_ms: the features of the", ConfigError, {"overrides": ["features.hop_ms=20"]}),
+        ("tokenizer of the bundle", ConfigError, {"overrides": ["tokenizer.case=lower"]}),
+        ("d_model: the model of the", ConfigError, {"overrides": ["model.d_model=64"]}),
+        ("the new corpus has it all", DataError, {"replay": more}),
+        (r"dev\.jsonl\.gz: no utterance has a text", DataError, {"data": silent}),
         ("holds a bundle already", ConfigError, {"out": tuned / "initial"}),
         ("continue it by --resume", ConfigError, {"out": tuned}),
     ]  # fmt: skip
@@ -206,6 +235,10 @@ def test_refusals_are_sentences_and_write_nothing(
         given = {"source": learned, "data": more, "out": tmp_path / "out", **changes}
         with pytest.raises(kind, match=said):
             Finetuning(**given).run()
+        assert not (tmp_path / "out").exists()
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="cuda"):
+            Finetuning(learned, more, tmp_path / "out").run(device="cuda")
         assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match=r"a fine-tuning of .*, not of .* as it is now"):
         Finetuning(tuned, more, tuned).run(resume=True)
@@ -280,6 +313,11 @@ def test_a_measurement_that_was_cut_off_is_made_and_a_finished_one_is_not_repeat
     assert read_card(copy).count("## Fine-tuning") == 1
     monkeypatch.setattr(finetuning, "_rates", None)
     assert run.run(resume=True, device="cpu") == done
+    assert done
+    (copy / "finetune.json").write_text(done.model_copy(update={"data": "other"}).model_dump_json())
+    with pytest.raises(ConfigError, match="has changed since this run began"):
+        run.run(resume=True, device="cpu")
+    (copy / "finetune.json").write_text(done.model_dump_json())
     other = Finetuning(learned, more, copy, tones, [], SETS)
     with pytest.raises(ConfigError, match=r"begun with another training.freeze"):
         other.run(resume=True, device="cpu")
@@ -314,6 +352,29 @@ def test_an_epoch_has_its_share_of_the_older_corpus_and_never_its_canary_set(
     )  # fmt: skip
     assert config.data.replay and none.data.replay
     assert len(Replay(none, none.data.replay).with_share(data.train_cuts, 0)) == 60
+
+
+def test_a_small_older_corpus_is_said_to_give_less_than_its_share(
+    tones: Path, more: Path, tmp_path: Path
+) -> None:
+    few = tmp_path / "few.jsonl.gz"
+    load_cuts(tones / "dev.jsonl.gz").subset(first=2).to_file(few)
+    replay = {"train": str(few), "dev": str(tones / "dev.jsonl.gz"), "share": 0.5}
+    values = tones_recipe(more, data={"replay": replay}, training={"init": "a bundle"})
+    data = SpeechDataModule(Config.model_validate(values))
+    cuts = [cut for batch in data.plan(0) for cut in batch]
+    old = sum(cut.duration for cut in cuts if cut.id.startswith("replay-"))
+    assert f"and {old / sum(cut.duration for cut in cuts):.0%} of the audio" in str(data)
+
+
+def test_a_recording_is_the_same_however_its_path_is_written(tones: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tones)
+    one, two = (next(iter(load_cuts(tones / "train.jsonl.gz"))) for _ in range(2))
+    path = Path(one.recording.sources[0].source)
+    two.recording.sources[0].source = str(
+        tmp_path / "link" / ".." / tones.name / path.relative_to(tones)
+    )
+    assert origins(two) == origins(one)
 
 
 def test_what_is_new_is_neither_replayed_nor_a_canary(tones: Path) -> None:
@@ -356,6 +417,7 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
         epochs.append(config.training.epochs)
         assert config.model == bundle.config.model and config.features == bundle.config.features
         assert config.decoding.confidence_threshold is None and config.training.init == tmp_path
+        assert config.decoding.chunk_seconds == bundle.config.decoding.chunk_seconds is not None
     assert epochs == sorted(epochs, reverse=True) and epochs[0] > epochs[2] >= 4
     by_muon = bundle.config.training.model_copy(update={"optimizer": MuonConfig(kind="muon")})
     by_muon_config = bundle.config.model_copy(update={"training": by_muon})
