@@ -4,7 +4,7 @@ import shutil
 import sys
 from io import BufferedReader
 
-from asr.cli.options import escaped, show
+from asr.cli.options import escaped, note, show
 from asr.errors import ConfigError
 
 
@@ -25,6 +25,7 @@ def transcribe_live(
         raise ConfigError("- is standard input, which is a terminal here: give a pipe of audio")
     import asr
     from asr.audio.pcm_stream import blocks_of
+    from asr.transcription.transcript import left_out
 
     assert isinstance(sys.stdin.buffer, BufferedReader), "standard input of a process is buffered"
     model = asr.load(arguments[0], device, int8)
@@ -33,6 +34,8 @@ def transcribe_live(
     for result in model.stream(blocks, options):
         if sys.stdout.isatty():
             _rewrite("" if result.is_final else result.text)
+        if result.is_final and result.segment.ended == "uncertain":
+            note(left_out(result.segment))
         if result.is_final and result.text:
             show(result.text)
 

@@ -39,7 +39,9 @@ Jobs = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe's value.")
 ]
-Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; default: the recipe's.")]
+Beam = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Beam size; default: the recipe's.")
+]
 Method = Annotated[
     Literal["joint", "ctc_greedy", "ctc_sounds", "ctc_beam", "rescore"] | None,
     typer.Option(help="Decoding method; default: the recipe's."),

@@ -15,7 +15,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(gt=0, le=MOST_WEIGHT)]
 Method = Literal["joint", "ctc_greedy", "ctc_sounds", "ctc_beam", "rescore"]
 _GREEDY = ("ctc_greedy", "ctc_sounds")
-_CONFIDENCES = {"joint": "decoder", "ctc_sounds": "sounds"}  # of what; of other methods, tokens
+# Of what the confidences are; of other methods, of tokens by the CTC head.
+_CONFIDENCES = {"joint": "decoder", "ctc_sounds": "sounds", "rescore": "both"}
 
 
 class DecodingOptions(FrozenModel):
@@ -32,9 +33,9 @@ class DecodingOptions(FrozenModel):
 
     There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
     every step. Noise is transcribed with low confidence: a text is left out as uncertain, with a
-    warning that names it, where the confidences of the best (with `rescore`, of the first pass's)
-    have a geometric mean below `confidence_threshold`. Without a value none is left out; `asr
-    train` and `asr tune` set one that hardly any dev utterance is below.
+    warning that names it, where the confidences of the best (with `rescore`, of decoder and CTC
+    head) have a geometric mean below `confidence_threshold`. Without a value none is left out;
+    `asr train` and `asr tune` set one that hardly any dev utterance is below.
     Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
     badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
     Each token but the first of a phrase of `hotwords` adds `hotword_weight`, or the phrase's own
@@ -74,14 +75,16 @@ class DecodingOptions(FrozenModel):
     def _lm_is_named(self) -> Self:
         if self.lm_weight and self.lm is None:
             raise ValueError("lm_weight is set and lm is not: name the language model, or set 0")
+        if self.lm_weight and self.is_greedy:
+            raise ValueError(f"{self.method} has no language model: use ctc_beam, or lm_weight 0")
         return self
 
     def changed(self, changes: Mapping[str, Any]) -> "DecodingOptions":
         """Return the options with other values; None keeps the present one.
 
         A confidence threshold was chosen for the decoder's confidences, for the CTC head's of
-        tokens, or for those of sounds: a method of others has none. Raises ConfigError where the
-        values contradict each other.
+        tokens, for both, or for those of sounds: a method of others has none. Raises ConfigError
+        where the values contradict each other.
         """
         given = {k: v for k, v in changes.items() if v is not None}
         values = self.model_dump() | given

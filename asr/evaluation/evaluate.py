@@ -41,11 +41,12 @@ def evaluate(
     """
     options = (options or recognizer.config.decoding).model_copy(update={"n_best": 1})
     done: list[tuple[ErrorCounts, UtteranceErrors]] = []
-    audio_seconds, skipped, start = 0.0, 0, time.perf_counter()
+    audio_seconds, skipped, uncertain, start = 0.0, 0, 0, time.perf_counter()
     normalize = recognizer.tokenizer.normalize
     for size, group in readable_groups(recognizer, cuts):
         audio_seconds += sum(len(wave) for _, wave in group) / recognizer.sample_rate
         texts = recognizer.texts([wave for _, wave in group], options)
+        uncertain += sum(any(n[0].ended == "uncertain" for n in chunks) for _, chunks in texts)
         pairs = zip(group, texts, strict=True)
         found = [_score(cut, text, normalize) for (cut, _), (text, _) in pairs]
         on_group(size, [utterance for _, utterance in found])
@@ -66,6 +67,7 @@ def evaluate(
         audio_seconds=audio_seconds,
         utterances=len(done),
         skipped=skipped,
+        uncertain=uncertain,
         device=str(recognizer.device),
         decoding=options,
         worst=_worst(done, n_worst, normalize),

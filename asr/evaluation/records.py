@@ -26,7 +26,8 @@ class Evaluation(FrozenModel):
     the same over all `words`, both absent where texts have no spaces between words; `whole` counts
     whole texts where each recurs; `mean_length` is the mean characters of a hypothesis, |X̄| of
     Cahyawijaya 2021, table 4.3; `rtf` seconds of work per second of audio, reading included;
-    `skipped` counts unreadable recordings.
+    `skipped` counts unreadable recordings, `uncertain` utterances of whose text something was left
+    out as too uncertain.
     """
 
     cer: float
@@ -42,6 +43,7 @@ class Evaluation(FrozenModel):
     audio_seconds: float
     utterances: int
     skipped: int
+    uncertain: int = 0
     device: str
     decoding: DecodingOptions
     worst: tuple[UtteranceErrors, ...]
@@ -51,8 +53,9 @@ class Evaluation(FrozenModel):
         counts = (self.substitutions, self.insertions, self.deletions, self.reference_length)
         words = f"; {self.words.described('WER', 'words')}" if self.words else ""
         whole = f"; {self.whole}" if self.whole else ""
+        uncertain = f"text of {self.uncertain} left out as uncertain; " if self.uncertain else ""
         return (
             f"{ErrorCounts(*counts)}{words}{whole}; {self.utterances} utterances of "
-            f"{self.mean_length:.2f} characters on average, {self.skipped} skipped; "
+            f"{self.mean_length:.2f} characters on average, {self.skipped} skipped; {uncertain}"
             f"RTF {self.rtf:.4f}"
         )

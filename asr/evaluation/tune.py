@@ -1,5 +1,6 @@
 """Search of the decoding weights and the threshold on dev: encode once, decode many times."""
 
+import logging
 from collections.abc import Callable, Iterator
 from itertools import chain, product
 from pathlib import Path
@@ -16,7 +17,9 @@ from asr.evaluation.calibration import Calibration
 from asr.evaluation.cer import have_words
 from asr.evaluation.evaluate import readable_groups, with_text
 from asr.schema import FrozenModel
-from asr.transcription.recognizer import Recognizer
+from asr.transcription.recognizer import Recognizer, longest_seconds
+
+log = logging.getLogger(__name__)
 
 WEIGHTS = ("ctc_weight", "lm_weight", "lm_bonus", "gamma")  # that are tuned
 _CTC_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -119,7 +122,12 @@ def _encode(
     recognizer: Recognizer, cuts: CutSet, limit: int
 ) -> Iterator[tuple[Encoded, list[str]]]:
     """Yield batches of encoded utterances, in the CPU's memory, with their texts."""
-    todo = with_text(recognizer, cuts)
+    longest, found = longest_seconds(recognizer.config), with_text(recognizer, cuts)
+    todo = [cut for cut in found if cut.duration <= longest]
+    if found and not todo:
+        raise DataError(f"all utterances are longer than {longest:g} s: give shorter ones")
+    if len(todo) < len(found):
+        log.info("%d utterances are longer than %g s and not used", len(found) - len(todo), longest)
     chosen = CutSet.from_cuts(todo[:: max(1, -(-len(todo) // limit))])
     for _, group in readable_groups(recognizer, chosen):
         for indices, encoded in recognizer.encode([wave for _, wave in group]):

@@ -24,6 +24,9 @@ from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 # The log10 probability of <unk> where a file has none, as in KenLM.
 _UNKNOWN = -100.0
 _MOST_ORDER = 20  # each is a step of every look-up
+_MOST_NUMBER = 1e4  # of a logarithm
+_ROUNDED = 1e-3  # by which a log-probability may be above 0
+_KNOWN = 0.3  # of a file's words, or of the model's tokens
 _LINE = 10_000  # characters; a longer one is none of an ARPA file
 _NAMES = {"<s>": SOS, "</s>": EOS, "<unk>": UNK, "<UNK>": UNK}
 
@@ -99,14 +102,17 @@ class NGram(nn.Module):
     def load(cls, path: Path, tokenizer: Tokenizer) -> "NGram":
         """Read an ARPA file, without the n-grams of words that are no tokens of the recognizer.
 
-        Raises BundleError that names the line that is wrong, or where no word is a token.
+        Raises BundleError that names the line that is wrong, or where hardly a word is a token.
         """
         words = {token: i for i, token in enumerate(tokenizer.tokens())}
-        tables = _read_arpa(path, words | _NAMES | {"<space>": words.get("▁", UNK)})
-        if not any(table.ids_GN.shape[1] == 1 and (table.ids_GN > UNK).any() for table in tables):
+        tables, n_words = _read_arpa(path, words | _NAMES | {"<space>": words.get("▁", UNK)})
+        n_known = sum((table.ids_GN > UNK).sum() for table in tables if table.ids_GN.shape[1] == 1)
+        # A list of words has few of the model's tokens, a large text many words that are none: what
+        # has neither is of other units.
+        if n_known < max(1.0, _KNOWN * min(n_words - len(_NAMES), len(words))):
             raise BundleError(
-                f"{path}: none of its words is a token of this model: make it with "
-                "`asr train-lm BUNDLE --order 4`, or of texts with spaces between the tokens"
+                f"{path}: only {n_known} of its {n_words} words are tokens of this model: make it "
+                "with `asr train-lm BUNDLE --order 4`, or of texts with spaces between the tokens"
             )
         return cls(tables, tokenizer.vocab_size)
 
@@ -213,8 +219,8 @@ def _joined(tables: list[Table], order: int) -> Table:
     return Table(np.concatenate(ids), np.concatenate(logp), np.concatenate(backoff))
 
 
-def _read_arpa(path: Path, ids: dict[str, int]) -> list[Table]:
-    """Return the n-grams whose words have ids."""
+def _read_arpa(path: Path, ids: dict[str, int]) -> tuple[list[Table], int]:
+    """Return the n-grams whose words have ids, and the number of all words."""
     rows: dict[int, tuple[array[int], array[float]]] = {}
     expected: dict[int, int] = {}
     found: dict[int, int] = {}
@@ -253,10 +259,11 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> list[Table]:
             f"{path}: not a whole ARPA file (n-grams by order: {expected} announced, {found} there)"
             ": copy it again"
         )
-    return [
+    tables = [
         Table(np.array(tokens).reshape(-1, n), *np.array(numbers).reshape(-1, 2).T)
         for n, (tokens, numbers) in sorted(rows.items())
     ]
+    return tables, found[1]
 
 
 def _order(text: str) -> int:
@@ -272,6 +279,6 @@ def _entry(line: str, order: int) -> tuple[list[str], tuple[float, float]]:
         raise ValueError(f"{order} words with one or two numbers expected")
     logp = float(fields[0])
     backoff = float(fields[-1]) if len(fields) == order + 2 else 0.0
-    if not (math.isfinite(logp) and math.isfinite(backoff)):
-        raise ValueError("a number is not finite")
+    if not (-_MOST_NUMBER <= logp <= _ROUNDED and abs(backoff) <= _MOST_NUMBER):
+        raise ValueError(f"{logp:g} and {backoff:g} are no log-probability and weight")
     return fields[1 : order + 1], (logp, backoff)

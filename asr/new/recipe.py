@@ -60,7 +60,7 @@ _SIZES = (
     _Size(20, 384, 6, 96, (32, 64), (8, 3), 15, 0.1, 80, 0.5, 5.0e-4, 2000, 120, 1, 5,
           "between that for 9.5 h and recipes/aishell1/best.yaml; not trained by the authors"),
     _Size(100, 384, 6, 96, (32, 64), (8, 3), 15, 0.1, 80, 0.5, 4.0e-4, 4000, 120, 2, 10,
-          "as recipes/aishell1/best.yaml with a higher rank; not trained by the authors"),
+          "as the LRTs of recipes/aishell1 with a higher rank; not trained by the authors"),
 )  # fmt: skip
 
 
@@ -246,7 +246,9 @@ def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: _Size, is_aligned: 
     recipe.add("model.ctc_weight", ctc_weight, why)
     is_led = ctc_weight > 0.5
     why = "the decoder of a small corpus leaves words out"
-    recipe.add("decoding.ctc_weight", 0.8 if is_led else 0.3, why if is_led else "as in training")
+    recipe.add(
+        "decoding.ctc_weight", 0.8 if is_led else ctc_weight, why if is_led else "as in training"
+    )
     if is_led:
         recipe.add("decoding.gamma", 1.5, why)
     recipe.reasons["decoding"] = "training adds chunk_seconds, by the lengths that it has seen"

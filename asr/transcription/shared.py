@@ -228,4 +228,7 @@ class _Decoder:
     def _outcome(self, result: "Transcript | AudioError") -> Output | Failure:
         if isinstance(result, AudioError):
             return Failure(str(result))
+        if self._work.format != "json":  # which holds them
+            for warning in result.warnings:
+                log.warning("%s", warning)
         return Output(FORMATS[self._work.format](result).encode(), result.duration)

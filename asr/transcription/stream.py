@@ -137,7 +137,10 @@ class Session:
         # The decoder searches no text while audio arrives. At the end it rescores those that CTC
         # finds in the segment, encoded as a whole.
         method = "rescore" if options.method == "joint" else options.method
-        self._recognizer, self._options = recognizer, options.changed({"method": method})
+        changes: dict[str, object] = {"method": method}
+        if options.confidence_threshold != config.decoding.confidence_threshold:  # it was given
+            changes["confidence_threshold"] = options.confidence_threshold
+        self._recognizer, self._options = recognizer, options.changed(changes)
         self._rescores = method == "rescore"
         self._endpoint = endpoint or Endpoint.within(options.chunk_seconds)
         self._chunk = chunk or config.model.encoder.streaming.chunk

@@ -79,14 +79,14 @@ class Transcript:
     ) -> "Transcript":
         """Return the transcript of a recording's segments; several go without their n best."""
         segments = tuple(segments)
-        left_out = [_left_out(s) for s in segments if s.ended == "uncertain"]
+        uncertain = [left_out(s) for s in segments if s.ended == "uncertain"]
         if len(segments) > 1:
             segments = tuple(replace(segment, nbest=()) for segment in segments)
         return cls(
             text=normalize_text(" ".join(segment.text for segment in segments), "keep"),
             score=sum(segment.score for segment in segments),
             duration=duration,
-            warnings=(*warnings, *left_out),
+            warnings=(*warnings, *uncertain),
             segments=segments,
         )
 
@@ -96,7 +96,7 @@ class Transcript:
         return self.segments[0].nbest if len(self.segments) == 1 else ()
 
 
-def _left_out(segment: Segment) -> str:
+def left_out(segment: Segment) -> str:
     """Return a warning that tells the text that was too uncertain."""
     guess = segment.nbest[1]
     return (

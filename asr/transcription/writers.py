@@ -127,6 +127,8 @@ def _evenly(segment: Segment) -> tuple[Token, ...]:
 
 
 def _joined(one: Word, other: Word) -> Word:
+    if one.text.isspace():  # a token of its own, long before the word maybe
+        return Word(one.text + other.text, other.start, other.end, other.confidence)
     confidence = min(one.confidence, other.confidence)
     return Word(one.text + other.text, one.start, other.end, confidence)
 

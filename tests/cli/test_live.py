@@ -101,6 +101,22 @@ def test_text_is_printed_while_audio_comes(
     assert (result.returncode, result.stdout) == (0, f"{first}\n{second}\n")
 
 
+def test_a_text_that_is_too_uncertain_is_told(
+    streaming_bundle: Path, wave: np.ndarray, tmp_path: Path
+) -> None:
+    (tmp_path / "audio").write_bytes(pcm(wave))
+    arguments = ("transcribe", "--live", "--confidence", "0.99", streaming_bundle, "-")
+    with start_cli(*arguments, stdin=tmp_path / "audio") as run:
+        result = run.result()
+    model = asr.load(streaming_bundle, "cpu")
+    audio = [np.frombuffer(pcm(wave), "<i2")]
+    said = [r.text for r in model.stream(audio) if r.is_final]
+    assert result.returncode == 0 and result.stdout == ""
+    warned = " ".join(result.stderr.split())
+    assert warned.count("left out as uncertain") == len(said) == 2
+    assert all(text in warned for text in said)
+
+
 def test_what_live_is_not_for_is_refused(streaming_bundle: Path, tiny_bundle: Path) -> None:
     for arguments, reason in (
         (["--live", streaming_bundle, "a.wav"], "--live takes a bundle and -"),

@@ -180,7 +180,10 @@ def test_fusion_of_all_three_equals_brute_force(seed: int, has_decoder: bool, lm
         (ARPA.replace("-0.4 一 二 -0.15", "-0.4 一"), "line 16"),
         ("\x00\x01", "whole"),
         ("", "whole"),
-        (ARPA.translate(str.maketrans("一二", "甲乙")), "none of its words"),
+        (ARPA.translate(str.maketrans("一二", "甲乙")), "only 0 of its 6 words"),
+        (ARPA.replace("-0.6 一", "1e300 一"), r"near line 9.*1e\+300 and -0.2 are no log-prob"),
+        (ARPA.replace("-0.6 一", "5 一"), "near line 9.*are no log-probability"),
+        (ARPA.replace("-0.6 一 -0.2", "-0.6 一 1e9"), "near line 9"),
     ],
 )
 def test_a_broken_file_is_reported(
@@ -191,6 +194,24 @@ def test_a_broken_file_is_reported(
     with pytest.raises(BundleError, match=message) as caught:
         NGram.load(path, tokenizer)
     assert str(path) in str(caught.value)
+
+
+def test_words_are_no_model_of_letters(tmp_path: Path) -> None:
+    """A and I are letters too."""
+    letters = Tokenizer.train(["THE QUICK BROWN FOX JUMPS OVER A LAZY DOG I"], TokenizerConfig())
+    words = ["A", "I", *(f"{a}{b}" for a in "THEQUICK" for b in "BROWN")]
+    (path := tmp_path / "words.arpa").write_text(arpa_of(words))
+    with pytest.raises(BundleError, match=r"only 2 of its 45 words are tokens"):
+        NGram.load(path, letters)
+    path.write_text(arpa_of(["T", "H", "E"]))  # few of the tokens: a small list of words
+    NGram.load(path, letters)
+    path.write_text(arpa_of([*"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *words[2:], *map(str, range(300))]))
+    NGram.load(path, letters)  # many that are none: a large text
+
+
+def arpa_of(words: list[str]) -> str:
+    rows = "".join(f"-1 {word}\n" for word in ["<s>", "</s>", "<unk>", *words])
+    return f"\\data\\\nngram 1={len(words) + 3}\n\n\\1-grams:\n{rows}\n\\end\\\n"
 
 
 def test_a_missing_file_is_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ def test_values_follow_the_measurements() -> None:
     assert [values_of(corpus_of(h, **english)).tokenizer.kind for h in (3, 50)] == ["char", "bpe"]
     assert values_of(corpus_of(50)).tokenizer.kind == "char"
     assert values_of(corpus_of(3, seconds_per_character=0.03)).model.ctc_weight == 0.3
+    large = values_of(corpus_of(50))  # decoded with the share that it has in training
+    assert large.decoding.ctc_weight == large.model.ctc_weight == 0.5
     tight, loose = (values_of(corpus_of(3, silence=s)).augment for s in (0.05, 0.5))
     assert tight and loose and tight.pauses and loose.pauses
     assert tight.pauses.padded > loose.pauses.padded

@@ -94,6 +94,14 @@ def test_the_confidence_of_a_word_is_the_lowest_of_its_tokens() -> None:
     assert [w.confidence for w in words(replace(said, tokens=None))] == [0.1] * 3
 
 
+def test_a_word_whose_space_is_a_token_begins_when_it_is_said() -> None:
+    tokens = (Token("G", 0.2, 0.3), Token("O", 0.3, 0.4), Token(" ", 0.4, 0.5),
+              Token("O", 5.0, 5.1), Token("N", 5.1, 5.2))  # fmt: skip
+    said = Segment(0, 6, "GO ON", 0, "eos", (), (0.9, 0.8, 0.1, 0.7, 0.6), tokens)
+    assert words(said) == [Word("GO", 0.2, 0.4, 0.8), Word(" ON", 5.0, 5.2, 0.6)]
+    assert [(c.start, c.end, c.text) for c in cues([said])] == [(0.2, 0.4, "GO"), (5.0, 5.2, "ON")]
+
+
 @st.composite
 def talks(draw: st.DrawFn) -> Transcript:
     texts = st.sampled_from(["一", "二", " GO", "ING", " ON", "&", "<I>", "3"])
