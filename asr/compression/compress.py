@@ -21,7 +21,7 @@ import torch
 from lhotse import CutSet
 from torch import Tensor, nn
 
-from asr.bundle import CONFIG, WEIGHTS, Bundle
+from asr.bundle import WEIGHTS, Bundle
 from asr.compression.solvers import SOLVERS, Method
 from asr.data.manifest import load_cuts
 from asr.errors import ConfigError
@@ -80,8 +80,11 @@ def factorize(
     _check(method, rank, energy, modules)
     holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced
     units: dict[nn.Module, nn.Module] = {}
-    layers = []
-    for name, old in factorable(holder[0]).items():
+    layers, named = [], factorable(holder[0])
+    for pattern in modules:
+        if not any(fnmatch(name, pattern) for name in named):
+            raise ConfigError(f"modules {pattern}: no map or convolution has such a name")
+    for name, old in named.items():
         if not any(fnmatch(name, pattern) for pattern in modules):
             continue
         if old not in units:
@@ -151,13 +154,16 @@ def compress_bundle(
     """Compress the bundle `source` to `out`; with cuts, evaluate both.
 
     With `int8` the larger weights are stored in 8 bits, and nothing is factorized unless a rank or
-    an energy is given. Raises ConfigError where `out` holds a bundle already. A failure leaves no
+    an energy is given. Raises ConfigError where `out` holds something already. A failure leaves no
     bundle there.
     """
-    if (out / WEIGHTS).exists() or (out / CONFIG).exists():
-        raise ConfigError(f"{out}: holds a bundle already: give another --out")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out}: exists and is no empty folder: give --out a new one")
+    chosen = {choice.get("rank"), choice.get("energy")} - {None}
+    if int8 and not chosen and (method != "svd" or list(choice.get("modules", "*")) != ["*"]):
+        raise ConfigError("--method and --modules are for --rank or --energy: give one of these")
     bundle = Bundle.load(source)
-    is_factorized = not int8 or (choice.get("rank"), choice.get("energy")) != (None, None)
+    is_factorized = not int8 or bool(chosen)
     copied = replace(bundle, model=deepcopy(bundle.model)), list[Layer]()
     smaller, layers = compress(bundle, method, **choice) if is_factorized else copied
     if int8:

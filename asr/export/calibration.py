@@ -90,6 +90,9 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
     errors = count_errors(bundle, todo, encoder, open_graph(new[0])) if has_ctc else None
     for source, out in zip(old, new, strict=True):
         out.replace(source)
+    facts = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+    facts |= {"weights": "int8", "cer": errors and [error.rate for error in errors]}
+    (folder / DESCRIPTION).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     return Quantized((sizes[0], sizes[1]), errors)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from asr.decoding.ctc_prefix import BLANK
+from asr.errors import ConfigError
 from asr.tokenizer import SPECIAL, Tokenizer
 
 _BLANK = "<blk>"
@@ -27,8 +28,13 @@ def first(x: Tensor, n: int) -> Tensor:
 
 
 def symbol_table(tokenizer: Tokenizer) -> str:
-    """Return the lines of `tokens.txt`: a symbol and its column, ▁ for a space."""
+    """Return the lines of `tokens.txt`: a symbol and its column, ▁ for a space.
+
+    Raises ConfigError for a token with a space or a line break, which would end its line.
+    """
     symbols = [_BLANK, *tokenizer.tokens()[len(SPECIAL) :]]
+    if wrong := next((symbol for symbol in symbols if symbol.split() != [symbol]), None):
+        raise ConfigError(f"the token {wrong!a} is no word, and sherpa-onnx takes no other")
     last = max("".join(symbols).replace("▁", "").encode())
     if last == _LAST_BYTE_CODE:
         symbols.append(_NO_CODE)

@@ -174,6 +174,7 @@ def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> d
         "endpoint": Endpoint.within(options.chunk_seconds).model_dump(),
         "chunk_seconds": min(options.chunk_seconds or _LONGEST_CHUNK, _LONGEST_CHUNK),
         "tokens": bundle.tokenizer.tokens(),
+        "punctuation": config.tokenizer.punctuation,
         "word_counts": bundle.tokenizer.word_counts(),
         "weights": table,
         "kernel": base64.b64encode(kernel()).decode(),

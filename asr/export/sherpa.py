@@ -126,6 +126,11 @@ def kind_of(config: Config) -> str:
 
 def _check_waveform(config: Config) -> None:
     features = config.features
+    if isinstance(features, FbankConfig) and features.sherpa_onnx:
+        raise ConfigError(
+            "features.sherpa_onnx: is of the true level, which sherpa-onnx keeps for window_ms: 25 "
+            "and hop_ms: 10 alone: train with these, or with sherpa_onnx: false"
+        )
     if isinstance(features, FbankConfig) and features.normalize == "corpus":
         raise ConfigError(
             "features: the level of fbank features with normalize: corpus is lost in sherpa-onnx: "

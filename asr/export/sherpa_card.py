@@ -32,6 +32,8 @@ def card(kind: str, config: Config, has_int8: bool = False) -> str:
         arguments=arguments, line=line, **decoding,
     )  # fmt: skip
     head = Template(_HEAD).substitute(files=_FILES[has_int8])
+    if line == "Offline" and (seconds := config.decoding.chunk_seconds):
+        head += Template(_LENGTH).substitute(seconds=f"{seconds:g}")
     return head + _NOTES[kind] + (_INT8 if has_int8 else "") + calls
 
 
@@ -42,6 +44,11 @@ sherpa-onnx decodes it greedily by CTC, without the decoder and the language mod
 Samples are mono, from -1 to 1; sherpa-onnx converts their rate. A space may begin a text.
 Tried in the versions 2.0.1 (Python) and 1.13.8 (Node); the calls in C and Kotlin were read in its
 sources and not run.
+
+"""
+_LENGTH = """Cut recordings that are longer than $seconds s at silences, as `asr transcribe` does,
+for instance by sherpa-onnx's detector of speech (VAD): a model transcribes badly what is longer
+than its training utterances. No text is left out for a low confidence.
 
 """
 _FILES = {

@@ -178,8 +178,8 @@ class Recognizer:
     ) -> list[Segment]:
         """Recognize chunks of any recordings; a segment each, in their order.
 
-        Chunks of similar length share batches; a segment does not depend on the others. Ignore
-        the segment of a cancelled chunk.
+        Chunks of similar length share batches; a segment does not depend on the others, in 8 bits
+        within rounding. Ignore the segment of a cancelled chunk.
         """
         # A request costs a look at a flag in each step, so there are none where nothing can cancel.
         requests = [chunk.request for chunk in chunks if chunk.request]

@@ -340,7 +340,12 @@ def test_what_was_compressed_can_be_compressed_again(
     [
         (["--rank", "3", "--energy", "0.9"], ["either a rank or an energy"]),
         (["--rank", "inf"], ["rank inf", "whole number"]),
-        (["--rank", "3", "--modules", "nothing.*"], ["nothing.*", "becomes smaller"]),
+        (
+            ["--rank", "3", "--modules", "encoder.*", "--modules", "decoder.layer.*"],
+            ["modules decoder.layer.*", "no map"],
+        ),
+        (["--int8", "--modules", "encoder.*"], ["--method and --modules are for --rank"]),
+        (["--int8", "--method", "nmf"], ["--method and --modules are for --rank"]),
         (["--rank", "3", "--cuts", "nowhere.jsonl.gz"], ["nowhere.jsonl.gz"]),
     ],
 )
@@ -381,8 +386,19 @@ def test_unreadable_recordings_leave_no_bundle(dense: Path, tones: Path, tmp_pat
 def test_a_bundle_is_not_overwritten(dense: Path) -> None:
     before = (dense / "model.safetensors").read_bytes()
     result = run_cli("compress", dense, "--out", dense, "--rank", "3")
-    assert result.returncode == 2 and "another --out" in result.stderr
+    assert result.returncode == 2 and "give --out a new one" in result.stderr
     assert (dense / "model.safetensors").read_bytes() == before
+
+
+def test_files_of_another_kind_are_not_overwritten(dense: Path, tmp_path: Path) -> None:
+    for name in ("README.md", "evaluation.json"):
+        (tmp_path / name).write_text("mine")
+    for out in (tmp_path, tmp_path / "README.md"):
+        with pytest.raises(ConfigError, match="is no empty folder: give --out a new one"):
+            compress_bundle(dense, out, rank=3, cuts=tmp_path / "none")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {
+        "README.md": "mine", "evaluation.json": "mine",
+    }  # fmt: skip
 
 
 def test_training_continues_from_a_compressed_bundles_weights_and_tokens(

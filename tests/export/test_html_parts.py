@@ -175,7 +175,7 @@ def test_subtitles_are_ours() -> None:
     for size in (30, 1, 60):
         tokens, start = [], at
         for _ in range(size):
-            text = str(rng.choice(["好", " the", "ing", " a", "，", "<b>", "&", "に"]))
+            text = str(rng.choice(["好", " the", "ing", " a", " ", "，", "<b>", "&", "に"]))
             tokens.append(Token(text, at, at + 0.2005))
             at += float(rng.choice([0.2005, 0.25, 1.5], p=[0.6, 0.35, 0.05]))
         text = normalize_text("".join(t.text for t in tokens), "keep")
@@ -193,6 +193,15 @@ def test_subtitles_are_ours() -> None:
     )  # fmt: skip
     assert found["srt"] == as_srt(transcript) and found["vtt"] == as_vtt(transcript)
     assert found["text"] == transcript.text and "&lt;b" in found["vtt"]
+
+
+def test_marks_of_punctuation_are_ours() -> None:
+    """A model that learned without punctuation knows marks within words."""
+    rng = np.random.default_rng(5)
+    texts = ["".join(rng.choice([*"ab'-·好1 é"], 8)) for _ in range(300)]
+    script = "return given.texts.map((text) => tidy(withoutMarks(text.normalize('NFKC'))));"
+    expected = [normalize_text(text, "keep", "remove") for text in texts]
+    assert node_recognizer(script, texts=texts) == expected
 
 
 WORKER = """

@@ -1,5 +1,6 @@
 """Graphs in 8 bits: the parts against explicit formulas, the whole against float32."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,8 @@ def test_export_in_8_bits_writes_the_models_texts(
     names = {"README.md", "config.yaml", "export.json", "tokenizer.model"}
     found = {path.name for path in (tmp_path / "graphs").iterdir()}
     assert found == names | {"encoder.onnx", "decoder.onnx"}
+    facts = json.loads((tmp_path / "graphs/export.json").read_text())
+    assert facts["weights"] == "int8" and facts["cer"][0] == facts["cer"][1] < 1
     bundle = Bundle.load(learned)
     model, run = bundle.model.eval(), open_graph(tmp_path / "graphs/encoder.onnx")
     texts = []

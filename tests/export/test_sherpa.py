@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kaldi_native_fbank as knf
@@ -24,6 +25,7 @@ from asr.errors import AsrError, ConfigError
 from asr.export import sherpa
 from asr.export.calibration import open_graph
 from asr.export.columns import symbol_table
+from asr.export.sherpa_card import card
 from asr.export.sherpa_int8 import Feed, as_fed, quantize_folder
 from asr.export.waveform_graph import Resampler, without_offset
 from asr.tokenizer import SPECIAL, Tokenizer
@@ -325,6 +327,7 @@ def test_what_sherpa_onnx_cannot_take_is_refused_before_anything_is_written(
     for features, encoder, words in (
         ({"kind": "log_mel"}, {"attention": {"kind": "fnet"}}, "kind: fnet cannot be exported"),
         (fbank, {}, "level of fbank features"),
+        ({"kind": "fbank", "sherpa_onnx": True, "window_ms": 40, "hop_ms": 20}, {}, "true level"),
         (fbank, {"streaming": STREAMING}, "features.sherpa_onnx: true"),
         ({"kind": "log_mel", "sample_rate": 44100}, {}, "44100 cannot be made of the 16000 Hz"),
         ({"kind": "log_mel", "hop_ms": 2.5}, {}, "hop_ms: 2.5 makes more"),
@@ -354,6 +357,20 @@ def test_symbols_are_read_as_they_are() -> None:
     lines = symbol_table(tokens).splitlines()
     assert lines[0] == "<blk> 0" and {line.split(" ")[0] for line in lines[1:5]} == set("▁ƠƯ5")
     assert max("".join(lines).replace("▁", "").encode()) != 0xC6  # coded bytes otherwise
+
+
+@pytest.mark.parametrize("token", ["A B", "A\nB 7", " ", "\u3000"])
+def test_a_token_that_would_be_two_lines_or_columns_is_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match="is no word"):
+        symbol_table(SimpleNamespace(tokens=lambda: ["<unk>", "<s>", "</s>", "<pad>", "好", token]))
+
+
+def test_the_readme_names_what_is_not_done_on_a_phone(learned: Path, of_tones: Path) -> None:
+    config = Bundle.load(learned).config
+    seconds = config.decoding.chunk_seconds
+    assert seconds and card("omnilingual", config, True) == (of_tones / "README.md").read_text()
+    assert f"longer than {seconds:g} s at silences" in card("omnilingual", config)
+    assert "at silences" not in card("zipformer2_ctc", config)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -8,7 +8,7 @@ import { Memory } from "./memory.js";
 import { Network } from "./network.js";
 import { NGram } from "./ngram.js";
 import { PrefixBeam } from "./prefix_beam.js";
-import { asSrt, asVtt, cuesOf, evenly, tenths, tidy, wordsOf } from "./subtitles.js";
+import { asSrt, asVtt, cuesOf, evenly, tenths, tidy, withoutMarks, wordsOf } from "./subtitles.js";
 
 export const FRAMES_PER_STEP = 4;
 const SPACE = "▁"; // in tokens
@@ -101,7 +101,8 @@ export class Recognizer {
   }
 
   text(tokens) {
-    return tidy(this.texts(tokens).join(""));
+    const text = this.texts(tokens).join("").normalize("NFKC");
+    return tidy(this.config.punctuation === "remove" ? withoutMarks(text) : text);
   }
 }
 

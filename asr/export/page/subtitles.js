@@ -11,6 +11,16 @@ export function tidy(text) {
   return text.normalize("NFKC").split(/\s+/).filter(Boolean).join(" ").replace(SPACE_BESIDE_HAN, "");
 }
 
+const MARK = /['\-\u00b7\u05be\u05f3\u05f4]/, JOINER = /[\u200d\ufe0e\ufe0f]/;
+const LETTER = /[\p{L}\p{M}\p{N}]/u, IS_HAN = new RegExp(`[${HAN}]`, "u");
+const isLetter = (one) => LETTER.test(one ?? "") && !IS_HAN.test(one) && !JOINER.test(one);
+
+/** Text without apostrophes and the like but those within words (asr/tokenizer.py). */
+export function withoutMarks(text) {
+  const isWithin = (one, i, all) => !MARK.test(one) || (isLetter(all[i - 1]) && isLetter(all[i + 1]));
+  return [...text].map((...at) => (isWithin(...at) ? at[0] : " ")).join("");
+}
+
 const isWide = (character) => WIDE.test(character ?? "");
 
 /** The words of tokens {text, start, end} and their confidences; a Chinese character is a word. */
@@ -20,6 +30,8 @@ export function wordsOf(tokens, confidences) {
     const [first] = text, last = found.at(-1), confidence = confidences[i];
     if (!last || /^\s/.test(text) || isWide(first) || isWide([...last.text].at(-1))) {
       found.push({ text, start, end, confidence });
+    } else if (!last.text.trim()) { // a space that is a token, long before the word maybe
+      Object.assign(last, { text: last.text + text, start, end, confidence });
     } else {
       Object.assign(last, { text: last.text + text, end, confidence: Math.min(last.confidence, confidence) });
     }
@@ -51,7 +63,8 @@ export function cuesOf(segments) {
     let cue = [], lines = [];
     const finish = () => {
       if (!cue.length) return;
-      found.push({ start: cue[0].start, end: cue.at(-1).end, text: lines.map(tidy).join("\n") });
+      const end = Math.min(cue.at(-1).end, cue[0].start + LONGEST); // of a long word with pauses
+      found.push({ start: cue[0].start, end, text: lines.map(tidy).join("\n") });
     };
     for (const word of words) {
       let longer = wrapped(lines, word);
