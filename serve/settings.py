@@ -1,5 +1,7 @@
 """Settings of the service: options of `asr serve`, else environment variables (ASR_NAME)."""
 
+import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,8 @@ Keys = Annotated[tuple[SecretStr, ...], NoDecode]
 
 # What OpenAI's clients ask for by default: the first model answers where none has this name.
 DEFAULT_MODEL = "whisper-1"
+CLIENT_KEY = "ASR_API_KEY"  # of `asr transcribe --server`, which may run on the same machine
+_NEAR = 0.9  # of two names
 
 
 class Settings(BaseSettings):
@@ -74,7 +78,11 @@ class Settings(BaseSettings):
 
     @classmethod
     def read(cls, **given: object) -> "Settings":
-        """Return the settings; `given` ones precede the environment. Raises ConfigError."""
+        """Return the settings; `given` ones precede the environment.
+
+        Raises ConfigError, also for a variable whose name is nearly that of a setting.
+        """
+        _check_names({name.upper() for name in os.environ})
         try:
             return cls(**given)  # type: ignore[arg-type]  # pydantic checks them
         except ValidationError as error:
@@ -105,6 +113,17 @@ def named(bundle: str) -> tuple[str, str]:
     """Return the name of NAME=FOLDER and the folder; a path before a `=` is no name."""
     name, equals, folder = bundle.partition("=")
     return (name, folder) if equals and "/" not in name else ("", bundle)
+
+
+def _check_names(variables: set[str]) -> None:
+    """Raise ConfigError for a misspelled one; others are not ours, such as those of Kubernetes."""
+    known = [f"ASR_{name.upper()}" for name in Settings.model_fields]
+    for name in sorted(variables.difference(known)):
+        near = get_close_matches(name, known, 1, _NEAR) if name.startswith("ASR_") else []
+        if name == CLIENT_KEY and "ASR_API_KEYS" in variables:
+            continue
+        if near:
+            raise ConfigError(f"{name}: is no setting of the service: did you mean {near[0]}?")
 
 
 def _sentence(fault: ErrorDetails) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from asr.cli.options import Device, Int8, app
+from asr.cli.options import Int8, app
 
 
 @app.command()
@@ -16,7 +16,9 @@ def serve(
     ],
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
-    device: Device = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda or cuda:N; default: ASR_DEVICE, else auto.")
+    ] = None,
     int8: Int8 = False,
 ) -> None:
     """Serve models over HTTP (OpenAI's API, a web page); limits and keys are in ASR_… variables."""
@@ -26,4 +28,6 @@ def serve(
 
     with ExitStack() as copies:
         local = local_bundles(bundles, copies)
-        run(Settings.read(bundles=local, device=device, int8=int8), host, port)
+        given = {"device": device, "int8": int8 or None}  # ASR_DEVICE and ASR_INT8 for the others
+        given = {name: value for name, value in given.items() if value is not None}
+        run(Settings.read(bundles=local, **given), host, port)

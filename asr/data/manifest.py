@@ -56,6 +56,11 @@ def load_cuts(path: Path | str, allowed: Sequence[str] = ()) -> CutSet:
         raise DataError(
             f"{path}: is not a lhotse manifest of cuts ({broken}{reason:.300}): prepare it again"
         ) from error
+    if not len(cuts) and (Path(path) / "train.jsonl.gz").is_file():
+        raise DataError(
+            f"{path}: is a folder of `asr prepare`: give one of its manifests, such as "
+            f"{path}/test.jsonl.gz"
+        )
     if not len(cuts):
         raise DataError(f"{path}: holds no utterances: prepare it again")
     if repeated := [key for key, n in Counter(cut.id for cut in cuts).items() if n > 1]:

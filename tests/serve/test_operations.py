@@ -20,7 +20,7 @@ import pytest
 import uvicorn
 import yaml
 
-from asr.cli import main
+from asr.cli import app, main
 from asr.errors import BundleError, ConfigError
 from serve.app import create_app
 from serve.engine.client import Job
@@ -316,6 +316,35 @@ def test_a_broken_bundle_is_refused_at_the_start(
 def test_settings_that_cannot_be_obeyed_are_named(given, shown):
     with pytest.raises(ConfigError, match=shown):
         create_app(Settings.read(**given))
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({"ASR_API_KEY": "secret"}, "ASR_API_KEY: is no setting .* did you mean ASR_API_KEYS"),
+        ({"ASR_MAX_SECOND": "3"}, "ASR_MAX_SECOND: is no setting .* did you mean ASR_MAX_SECONDS"),
+        ({"ASR_API_KEY": "secret", "ASR_API_KEYS": "secret"}, ""),
+        ({"ASR_PORT": "tcp://10.0.0.1:80", "ASR_SERVICE_HOST": "10.0.0.1"}, ""),  # by Kubernetes
+    ],
+)
+def test_a_misspelled_variable_is_refused(variables, shown, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if not shown:
+        Settings.read(bundles="/a")
+        return
+    with pytest.raises(ConfigError, match=shown):
+        Settings.read(bundles="/a")
+
+
+def test_options_of_the_command_precede_the_environment(tiny_bundle, monkeypatch):
+    seen = []
+    monkeypatch.setattr("serve.server.run", lambda settings, *_: seen.append(settings))
+    monkeypatch.setenv("ASR_DEVICE", "cuda:7")
+    monkeypatch.setenv("ASR_INT8", "true")
+    for options in ([], ["--device", "cpu"]):
+        app(["serve", str(tiny_bundle), *options], standalone_mode=False)
+    assert [(s.device, s.int8) for s in seen] == [("cuda:7", True), ("cpu", True)]
 
 
 def test_serve_leaves_torch_to_the_engine_process():

@@ -312,6 +312,8 @@ def test_unusable_manifests_are_named(tmp_path: Path, tones: Path) -> None:
     missing.write_bytes(b"not gzip at all")
     with pytest.raises(DataError, match=r"none\.jsonl\.gz: is not a lhotse manifest"):
         load_cuts(missing)
+    with pytest.raises(DataError, match=r"a folder of `asr prepare`: .*/test\.jsonl\.gz"):
+        load_cuts(tones)
     values["data"] = {**values["data"], "min_seconds": 9.0}
     with pytest.raises(DataError, match="no utterance has a text"):
         train(Config.model_validate(values), tmp_path / "run")
