@@ -9,7 +9,7 @@ import soundfile as sf
 
 from asr.audio.media import Media, media_format
 from asr.errors import AudioError
-from asr.runtime.files import open_regular, remove_stale, write_atomically
+from asr.runtime.files import open_regular, write_atomically
 
 
 def needs_conversion(path: Path) -> bool:
@@ -34,7 +34,6 @@ def to_flac(source: Path, target: Path) -> None:
         if copy.comment == mark:
             return
     target.parent.mkdir(parents=True, exist_ok=True)
-    remove_stale(target.parent)
     write_atomically(target, lambda temporary: _write(source, temporary, mark))
 
 

@@ -12,6 +12,8 @@ from asr.runtime.storage import RemoteFile, find_remote
 from asr.transcription.jobs import SUFFIXES
 from data_prep.corpus_writer import REPORT
 
+_RARER = {".aifc", ".au", ".sph", ".w64", ".wave"}
+
 
 class Recordings:
     """The recordings below a folder, found as tables name them."""
@@ -20,7 +22,13 @@ class Recordings:
         self.root, self.beside = root, beside
         self.exact: dict[str, Path | RemoteFile] = {}
         self.similar: dict[str, set[Path | RemoteFile]] = defaultdict(set)
-        self.within = dict(_recordings(root, converted))
+        found = dict(_recordings(root, converted))
+        usual = {path.with_suffix("") for path in found.values() if _suffix(path) in SUFFIXES}
+        self.within = {  # x.sph beside x.wav, which was made of it, is not another one
+            path: within
+            for path, within in found.items()
+            if _suffix(within) in SUFFIXES or within.with_suffix("") not in usual
+        }
         for path, within in self.within.items():
             self.exact[within.as_posix()] = path
             for similar in (within, within.with_suffix(""), within.name, within.stem):
@@ -63,7 +71,7 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
     """Yield the recordings below a folder, without converted ones, and their paths in it."""
     if isinstance(root, str):
         try:
-            yield from find_remote(root, SUFFIXES)
+            yield from find_remote(root, SUFFIXES | _RARER)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise DataError(
@@ -71,28 +79,37 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
             ) from error
         return
     for path in _files(root):
-        is_own = Path(path.stem).suffix.lower() in SUFFIXES and _is_copy(path, converted)
-        if path.suffix.lower() in SUFFIXES and path.is_file() and not is_own:
+        is_own = Path(path.stem).suffix.lower() in SUFFIXES and _is_copy(path, root, converted)
+        if _suffix(path) in SUFFIXES | _RARER and path.is_file() and not is_own:
             yield path, path.relative_to(root)
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Yield what is below a folder; a folder that several links name is looked at once."""
-    seen = set[str]()
+    """Yield what is below a folder; of links those to other places are followed, once each."""
+    seen, top = set[str](), os.path.realpath(root)
     for folder, folders, names in os.walk(root, followlinks=True):
-        if (real := os.path.realpath(folder)) in seen:
+        real = os.path.realpath(folder)
+        is_inside = (
+            Path(folder) != root and Path(folder).is_symlink() and Path(real).is_relative_to(top)
+        )
+        if is_inside or real in seen:
             folders.clear()
             continue
         seen.add(real)
         yield from (Path(folder, name) for name in names)
 
 
-def _is_copy(path: Path, converted: Path) -> bool:
-    """Return whether a file such as take.m4a.flac was written by a preparation, this or another."""
+def _is_copy(path: Path, root: Path, converted: Path) -> bool:
+    """Return whether a file such as take.m4a.flac was written by a preparation below the root."""
     return path.absolute().is_relative_to(converted.absolute()) or any(
         folder.name == converted.name and (folder.parent / REPORT).is_file()
         for folder in path.parents
+        if folder != root and folder.is_relative_to(root)
     )
+
+
+def _suffix(path: PurePath) -> str:
+    return path.suffix.lower()
 
 
 def key_of(name: str) -> str:

@@ -21,6 +21,7 @@ import soundfile as sf
 
 from asr.audio.media import is_installed
 from asr.errors import AudioError, ConfigError, DataError
+from asr.runtime.files import remove_stale
 from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
 from asr.tokenizer import normalize_text
@@ -251,6 +252,9 @@ def _converted(
             ) from error
         return flac
 
+    if copies:
+        for folder in {copies / path.relative_to(cast(Path, root)).parent for path in foreign}:
+            remove_stale(folder)
     with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
         found = dict(zip(paths, (pool.map if foreign else map)(convert, paths), strict=True))
     _say([str(error) for error in found.values() if isinstance(error, AudioError)])

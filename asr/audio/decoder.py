@@ -17,8 +17,8 @@ RATES = range(1_000, 384_001)
 _KNOWN = re.compile(rb"RIF[FX]|RF64|riff|fLaC|OggS|FORM|\.snd|dns\.|NIST|\xff[\xe0-\xff]")
 _MAX_CHANNELS = 8
 # Programs that write to a pipe leave a length near the largest that 32 bits hold, signed or not: it
-# means that the length is unknown, not that the file is truncated.
-_UNKNOWN_WAV_LENGTH = 0x7FFFF000
+# means that the length is unknown, not that the file is truncated. Of sox's aiff it is the least.
+_UNKNOWN_LENGTH = 0x7F000000
 _UNKNOWN_FRAMES = 2**62
 
 
@@ -30,7 +30,7 @@ def is_truncated_riff(libsndfile_log: str) -> bool:
     log = re.search(
         r"^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)", libsndfile_log, re.MULTILINE
     )
-    return log is not None and int(log[2]) < int(log[1]) < _UNKNOWN_WAV_LENGTH
+    return log is not None and int(log[2]) < int(log[1]) < _UNKNOWN_LENGTH
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]

@@ -25,6 +25,7 @@ _BLOCK_BYTES = 1 << 16
 _MEMORY = 1 << 30
 _BLOCK_SECONDS = 30  # of a processor: what takes longer has no end
 _BUFFER = 1 << 18
+_NEAR = 0.02  # of a length
 _CODECS = (
     "aac", "aac_latm", "alac", "ac3", "eac3", "amrnb", "amrwb", "flac", "libopencore_amrnb",
     "libopencore_amrwb", "libopus", "mp1", "mp2", "mp3", "mp3float", "opus", "pcm_alaw",
@@ -122,12 +123,13 @@ def decode(format: str) -> None:
     stream.codec_context.thread_count = 1
     if format == "mov" and stream.duration and stream.time_base:  # others estimate it
         note(seconds=float(stream.duration * stream.time_base))
-    if format == "matroska" and container.duration and len(container.streams) == 1:
-        note(seconds=container.duration / av.time_base)
     # MP4 has an index behind the audio, and another track may be longer.
     note(ends_with_audio=format != "mov" and len(container.streams) == 1)
     resampler, now, block, place = av.AudioResampler("flt"), (0, 0), bytearray(), 0
+    decoded, end = 0.0, None
     for place, frame in frames(container, stream):
+        seconds = frame.samples / frame.sample_rate
+        decoded, end = decoded + seconds, None if frame.time is None else frame.time + seconds
         kind = (frame.sample_rate, frame.layout.nb_channels)
         if kind != now:
             if block:
@@ -141,6 +143,20 @@ def decode(format: str) -> None:
             del block[:whole]
     if block:
         send(*now, place, bytes(block))
+    if end is not None and (length := _announced(container, stream)):
+        note(seconds=decoded + max(0.0, length - end))
+
+
+def _announced(container: av.container.InputContainer, stream: av.AudioStream) -> float:
+    """Return when a Matroska file of one track ends by its header, in seconds; 0 if it is unknown.
+
+    FFmpeg estimates the length of a file that has none by the bit rate.
+    """
+    if container.format.name.partition(",")[0] != "matroska" or len(container.streams) > 1:
+        return 0.0
+    length = (container.duration or 0) / av.time_base
+    estimate = 8 * os.fstat(0).st_size / stream.bit_rate if stream.bit_rate else 0.0
+    return 0.0 if abs(length - estimate) < _NEAR * estimate else length
 
 
 def main() -> None:

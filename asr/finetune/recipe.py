@@ -15,6 +15,7 @@ _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
 _KEPT = ("features", "model", "tokenizer")
+_FREE = ("model.dropout", "model.ctc_weight")  # no tensor depends on them
 WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0, "lm_bonus": 0.0}
 
 
@@ -113,7 +114,7 @@ def _override(values: dict[str, Any], overrides: list[str]) -> None:
                 f"--set {key}: replaces all its values, those of this fine-tuning too: set one at "
                 "a time, as in --set training.epochs=20"
             )
-        if (section := key.partition(".")[0]) in _KEPT:
+        if (section := key.partition(".")[0]) in _KEPT and key not in _FREE:
             raise ConfigError(
                 f"--set {key}: the {section} of the bundle stay as they are: train a new model for "
                 "others"

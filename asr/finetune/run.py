@@ -7,6 +7,7 @@ the training starts, and `finetune.json`, the error rates before and after.
 import hashlib
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from asr.finetune.corpus import check_fit, read_corpus
 from asr.finetune.outcome import Change, Outcome, Rates, read_outcome, write_outcome
 from asr.finetune.recipe import WITHOUT_LM, adapt, limits
 from asr.runtime.devices import choose_device
+from asr.runtime.files import lock_folder
 from asr.train.checkpoints import has_run, states
 from asr.train.run import train
 from asr.transcription.recognizer import Recognizer
@@ -59,7 +61,8 @@ class Finetuning:
             outcome = self._train(bundle, digest, outcome, resume, device)
         except AsrError:
             if is_new and not states(self.out / "training"):
-                shutil.rmtree(self.out, ignore_errors=True)
+                with suppress(ConfigError), lock_folder(self.out / "training"):  # no other has it
+                    shutil.rmtree(self.out, ignore_errors=True)
             raise
         return self._finished(outcome, device)
 

@@ -263,7 +263,7 @@ def _read_arpa(path: Path, ids: dict[str, int]) -> tuple[list[Table], int]:
         Table(np.array(tokens).reshape(-1, n), *np.array(numbers).reshape(-1, 2).T)
         for n, (tokens, numbers) in sorted(rows.items())
     ]
-    return tables, found[1]
+    return tables, found.get(1, 0)
 
 
 def _order(text: str) -> int:

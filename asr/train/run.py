@@ -191,6 +191,10 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
             f"{out}: was begun with another {', '.join(changed)} (see {state / CONFIG}): give "
             "another folder, or the recipe as it was"
         )
+    if before.decoding.chunk_seconds is None:  # a fine-tuning by an older version
+        chunk = {"chunk_seconds": config.decoding.chunk_seconds}
+        decoding = before.decoding.model_copy(update=chunk)
+        before = before.model_copy(update={"decoding": decoding})
     return before == config and (state / _FINISHED).is_file() and (out / WEIGHTS).is_file()
 
 

@@ -21,9 +21,8 @@ _OF_NAME = {
 _SHARE_BYTES, _SHARE_FILES = 20e6, 64
 _SHARES = 8  # of a small job, so that several processes have work
 SUFFIXES = {
-    ".3gp", ".aac", ".aif", ".aifc", ".aiff", ".amr", ".au", ".flac", ".m4a", ".mka", ".mkv",
-    ".mov", ".mp3", ".mp4", ".oga", ".ogg", ".opus", ".sph", ".w64", ".wav", ".wave", ".webm",
-    ".wma",
+    ".3gp", ".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3",
+    ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma",
 }  # fmt: skip
 
 

@@ -37,8 +37,9 @@ def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOp
     """Return a model's options, with a request's hotwords, or by a greedy method if `quick`."""
     options = recognizer.config.decoding
     if asked.quick and recognizer.model.ctc_head is not None:
-        # The threshold of the decoder's confidences is not one of the CTC head's.
-        threshold = {"confidence_threshold": None} if options.method == "joint" else {}
+        # A threshold of the decoder's confidences is not one of the CTC head's.
+        has_decoder = options.method in ("joint", "rescore")
+        threshold = {"confidence_threshold": None} if has_decoder else {}
         method = options.method if options.is_greedy else "ctc_greedy"
         return options.model_copy(
             update={"method": method, "lm_weight": 0.0, "hotwords": None} | threshold

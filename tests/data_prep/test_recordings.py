@@ -3,8 +3,11 @@
 import io
 import os
 import shutil
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
+import av
 import numpy as np
 import pytest
 import soundfile as sf
@@ -123,6 +126,54 @@ def test_rarer_suffixes_and_linked_folders_are_found(
     assert sorted(texts.values()) == ["a", "b", "c"] and left_out == {"missing": 2}
     assert "d.txt is in" in caplog.text and "no suffix of a recording" in caplog.text
     assert "e.wav is not in" in caplog.text
+
+
+def test_a_link_within_the_folder_hides_nothing(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    for month in ("2024-05", "a", "zz"):
+        write_wave(takes / month / f"{month}.wav")
+        (takes / f"latest{month}").symlink_to(month)
+    rows = {"2024-05/2024-05.wav": "x", "latesta/a.wav": "y", "zz": "z"}
+    texts, left_out = prepared(takes, rows, tmp_path / "out")
+    assert sorted(texts.values()) == ["x", "y", "z"] and not left_out
+
+
+def test_what_a_recording_was_made_of_is_not_another_one(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    write_wave(takes / "x.wav")
+    write_wave(takes / "x.au")
+    write_wave(takes / "y.au")
+    texts, left_out = prepared(takes, {"x": "one", "y": "two"}, tmp_path / "out")
+    assert texts == {str(takes / "x.wav"): "one", str(takes / "y.au"): "two"} and not left_out
+
+
+def test_copies_can_be_the_recordings_of_another_corpus(tmp_path: Path) -> None:
+    encode(tmp_path / "takes/1.m4a")
+    prepared(tmp_path / "takes", {"1.m4a": "one"}, tmp_path / "out")
+    texts, _ = prepared(tmp_path / "out/audio", {"1.m4a": "one"}, tmp_path / "new")
+    assert texts == {str(tmp_path / "out/audio/1.m4a.flac"): "one"}
+
+
+def test_lengths_that_programs_do_not_know_are_none(tmp_path: Path) -> None:
+    """As sox writes aiff to a pipe, and FFmpeg Matroska; and a track that begins late."""
+    takes = tmp_path / "takes"
+    content = bytearray(write_wave(takes / "sox.aiff").read_bytes())
+    at = content.index(b"SSND") + 4
+    content[at : at + 4] = (0x7F000008).to_bytes(4, "big")
+    (takes / "sox.aiff").write_bytes(content)
+    for name, codec, start in (("pipe.mka", "pcm_s16le", 0), ("late.mka", "flac", 48000)):
+        pipe = (takes / name).open("wb")
+        with pipe, av.open(SimpleNamespace(write=pipe.write), "w", format="matroska") as file:
+            stream = file.add_stream(codec, rate=16000)
+            for i in range(0, 32000, 1600):
+                tone = (8000 * np.sin(np.arange(i, i + 1600) / 5)).astype(np.int16)[None]
+                frame = av.AudioFrame.from_ndarray(tone, format="s16", layout="mono")
+                frame.sample_rate, frame.pts, frame.time_base = 16000, start + i, Fraction(1, 16000)
+                file.mux(stream.encode(frame))
+            file.mux(stream.encode(None))
+    rows = {name: "whole" for name in ("sox.aiff", "pipe.mka", "late.mka")}
+    texts, left_out = prepared(takes, rows, tmp_path / "out")
+    assert len(texts) == 3 and not left_out
 
 
 def test_copies_of_an_earlier_preparation_are_no_recordings(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +183,34 @@ def test_what_does_not_fit_is_refused(
         return
     with pytest.raises(DataError, match=said):
         check_fit(corpus_of(rates, unknown), bundle, Path("exp"))
+
+
+def test_a_refusal_leaves_the_run_of_another_process(
+    learned: Path, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are started at once: the other one has locked the folder and written no state yet."""
+    out = tmp_path / "out"
+    code = (
+        "import sys, pathlib; from asr.runtime.files import lock_folder\n"
+        f"file = lock_folder(pathlib.Path({str(out / 'training')!r}))\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    others = []
+
+    def refuse(*_: object) -> None:
+        other = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        others.append(other)
+        assert other.stdout and other.stdout.readline() == b"locked\n"
+        raise ConfigError("refused")
+
+    monkeypatch.setattr(Finetuning, "_train", refuse)
+    with pytest.raises(ConfigError, match="refused"):
+        Finetuning(learned, more, out).run(device="cpu")
+    assert (out / "training/lock").exists()
+    others[0].communicate()
 
 
 def test_another_script_is_refused_though_it_has_the_same_spaces_and_signs(
@@ -443,6 +473,8 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
     )
     assert (config.training.epochs, config.seed, config.training.freeze) == (3, 7, ("encoder",))
     assert config.training.schedule.kind == "constant" and config.training.average == 3
+    config = adapt(bundle.config, hour, tmp_path, None, [], ["model.dropout=0.3"])
+    assert config.model.dropout == 0.3
 
 
 def test_unknown_characters_are_those_of_the_utterances_that_will_train(

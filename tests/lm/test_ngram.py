@@ -181,6 +181,7 @@ def test_fusion_of_all_three_equals_brute_force(seed: int, has_decoder: bool, lm
         ("\x00\x01", "whole"),
         ("", "whole"),
         (ARPA.translate(str.maketrans("一二", "甲乙")), "only 0 of its 6 words"),
+        ("\\data\\\nngram 1=0\n\n\\1-grams:\n\n\\end\\\n", "only 0 of its 0 words"),
         (ARPA.replace("-0.6 一", "1e300 一"), r"near line 9.*1e\+300 and -0.2 are no log-prob"),
         (ARPA.replace("-0.6 一", "5 一"), "near line 9.*are no log-probability"),
         (ARPA.replace("-0.6 一 -0.2", "-0.6 一 1e9"), "near line 9"),
