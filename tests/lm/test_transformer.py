@@ -82,7 +82,7 @@ def test_fusion_of_all_three_equals_brute_force(seed: int) -> None:
         assert h.lm_log_prob == pytest.approx(lm_logp(lm, h.tokens), abs=1e-3)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "ctc_greedy"])
 def test_a_fused_text_does_not_depend_on_its_batch_mates(method: str) -> None:
     model, lm = tiny_model(), tiny_lm()
     feats = [torch.randn(n, 8) for n in (31, 9, 22, 40, 12)]
@@ -92,9 +92,7 @@ def test_a_fused_text_does_not_depend_on_its_batch_mates(method: str) -> None:
     together = texts_of(model, feats, config, padding=7, lm=lm)
     for f, found in zip(feats, together, strict=True):
         same(found, texts_of(model, [f], config, lm=lm)[0])
-        if method != "ctc_greedy":
-            h = found[0]
-            assert h.lm_log_prob == pytest.approx(lm_logp(lm, h.tokens), abs=1e-3)
+        assert found[0].lm_log_prob == pytest.approx(lm_logp(lm, found[0].tokens), abs=1e-3)
 
 
 @pytest.fixture(scope="module")
