@@ -33,7 +33,8 @@ class FeatureStream:
 
     def frames(self, wave_N: Tensor, first: int, until: int) -> Tensor:
         """Return normalized features (until - first, F) of a waveform known so far, or ended."""
-        wave_N = pad(wave_N, (0, max(0, self._window - len(wave_N))))
+        if len(wave_N) < self._window:
+            wave_N = pad(wave_N, (0, self._window - len(wave_N)))
         start = first * self._hop - self._edge
         end = (until - 1) * self._hop - self._edge + self._window
         before = wave_N[: max(0, -start)].flip(0)

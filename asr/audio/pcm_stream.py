@@ -3,6 +3,7 @@
 `asr.audio.recording` reads whole files instead, and seeks in them.
 """
 
+import math
 import struct
 from collections.abc import Iterator
 from io import BufferedReader
@@ -16,6 +17,7 @@ from asr.errors import AudioError
 
 _BLOCK = 2**13  # bytes that are read at once, at most
 _PCM, _EXTENSIBLE = 1, 0xFFFE
+_UNKNOWN = 0x7FFFF000  # bytes of samples: so many, or more, is no length
 
 
 def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator[np.ndarray]:
@@ -24,10 +26,11 @@ def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator
     What does not begin with `RIFF` is raw: 16 bits, little-endian, mono, of `raw_rate` Hz. Ctrl-C
     ends the stream too. Raises AudioError for a WAV of other samples than 16-bit PCM.
     """
-    data, channels, rate = pipe.read(4), 1, raw_rate
+    data, channels, rate, left = pipe.read(4), 1, raw_rate, math.inf
     if data == b"RIFF":
-        channels, rate = _read_head(pipe)
-        data = _read(pipe)
+        channels, rate, left = _read_head(pipe)
+        data = _read(pipe, left)
+        left -= len(data)
     resampler: Any = None
     if rate != sample_rate:
         resampler = soxr.ResampleStream(rate, sample_rate, 1, dtype="float32")
@@ -36,37 +39,42 @@ def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator
         block_NC = np.frombuffer(data[:whole], "<i2").reshape(-1, channels)
         block = block_NC.mean(axis=1, dtype=np.float32) / np.float32(2**15)
         yield resampler.resample_chunk(block) if resampler else block
-        more = _read(pipe)
+        more = _read(pipe, left)
+        left -= len(more)
         data = more and data[whole:] + more
     if resampler:
         yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
-def _read(pipe: BufferedReader) -> bytes:
-    """Return what has come, at least a byte; nothing at the end."""
+def _read(pipe: BufferedReader, most: float) -> bytes:
+    """Return what has come, at least a byte and `most` at most; nothing at the end."""
     try:
-        return pipe.read1(_BLOCK)
+        return pipe.read1(int(min(_BLOCK, most)))
     except KeyboardInterrupt:
         return b""
 
 
-def _read_head(pipe: BufferedReader) -> tuple[int, int]:
-    """Read a WAV from behind `RIFF` to its samples; return its channels and rate."""
-    format = None
-    pipe.read(8)
-    while True:
-        kind, size = pipe.read(4), int.from_bytes(pipe.read(4), "little")
-        if kind == b"data" and format:
-            tag, channels, rate, _, _, bits = format
-            if tag in (_PCM, _EXTENSIBLE) and bits == 16 and 1 <= channels <= 8 and rate in RATES:
-                return channels, rate
+def _read_head(pipe: BufferedReader) -> tuple[int, int, float]:
+    """Read a WAV from behind `RIFF` to its samples; return channels, rate and bytes of samples."""
+    format = (0, 0, 0, 0, 0, 0)
+    kind, size = pipe.read(8)[4:], 0  # b"WAVE"
+    while len(head := pipe.read(8)) == 8:
+        kind, size = head[:4], int.from_bytes(head[4:], "little")
+        if kind == b"data":
             break
-        content = pipe.read(size + size % 2) if kind and size < _BLOCK else b""
-        if kind == b"fmt " and len(content) >= 16:
-            format = struct.unpack("<HHIIHH", content[:16])
-        elif not content:
-            break
-    raise AudioError(
-        "standard input is a WAV of other samples than 16-bit PCM: convert it, as with "
-        "ffmpeg's `-f s16le -ac 1`"
-    )
+        content = pipe.read(min(size, 16))
+        left = size + size % 2 - len(content)
+        while left > 0 and (skipped := pipe.read(min(left, _BLOCK))):
+            left -= len(skipped)
+        if kind == b"fmt " and len(content) == 16:
+            format = struct.unpack("<HHIIHH", content)
+    tag, channels, rate, _, _, bits = format
+    if kind != b"data" or not (
+        tag in (_PCM, _EXTENSIBLE) and bits == 16 and 1 <= channels <= 8 and rate in RATES
+    ):
+        raise AudioError(
+            "standard input is a WAV of other samples than 16-bit PCM: convert it, as with "
+            "ffmpeg's `-f s16le -ac 1`"
+        )
+    # A program that writes to a pipe does not know the length, and says none or the longest.
+    return channels, rate, size if 0 < size < _UNKNOWN else math.inf

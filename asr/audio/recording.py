@@ -32,6 +32,16 @@ _MOST_WARNINGS = 8
 _SAMPLE_TYPES = (np.dtype("int16"), np.dtype("float16"), np.dtype("float32"), np.dtype("float64"))
 
 
+def check_sample_type(samples: object) -> None:
+    """Raise ConfigError unless these are int16 or floats in a numpy array."""
+    kind = getattr(samples, "dtype", None)
+    if not isinstance(samples, np.ndarray) or kind not in _SAMPLE_TYPES:
+        raise ConfigError(
+            f"samples are {kind or type(samples).__name__}, expected a numpy array of int16, or of "
+            "floats from -1 to 1: convert them"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Audio in memory at `sample_rate` Hz: int16, or floats from -1 to 1.
@@ -43,12 +53,8 @@ class Samples:
     sample_rate: int
 
     def __post_init__(self) -> None:
-        kind, shape = getattr(self.samples_N, "dtype", None), np.shape(self.samples_N)
-        if not isinstance(self.samples_N, np.ndarray) or kind not in _SAMPLE_TYPES:
-            raise ConfigError(
-                f"samples are {kind or type(self.samples_N).__name__}, expected a numpy array of "
-                "int16, or of floats from -1 to 1: convert them"
-            )
+        check_sample_type(self.samples_N)
+        shape = self.samples_N.shape
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] not in range(1, 9)):
             raise ConfigError(
                 f"samples have the shape {shape}, expected (samples,) or (samples, channels) with "

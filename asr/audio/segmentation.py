@@ -23,11 +23,14 @@ class Splitter:
         """Yield the segments (samples,) whose end is known by now."""
         self._held.append(block)
         self._n_held += len(block)
-        while self._n_held > self._longest:
-            wave = np.concatenate(self._held)
+        if self._n_held <= self._longest:
+            return
+        wave = np.concatenate(self._held)
+        while len(wave) > self._longest:
             cut = _quietest(wave[: self._longest], self._hop)
-            self._held, self._n_held = [wave[cut:]], self._n_held - cut
-            yield wave[:cut]
+            segment, wave = wave[:cut], wave[cut:]
+            self._held, self._n_held = [wave], len(wave)
+            yield segment
 
     def rest(self) -> Iterator[np.ndarray]:
         """Yield the last segment, if anything is left."""

@@ -274,7 +274,11 @@ class Recognizer:
 def longest_seconds(config: Config) -> float:
     """Return the seconds of the longest chunk that a model can take, or should."""
     steps = config.model.encoder.longest
-    return _CHUNK_SECONDS if steps is None else min(_CHUNK_SECONDS, steps * step_seconds(config))
+    if steps is None:
+        return _CHUNK_SECONDS
+    # Features whose frames are centered on samples have one more where the last hop is complete.
+    sample = 1 / config.features.sample_rate
+    return min(_CHUNK_SECONDS, steps * step_seconds(config) - sample)
 
 
 def result_of(recording: ChunkedRecording) -> Transcript | AudioError:

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from asr.audio.feature_stream import FeatureStream
+from asr.audio.recording import check_sample_type
 from asr.decoding.ctc_greedy import GreedyPath
-from asr.decoding.decode import Encoded
+from asr.decoding.decode import Encoded, is_constant
 from asr.decoding.endpoint import Endpoint, quiet_steps
-from asr.decoding.hypothesis import Hypothesis
+from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError
 from asr.model.frontend import FRAMES_PER_STEP
@@ -45,15 +46,22 @@ def stream(
 
     def results() -> Iterator[StreamResult]:
         for block in blocks:
-            session.feed(block)
-            while session.is_ready:
-                yield from advance(recognizer, [session])[0]
+            for part in _seconds_of(block, recognizer.sample_rate):
+                session.feed(part)
+                while session.is_ready:
+                    yield from advance(recognizer, [session])[0]
         session.end()
         while session.is_ready:
             yield from advance(recognizer, [session])[0]
         yield from session.flush()
 
     return results()
+
+
+def _seconds_of(block: np.ndarray, sample_rate: int) -> list[np.ndarray]:
+    """Return a block in parts of a second: a segment that ends copies what came beyond it."""
+    check_sample_type(block)
+    return [block[n : n + sample_rate] for n in range(0, len(block), sample_rate)]
 
 
 @dataclass
@@ -165,8 +173,9 @@ class Session:
     def feed(self, block: np.ndarray) -> None:
         """Add samples (N,) at the model's rate: int16, or floats from -1 to 1.
 
-        Raises AudioError for samples that are NaN or infinite.
+        Raises AudioError for samples that are NaN or infinite, ConfigError for other types.
         """
+        check_sample_type(block)
         wave = block.astype(np.float32) / (2**15 if block.dtype == np.int16 else 1)
         if wave.ndim != 1 or not np.isfinite(wave).all():
             raise AudioError(
@@ -209,8 +218,9 @@ class Session:
     def next_chunk(self) -> Chunk:
         """Return the frames of the next chunk; beyond the end of the stream they are zero."""
         steps, done = self._next_steps(), self._path.n_steps
-        self._wave_N = torch.cat((self._wave_N, *self._arrived))
-        self._arrived.clear()
+        if self._arrived:
+            self._wave_N = torch.cat((self._wave_N, *self._arrived))
+            self._arrived.clear()
         until = wanted = FRAMES_PER_STEP * (done + steps) + self._frontend.after
         if self._is_ended:
             until = min(wanted, self._features.n_frames(self._n_samples))
@@ -235,8 +245,9 @@ class Session:
         path.extend(chunk.logp_CV)
         length, blanks = path.n_steps * seconds, path.trailing_blanks * seconds
         quiet = quiet_steps(self._power) * seconds
-        if not self._endpoint.is_reached(length, blanks, bool(path.tokens), quiet):
-            return self._partial()
+        has_text = bool(path.tokens) and not self._is_silent(path.n_steps)
+        if not self._endpoint.is_reached(length, blanks, has_text, quiet):
+            return self._partial() if has_text else []
         # The next segment begins in the silence: a word that has begun unnoticed is not cut.
         most = round(self._endpoint.silence_seconds / seconds)
         return self._final(path.n_steps - min(path.trailing_blanks, most) // 2)
@@ -263,9 +274,7 @@ class Session:
     @torch.inference_mode()
     def _final(self, steps: int) -> list[StreamResult]:
         """Return the final result of a segment of so many steps, and begin the next one there."""
-        encoded = self._encoded(steps)
-        nbest = self._recognizer.decode(encoded, self._options)[0]
-        (spans,) = align_tokens(encoded, nbest[:1])
+        nbest, spans = self._decode(steps)
         segment = self._recognizer.segment(self._seconds(0), self._seconds(steps), nbest, spans)
         was_shown = self._shown > 0
         cut = min(steps * self._step_samples, self._n_samples)
@@ -273,6 +282,18 @@ class Session:
         self._offset += cut
         self._begin(rest_N)
         return [StreamResult(segment, True)] if was_shown or segment.text else []
+
+    def _decode(self, steps: int) -> tuple[list[Hypothesis], list[list[int]] | None]:
+        """Return the n best of so many steps of the segment, and the spans of the best's tokens."""
+        if self._is_silent(steps):
+            return [NO_SPEECH], None
+        encoded = self._encoded(steps)
+        nbest = self._recognizer.decode(encoded, self._options)[0]
+        return nbest, align_tokens(encoded, nbest[:1])[0]
+
+    def _is_silent(self, steps: int) -> bool:
+        """Tell whether so many steps of the segment are digital silence, which has no text."""
+        return is_constant(self._wave_N[: steps * self._step_samples])
 
     def _encoded(self, steps: int) -> Encoded:
         """Return so many steps of the segment: for the decoder as a whole, else chunk by chunk."""
@@ -291,6 +312,6 @@ class Session:
         return powers
 
     def _seconds(self, step: int) -> float:
-        """Return the time in the stream of a step of the running segment."""
+        """Return the time in the stream of a step of the running segment, within the audio."""
         rate = self._recognizer.sample_rate
-        return (self._offset + step * self._step_samples) / rate
+        return (self._offset + min(step * self._step_samples, self._n_samples)) / rate

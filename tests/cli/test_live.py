@@ -51,6 +51,20 @@ def test_raw_audio_and_wav_are_the_same_samples(wave: np.ndarray) -> None:
     assert np.array_equal(read(written.getvalue())[: len(expected)], expected)
 
 
+@pytest.mark.parametrize("junk", [0, 7, 9000])
+def test_other_parts_of_a_wav_are_no_audio(wave: np.ndarray, junk: int) -> None:
+    """Before the samples, of any length, and behind them."""
+    written = io.BytesIO()
+    sf.write(written, wave, RATE, format="WAV", subtype="PCM_16")
+    whole = written.getvalue()
+    at = whole.index(b"data")
+    other = b"JUNK" + struct.pack("<I", junk) + b"\x55" * (junk + junk % 2)
+    expected = np.frombuffer(whole[at + 8 :], "<i2") / 2**15
+    assert np.array_equal(read(whole[:at] + other + whole[at:] + other), expected)
+    streamed = whole[: at + 4] + bytes(4) + whole[at + 8 :]
+    assert np.array_equal(read(streamed), expected), "a length of 0 is none"
+
+
 def test_rates_and_channels_are_those_of_a_recording(wave: np.ndarray) -> None:
     both = np.stack((wave, wave[::-1]), 1)
     samples = (both * 2**15).astype(np.int16)

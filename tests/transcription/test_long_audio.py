@@ -8,14 +8,16 @@ from statistics import mean
 import numpy as np
 import pytest
 import soundfile as sf
+import torch
 
 import asr
 from asr.audio.recording import Recording
 from asr.audio.segmentation import split_at_silence
+from asr.config import Config
 from asr.errors import AudioError
 from asr.tokenizer import normalize_text
-from asr.transcription.recognizer import Recognizer
-from tests.helpers import RATE, say
+from asr.transcription.recognizer import Recognizer, longest_seconds
+from tests.helpers import RATE, say, tones_recipe
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,20 @@ def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Pat
             errors += [abs(token.start - start), abs(token.end - end)]
     assert len(errors) > 1.6 * len(spoken), "most tones are recognized"
     assert mean(errors) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["spectrogram", "log_mel", "fbank"])
+@pytest.mark.parametrize("frontend", ["vgg", "strided"])
+def test_the_longest_chunk_is_not_too_long_for_the_model(kind: str, frontend: str) -> None:
+    mels = {} if kind == "spectrogram" else {"n_mels": 20}
+    encoder = {"n_layers": 1, "attention": {"kind": "linformer", "rank": 3, "length": 25}}
+    model = {"encoder": encoder, "frontend": {"kind": frontend, "channels": [4, 8]}}
+    recipe = tones_recipe(Path("tones"), model=model)
+    recipe["features"] = {"kind": kind, "sample_rate": RATE, **mels}
+    config = Config.model_validate(recipe)
+    n_samples = int(longest_seconds(config) * RATE)
+    frames = len(config.features.build()(torch.randn(n_samples)))
+    assert 24 <= config.model.frontend.steps(frames) <= config.model.encoder.longest == 25
 
 
 def test_a_long_file_has_the_text_of_its_chunks(model: Recognizer, tmp_path: Path) -> None:

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import asr
 from asr.audio.recording import Recording
+from asr.bundle import Bundle
+from asr.config import Config
 from asr.decoding import endpoint
 from asr.errors import AudioError, ConfigError
+from asr.tokenizer import UNK, Tokenizer
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.stream import Session, advance
 from asr.transcription.transcript import StreamResult
-from tests.helpers import METHODS, RATE, say
+from tests.helpers import METHODS, RATE, say, tones_recipe
 
 Options = asr.DecodingOptions
 STEP = 0.04
@@ -47,6 +51,14 @@ def in_blocks(wave: np.ndarray, sizes: Sequence[int]) -> Iterator[np.ndarray]:
         for size in sizes:
             yield wave[at : at + size]
             at += size
+
+
+def talking(model: Recognizer) -> Recognizer:
+    """Have a model hear the first of its tokens in each step."""
+    first, head = torch.tensor([UNK + 1]), model.model.ctc_head
+    assert head is not None
+    head.register_forward_hook(lambda _module, _inputs, logits: logits.index_fill(-1, first, 50.0))
+    return model
 
 
 def finals(results: Sequence[StreamResult]) -> str:
@@ -213,6 +225,48 @@ def test_silence_has_no_results_and_ends_segments(model: Recognizer) -> None:
     assert held[-1] < 4 * RATE
 
 
+@pytest.mark.parametrize("method", ["ctc_greedy", "rescore"])
+def test_digital_silence_has_no_text_whatever_the_model(
+    streaming_bundle: Path, method: str
+) -> None:
+    talker = talking(asr.load(streaming_bundle, "cpu"))
+    options = Options(method=method, confidence_threshold=0.0)
+    assert finals(list(talker.stream([silence(5.0).astype(np.float32)], options)))
+    for level in (0.0, 0.25):
+        wave = np.full(5 * RATE, level, np.float32)
+        assert list(talker.stream([wave], options)) == []
+    late = np.concatenate((np.zeros(RATE), silence(1.0))).astype(np.float32)
+    assert finals(list(talker.stream([late], options))), "the other half of it is no silence"
+
+
+def test_one_long_block_costs_no_more_than_short_ones(
+    model: Recognizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that ends copies what came beyond it, at most a second."""
+    held, begin = list[int](), Session._begin
+    monkeypatch.setattr(Session, "_begin", lambda self, x: (held.append(len(x)), begin(self, x)))
+    wave = np.concatenate([np.concatenate((say(3, n)[0], silence(1.5, n))) for n in range(8)])
+    assert len(list(model.stream([wave.astype(np.float32)]))) > 8
+    assert len(held) > 8 and max(held) < 3 * RATE
+
+
+def test_times_do_not_reach_beyond_the_audio() -> None:
+    """Of a front end that rounds its steps up; whatever it says, which is nothing learned."""
+    recipe = tones_recipe(Path("tones"), decoding={"confidence_threshold": 0.0})
+    recipe["features"] = {"kind": "fbank", "normalize": "corpus", "sample_rate": RATE, "n_mels": 20}
+    recipe["model"]["frontend"] = {"kind": "strided", "channels": [4, 8]}
+    recipe["model"]["encoder"] |= {"streaming": {"chunk": 8, "left_chunks": 4}}
+    config = Config.model_validate(recipe)
+    tokenizer = Tokenizer.train(["一二三四五"], config.tokenizer)
+    model, ends = talking(Recognizer(Bundle.create(config, tokenizer))), list[float]()
+    for n_samples in range(RATE, RATE + 320, 40):
+        wave = say(9, 5)[0][:n_samples].astype(np.float32)
+        (last,) = (r.segment for r in model.stream([wave]) if r.is_final)
+        assert last.tokens and last.tokens[-1].end <= last.end <= n_samples / RATE
+        ends.append(last.end - n_samples / RATE)
+    assert ends.count(0) > 1, "some would round up"
+
+
 def test_only_quiet_pauses_end_segments_soon(
     model: Recognizer,
     spoken: tuple[np.ndarray, list[tuple[str, float]]],
@@ -252,3 +306,6 @@ def test_what_is_no_stream_is_refused(model: Recognizer, library: Recognizer) ->
     for block in (np.array([0.1, np.nan]), np.zeros((3, 2))):
         with pytest.raises(AudioError, match="give finite samples"):
             list(model.stream([block]))
+    for other in (np.zeros(9, np.int32), np.zeros(9, ">i2"), np.zeros(9, np.uint8), [0.1]):
+        with pytest.raises(ConfigError, match="expected a numpy array of int16, or of floats"):
+            list(model.stream([other]))  # type: ignore[list-item]

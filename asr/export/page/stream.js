@@ -91,8 +91,9 @@ export class Session {
     path.extend(encoded);
     for (let step = first; step < path.steps; step++) this.power.push(this.powerOf(step));
     const blanks = path.trailingBlanks * stepSeconds, quiet = quietSteps(this.power) * stepSeconds;
-    if (!isReached(endpoint, path.steps * stepSeconds, blanks, path.tokens.length > 0, quiet)) {
-      if (path.tokens.length === this.shown) return;
+    const hasText = path.tokens.length > 0 && !this.isSilent(path.steps);
+    if (!isReached(endpoint, path.steps * stepSeconds, blanks, hasText, quiet)) {
+      if (!hasText || path.tokens.length === this.shown) return;
       this.shown = path.tokens.length;
       yield { text: this.recognizer.text(path.tokens) };
       return;
@@ -100,6 +101,12 @@ export class Session {
     // The next segment begins in the silence: a word that has begun unnoticed is not cut.
     const most = Math.round(endpoint.silence_seconds / stepSeconds);
     yield* this.final(path.steps - Math.floor(Math.min(path.trailingBlanks, most) / 2));
+  }
+
+  /** Whether so many steps of the segment are digital silence, which has no text. */
+  isSilent(steps) {
+    const wave = this.wave.subarray(0, steps * this.stepSamples);
+    return wave.every((sample) => sample === wave[0]);
   }
 
   /** The variance of the samples of a step; beyond the end they are 0. */
@@ -117,9 +124,9 @@ export class Session {
   *final(S) {
     const { recognizer, V, offset, stepSamples } = this;
     const logp = joined(this.logps).subarray(0, S * V), rate = recognizer.config.features.sample_rate;
-    const nbest = recognizer.decode({ logp, S, V });
-    const segment = recognizer.timed(nbest, offset / rate, (offset + S * stepSamples) / rate);
     const cut = Math.min(S * stepSamples, this.samples), wasShown = this.shown > 0;
+    const nbest = recognizer.decode(this.isSilent(S) ? null : { logp, S, V });
+    const segment = recognizer.timed(nbest, offset / rate, (offset + cut) / rate);
     this.offset += cut;
     this.begin(joined([this.wave, ...this.arrived]).slice(cut));
     if (wasShown || segment.text) yield { segment };
