@@ -13,7 +13,7 @@ from serve.engine.client import EngineClient
 from serve.errors import install_handlers
 from serve.logs import configure_logging
 from serve.metrics import Metrics
-from serve.middleware.access import AccessLogMiddleware, ApiKeyMiddleware
+from serve.middleware.access import AccessLogMiddleware, ApiKeyMiddleware, FailureMiddleware
 from serve.middleware.limits import BodyLimitMiddleware, ConcurrencyLimitMiddleware, Load
 from serve.middleware.origin import OriginMiddleware
 from serve.routes import document, live, operations, page, realtime, transcriptions
@@ -69,6 +69,7 @@ def _add_middleware(app: FastAPI) -> None:
     """Add the middleware; the last one is the outermost."""
     settings: Settings = app.state.settings
     MultiPartParser.spool_max_size = settings.max_bytes  # bodies never touch the disk
+    app.add_middleware(FailureMiddleware)
     app.add_middleware(ConcurrencyLimitMiddleware, load=app.state.load)
     app.add_middleware(ApiKeyMiddleware, settings=settings)
     app.add_middleware(OriginMiddleware)

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as RoutingError
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 
 class ErrorBody(BaseModel):
@@ -66,7 +66,7 @@ def quoted(value: str) -> str:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Answer every failure of `app` in OpenAI's shape; a bug's traceback goes to the log only."""
+    """Answer what cannot be answered in OpenAI's shape."""
 
     @app.exception_handler(RoutingError)
     async def on_http(request: Request, error: RoutingError) -> JSONResponse:
@@ -77,10 +77,16 @@ def install_handlers(app: FastAPI) -> None:
     async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         return reply(_invalid(error), request.scope)
 
-    @app.exception_handler(Exception)
-    async def on_bug(request: Request, _error: Exception) -> JSONResponse:
-        error = ApiError(500, "the service failed: try again, its log says why", code="failed")
-        return reply(error, request.scope)
+    default = app.router.default
+
+    async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await default(scope, receive, send)
+            return
+        error = ApiError(404, f"no WebSocket {quoted(scope['path'])} exists: see /docs")
+        await reply(error, scope)(scope, receive, send)
+
+    app.router.default = no_route
 
 
 def reply(error: ApiError, scope: Scope) -> JSONResponse:

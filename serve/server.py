@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from asr.errors import ConfigError
 from serve.app import create_app
 from serve.connections import backlog
 from serve.engine.client import EngineClient
@@ -92,8 +93,26 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError where the port cannot be opened; models take a while to load."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(
+            f"port {port} of {host} cannot be opened ({reason}): give another --port or --host, or "
+            "end the program that has it"
+        ) from error
+
+
 def run(settings: Settings, host: str, port: int) -> None:
-    """Serve until a signal. Raises as `create_app` does, before the port is opened."""
+    """Serve until a signal. Raises as `check_port` and `create_app` do."""
+    check_port(host, port)
     hosts = (*settings.allowed_hosts, host)
     app = create_app(settings.model_copy(update={"allowed_hosts": hosts}))
     server = Server(app, host, port)

@@ -1,9 +1,11 @@
 """Settings of the service: options of `asr serve`, else environment variables (ASR_NAME)."""
 
 import os
+from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
@@ -88,14 +90,26 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise ConfigError("; ".join(map(_sentence, error.errors()))) from error
 
-    @property
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some values changed; with other bundles it has other models."""
+        copy = super().model_copy(update=update, deep=deep)
+        if update and "bundles" in update:
+            copy.__dict__.pop("models", None)
+        return copy
+
+    @cached_property
     def models(self) -> dict[str, Path]:
-        """Return the bundles' folders by name. Raises ConfigError for none and for doubles."""
+        """Return the bundles' folders by name. Raises ConfigError for none and for doubles.
+
+        Names and folders stay those of the start, wherever a symbolic link leads later.
+        """
         found: dict[str, Path] = {}
         for bundle in self.bundles:
             name, folder = named(bundle)
             path = Path(folder)
-            name = name or path.resolve().name
+            if not name:
+                path = path.resolve()
+                name = path.name
             if name in found:
                 raise ConfigError(f"two bundles are called {name}: write one as NAME={folder}")
             found[name] = path

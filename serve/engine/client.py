@@ -28,6 +28,8 @@ logger = logging.getLogger("serve.engine.client")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before another start
 _HEALTHY_SECONDS = 60.0  # a process that lived so long is restarted after the first pause
+# A process that is started anew is given up after so many seconds, or so many times the first load.
+_LOAD_SECONDS, _LOAD_TIMES = 600.0, 10
 _SECRETS = ("ASR_API_KEYS",)  # variables that the process, which decodes what strangers send, lacks
 # Batches of many shapes fragment glibc's heap: blocks of 4 MiB and more are mapped separately, and
 # given back. oneDNN by default caches primitives for 1024 shapes.
@@ -104,7 +106,10 @@ class EngineClient:
         self._outbox = Outbox(hold)
         self._closing = False
         self._died = asyncio.Event()
+        self._load_limit: float | None = None
+        began = time.monotonic()
         self._start()
+        self._load_limit = max(_LOAD_SECONDS, _LOAD_TIMES * (time.monotonic() - began))
 
     def submit(
         self,
@@ -142,8 +147,11 @@ class EngineClient:
             self._outbox.put_part(self._pipe, part)
 
     def _add(self, job: AnyJob) -> AnyJob:
+        if self._closing:
+            raise unavailable("the service is being stopped: try another replica")
         if not self.ready:
-            raise unavailable("the model is being loaded: try again soon", retry_after=5)
+            reason = "makes no progress" if self._loaded else "is being loaded"
+            raise unavailable(f"the model {reason}: try again soon", retry_after=5)
         self._jobs[job._id] = job
         return job
 
@@ -178,6 +186,9 @@ class EngineClient:
             self._pipe = Connection(ours.detach())
         try:
             self._pipe.send(self._settings.model_copy(update={"api_keys": ()}))
+            if not self._pipe.poll(self._load_limit):
+                reason = f"it has not loaded {names} within {self._load_limit:g} seconds"
+                raise AsrError(f"{reason}: are the bundles and the device reachable?")
             answer: messages.Ready | AsrError = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise AsrError(
@@ -222,7 +233,7 @@ class EngineClient:
                 except (AsrError, OSError, RuntimeError) as error:
                     self._loaded = False
                     self._process.kill()
-                    self._process.wait()
+                    await asyncio.to_thread(self._process.wait)
                     logger.error("the engine process did not start: %s", error)
 
     def _listen(self) -> None:

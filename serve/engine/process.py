@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
@@ -214,11 +215,11 @@ class Engine:
         for (job, chunk), segment in zip(batch, segments, strict=True):
             job.recording.segments.append(segment)
             job.decode_seconds += work * chunk.seconds / seconds
-            with self._changed:
-                job.n_open -= 1
-        for job in dict.fromkeys(job for job, _ in batch):
+        for job, n_chunks in Counter(job for job, _ in batch).items():
             if job.asked.partials and not job.request.is_cancelled:
                 self._send_partial(job)
+            with self._changed:  # after it: a thread that reads may find that the job is done
+                job.n_open -= n_chunks
             self._finish(job)
 
     def _isolate(self, batch: list[tuple[Job, Chunk]], error: Exception) -> None:

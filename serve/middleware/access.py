@@ -37,7 +37,7 @@ class AccessLogMiddleware:
             await self.app(scope, receive, send)
             return
         record = scope["asr.record"] = RequestRecord()
-        status = 500
+        status = None
 
         async def counting_receive() -> Message:
             message = await receive()
@@ -50,13 +50,15 @@ class AccessLogMiddleware:
                 status = message.get("status", 101)
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = record.request
+            elif message["type"] == "websocket.close" and status is None:
+                status = 403  # which the server answers
             await send(message)
 
         started = time.monotonic()
         try:
             await self.app(scope, counting_receive, noting_send)
         finally:
-            self._write(scope, record, status, time.monotonic() - started)
+            self._write(scope, record, status or 500, time.monotonic() - started)
 
     def _write(self, scope: Scope, record: RequestRecord, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "none")  # the pattern, without client data
@@ -69,6 +71,32 @@ class AccessLogMiddleware:
         values = {"route": route, "method": method, "status": status, "seconds": round(seconds, 4)}
         known = {key: value for key, value in asdict(record).items() if value is not None}
         logger.info("request", extra={"fields": {**values, **known}})
+
+
+class FailureMiddleware:
+    """Answer a request on which the service fails, and log why beside the request's id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        is_answered = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal is_answered
+            is_answered = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting_send)
+        except Exception:
+            if scope["type"] != "http" or is_answered:
+                raise
+            fields = {"request": scope["asr.record"].request}
+            logger.exception("the service failed", extra={"fields": fields})
+            error = ApiError(500, "the service failed: try again, its log says why", code="failed")
+            await reply(error, scope)(scope, receive, send)
 
 
 class ApiKeyMiddleware:

@@ -180,7 +180,8 @@ class _Body:
         """Return the next part of the body, and after the last one the server's messages.
 
         Raises ApiError: 413 for too many bytes, before any part where they are declared; 408 where
-        the body takes too long; 503 where all bodies together are too large.
+        the body takes too long; 499 where its client leaves; 503 where all bodies together are too
+        large.
         """
         if self._arrived:
             return await self._receive()
@@ -194,6 +195,8 @@ class _Body:
                     message = await self._receive()
         if message is None or self._upload.was_ended:
             raise self._late()
+        if message["type"] == "http.disconnect":
+            raise ApiError(499, "the client has disconnected", code="client_gone")
         n_bytes = len(message.get("body", b""))
         if self._upload.n_bytes + n_bytes > limits.max_bytes:
             raise _too_large(limits.max_bytes)

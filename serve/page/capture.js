@@ -3,6 +3,7 @@
 class Capture extends AudioWorkletProcessor {
   constructor() {
     super();
+    this.port.onmessage = () => this.send({ isLast: true }); // asked at the end of a recording
     this.size = Math.round(sampleRate / 10);
     this.begin();
   }
@@ -19,12 +20,15 @@ class Capture extends AudioWorkletProcessor {
       const sample = Math.max(-1, Math.min(1, sum / channels.length));
       this.peak = Math.max(this.peak, Math.abs(sample));
       this.samples[this.held++] = Math.round(sample * 32767);
-      if (this.held === this.size) {
-        this.port.postMessage({ samples: this.samples, peak: this.peak }, [this.samples.buffer]);
-        this.begin();
-      }
+      if (this.held === this.size) this.send({ isLast: false });
     }
     return true;
+  }
+
+  send({ isLast }) {
+    const samples = this.samples.slice(0, this.held);
+    this.port.postMessage({ samples, peak: this.peak, isLast }, [samples.buffer]);
+    this.begin();
   }
 }
 

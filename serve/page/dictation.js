@@ -11,7 +11,7 @@ export class Dictation {
    */
   constructor(on) {
     this.on = on;
-    this.failed = false;
+    [this.failed, this.isStopping] = [false, false];
   }
 
   /** Resolves once the microphone is open. */
@@ -33,9 +33,12 @@ export class Dictation {
   /** Ends recording; the rest of the text follows. */
   async stop() {
     const { microphone } = this;
-    if (!microphone) return;
+    if (!microphone || this.isStopping) return;
+    this.isStopping = true;
+    await microphone.flush();
+    if (!this.on) return; // cancelled meanwhile
     this.microphone = null;
-    this.on?.stopped(microphone.file());
+    this.on.stopped(microphone.file());
     if (this.failed) this.on?.done(null);
     else this.live.end();
     await microphone.close();

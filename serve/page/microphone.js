@@ -47,12 +47,22 @@ export class Microphone {
 
   listen(onBlock) {
     this.node = new AudioWorkletNode(this.context, "capture", { numberOfOutputs: 0 });
-    this.node.port.onmessage = ({ data: { samples, peak } }) => {
+    this.node.port.onmessage = ({ data: { samples, peak, isLast } }) => {
       this.blocks.push(samples);
       this.seconds += samples.length / this.sampleRate;
-      onBlock(samples, peak);
+      if (samples.length) onBlock(samples, peak);
+      if (isLast) this.onLast();
     };
     this.context.createMediaStreamSource(this.stream).connect(this.node);
+  }
+
+  /** Resolves once all that was recorded by now has come, also a block that is not full. */
+  flush() {
+    return new Promise((resolve) => {
+      this.onLast = resolve;
+      this.node.port.postMessage("flush");
+      setTimeout(resolve, 500); // where the browser has suspended audio
+    });
   }
 
   async close() {

@@ -5,6 +5,7 @@ little-endian mono PCM, and `{"type": "end"}` after the last. It gets `partial` 
 current segment so far), `final` (a segment that will not change any more), and `end` as the last.
 """
 
+import asyncio
 from contextlib import aclosing
 from typing import Annotated, Literal
 
@@ -100,8 +101,9 @@ async def _start(websocket: WebSocket, settings: Settings) -> tuple[Start, tuple
         phrases = start.phrases
     except ValidationError as error:
         first = error.errors()[0]
-        param = str(first["loc"][-1]) if first["loc"] else None
-        reason = f"{param or 'the first message'}: {first['msg'].lower()}: begin with {_EXAMPLE}"
+        param = str(first["loc"][0]) if first["loc"] else None
+        wrong = first["msg"].lower() if param != "hotwords" else "give a text or a list of texts"
+        reason = f"{param or 'the first message'}: {wrong}: begin with {_EXAMPLE}"
         raise Refusal(1007, reason, "invalid_message", param) from error
     except ConfigError as error:
         raise Refusal(1007, str(error), "invalid_message", "hotwords") from error
@@ -163,6 +165,6 @@ async def _answer(websocket: WebSocket, session: LiveSession) -> None:
             else:
                 await send(PartialText(text=result.text))
     whole = Transcript.join(segments, session.seconds, ())
-    await send(
-        SessionEnd(text=whole.text, srt=as_srt(whole), vtt=as_vtt(whole), duration=whole.duration)
-    )
+    # Those of an hour take longer than other sessions can wait.
+    srt, vtt = [await asyncio.to_thread(written, whole) for written in (as_srt, as_vtt)]
+    await send(SessionEnd(text=whole.text, srt=srt, vtt=vtt, duration=whole.duration))

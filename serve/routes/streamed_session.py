@@ -1,6 +1,7 @@
 """A live session of a model with a streaming encoder: its audio goes to the engine as it comes."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -29,6 +30,7 @@ class StreamedSession(LiveSession):
         super().__init__(sample_rate, LONGEST)
         self._open, self._deadline = open, deadline_seconds
         self._stream: Stream | None = None
+        self._none_since: float | None = None  # when there began to be no engine
 
     async def feed(self, pcm: bytes) -> None:
         """Take 16-bit PCM; return once there is room for more."""
@@ -54,6 +56,9 @@ class StreamedSession(LiveSession):
             except ApiError as error:
                 if error.status_code != 503:
                     raise Refusal(1011, error.message, error.code or "failed") from error
+                self._none_since = self._none_since or time.monotonic()
+                if time.monotonic() - self._none_since > self._deadline:
+                    self._check_time(error)
                 await asyncio.sleep(_PAUSE)
         if self._reason:
             raise self._reason
@@ -82,8 +87,15 @@ class StreamedSession(LiveSession):
         while True:
             try:
                 async with asyncio.timeout(self._deadline):
-                    return await stream.news()
+                    news = await stream.news()
             except TimeoutError as error:
-                if self.ended or self._n_held > self._most:
-                    message = f"not done within {self._deadline:g} seconds: try again later"
-                    raise Refusal(1011, message, "deadline") from error
+                self._check_time(error)
+            else:
+                self._none_since = None
+                return news
+
+    def _check_time(self, error: Exception) -> None:
+        """Raise Refusal if audio has waited for the engine for as long as it may."""
+        if self.ended or self._n_held > self._most:
+            message = f"not done within {self._deadline:g} seconds: try again later"
+            raise Refusal(1011, message, "deadline") from error

@@ -92,7 +92,7 @@ async def transcribe(
     if form.response_format == "text":
         return PlainTextResponse(transcript.text)
     if form.response_format in _SUBTITLES:
-        subtitles = FORMATS[form.response_format](transcript)
+        subtitles = await asyncio.to_thread(FORMATS[form.response_format], transcript)
         return Response(subtitles, media_type=_SUBTITLES[form.response_format])
     body = responses.verbose if form.response_format == "verbose_json" else responses.brief
     return await _json(lambda: body(transcript, form), exclude_none=True)

@@ -73,6 +73,11 @@ def test_a_live_session_has_its_own_hotwords(trained_service: Service, as_list: 
         socket.send(json.dumps(start | {"hotwords": ["三"] * 1001}))
         error = json.loads(socket.recv())["error"]
         assert error["param"] == "hotwords" and "1001" in error["message"]
+    for wrong in (5, ["三", 5]):
+        with connect(url, proxy=None) as socket:
+            socket.send(json.dumps(start | {"hotwords": wrong}))
+            error = json.loads(socket.recv())["error"]
+        assert error["param"] == "hotwords" and "give a text or a list of" in error["message"]
 
 
 def test_a_streamed_session_has_its_own_hotwords(streaming_bundle: Path) -> None:

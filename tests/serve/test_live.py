@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import ClientConnection
+from websockets.sync.client import ClientConnection, connect
 
 import asr
 from asr.evaluation.tune import write_weights
@@ -405,3 +405,13 @@ def test_a_pause_ends_a_segment_though_no_more_audio_comes() -> None:
             return (await anext(found)).segment
 
     assert 0.8 < asyncio.run(first_final()).end < 1.3
+
+
+def test_a_socket_that_does_not_exist_is_no_failure_of_the_service(trained_service):
+    url = f"ws://{trained_service.host}:{trained_service.port}/v1/none"
+    with pytest.raises(InvalidStatus) as caught, connect(url, proxy=None):
+        pass
+    assert caught.value.response.status_code == 404
+    assert "/v1/none" in json.loads(caught.value.response.body)["error"]["message"]
+    metrics = trained_service.client.get("/metrics").text
+    assert 'method="GET",route="none",status="404"} ' in metrics

@@ -21,6 +21,8 @@ from asr.transcription import stream
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import StreamResult
 from serve.engine.messages import Audio, BatchDone, Cancel, Done, Failed, Open, Streamed
+from serve.errors import unavailable
+from serve.routes.sockets import Refusal
 from serve.routes.streamed_session import StreamedSession
 from tests.helpers import (
     LIVE_START,
@@ -214,7 +216,7 @@ def test_an_idle_or_endless_client_gets_the_text_so_far(
     streaming_service: Service, library: Recognizer
 ) -> None:
     audio = speech(250, 1)
-    limits: list[tuple[str, float]] = [("live_idle_seconds", 0.3), ("max_live_seconds", 2.0)]
+    limits: list[tuple[str, float]] = [("live_idle_seconds", 2.0), ("max_live_seconds", 2.0)]
     for (name, value), code in zip(limits, ("idle", "too_long"), strict=True):
         with changed(streaming_service, **{name: value}):
             with live_session(streaming_service) as socket:
@@ -259,6 +261,32 @@ def test_a_flood_is_held_back() -> None:
 
     n_taken, n_sent = asyncio.run(flood())
     assert 20 <= n_taken <= 60 and n_sent == n_taken + 1
+
+
+def test_a_session_ends_where_the_engine_does_not_come_back() -> None:
+    """After its deadline, once audio waits: that of a client who ended, or more than may wait."""
+
+    def gone() -> Any:
+        raise unavailable("the model is being loaded: try again soon")
+
+    async def speak(session: StreamedSession, n_seconds: int, reader: asyncio.Task[Any]) -> None:
+        for _ in range(n_seconds):
+            await session.feed(bytes(2 * RATE))
+        await asyncio.sleep(1.5)
+        assert not reader.done(), "a client who still speaks may wait"
+        await session.end()
+
+    async def wait(n_seconds: int) -> None:
+        session = StreamedSession(RATE, gone, deadline_seconds=0.01)
+        reader = asyncio.create_task(anext(session.results()))
+        speaker = asyncio.create_task(speak(session, n_seconds, reader))
+        await asyncio.wait((reader, speaker), return_when=asyncio.FIRST_EXCEPTION)
+        speaker.cancel()
+        await reader
+
+    for n_seconds in (1, 60):
+        with pytest.raises(Refusal, match="not done within"):
+            asyncio.run(asyncio.wait_for(wait(n_seconds), 30))
 
 
 def test_a_session_that_the_engine_has_no_time_for_ends(streaming_service: Service) -> None:

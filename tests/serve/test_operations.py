@@ -27,7 +27,18 @@ from serve.engine.client import Job
 from serve.logs import RequestRecord
 from serve.routes.transcriptions import _events
 from serve.settings import Settings
-from tests.helpers import URL, beeps, changed, encode_audio, refused, started, stopped, wait_for
+from tests.helpers import (
+    URL,
+    beeps,
+    changed,
+    encode_audio,
+    refused,
+    run_cli,
+    running,
+    started,
+    stopped,
+    wait_for,
+)
 
 WAVES = [encode_audio(beeps(i, 0.5 + 0.1 * i)) for i in range(6)]
 
@@ -75,6 +86,55 @@ def test_an_engine_that_hangs_is_not_ready_and_is_replaced(service):
         wait_for(lambda: service.engine.pid != pid, 60)
     wait_for(lambda: service.client.get("/health/ready").status_code == 200, 60)
     assert service.post(WAVES[0]).json()["text"]
+
+
+def test_an_engine_that_does_not_load_is_started_again(service, caplog):
+    pid, text = service.engine.pid, service.post(WAVES[0]).json()["text"]
+    limit, service.engine._load_limit = service.engine._load_limit, 0.01
+    assert limit == 600
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: "it has not loaded tiny within 0.01 seconds" in caplog.text)
+    service.engine._load_limit = limit
+    wait_for(lambda: service.client.get("/health/ready").status_code == 200, 90)
+    assert service.post(WAVES[0]).json()["text"] == text
+
+
+def test_a_port_that_is_taken_is_refused_before_models_are_loaded(tiny_bundle):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run_cli("serve", tiny_bundle, "--port", port)
+    assert result.returncode == 2 and result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert f"port {port} of 127.0.0.1 cannot be opened (address already in use)" in line
+    result = run_cli("serve", tiny_bundle, "--host", "no.such.host.test")
+    assert result.returncode == 2 and "of no.such.host.test cannot be opened" in result.stderr
+
+
+def test_a_failure_has_the_id_of_its_request(tiny_bundle, monkeypatch, caplog):
+    """So that its line and traceback are found in the log; pages of other origins see it too."""
+
+    def bug(*_):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("serve.routes.transcriptions.responses.brief", bug)
+    origin = "https://a.test"
+    with running(tiny_bundle, cors_origins=(origin,)) as service:
+        service.client.headers["origin"] = origin
+        reply = service.post(WAVES[0])
+        refused(reply, 500, None, "failed")
+        assert reply.headers["access-control-allow-origin"] == origin
+        assert 'asr_errors_total{kind="failed"} 1.0' in service.client.get("/metrics").text
+    (record,) = (r for r in caplog.records if r.exc_info)
+    assert record.exc_info[0] is ZeroDivisionError
+    assert record.fields["request"] == reply.headers["x-request-id"]
+
+
+def test_a_client_that_leaves_its_upload_is_no_bad_request(service):
+    before = is_cancelled(service)
+    lines = [f"POST {URL} HTTP/1.1", "host: localhost", "content-length: 1000",
+             "content-type: multipart/form-data; boundary=x"]  # fmt: skip
+    disconnect(service, lines, b"--x\r\n")
+    wait_for(lambda: is_cancelled(service) == before + 1)
 
 
 def test_starting_an_engine_is_retried_on_a_machine_without_room(service, monkeypatch):

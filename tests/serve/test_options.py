@@ -1,5 +1,6 @@
 """What a request or a setting says: names of bundles, updates of sessions, quick texts."""
 
+import pickle
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +34,23 @@ from serve.settings import Settings
 def test_a_name_stands_before_the_first_equals_sign(given: str, name: str, folder: str) -> None:
     with ExitStack() as copies:
         bundles = local_bundles([given], copies)
-    assert Settings.read(bundles=tuple(bundles)).models == {name: Path(folder)}
+    path = Path(folder) if given.startswith("zh=") else Path(folder).resolve()
+    assert Settings.read(bundles=tuple(bundles)).models == {name: path}
+
+
+def test_a_model_stays_the_one_of_the_start_when_a_link_is_changed(tmp_path: Path) -> None:
+    for name in ("run1", "run2"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "current"
+    link.symlink_to("run1")
+    settings = Settings.read(bundles=(str(link),))
+    assert settings.models == {"run1": tmp_path / "run1"}
+    link.unlink()
+    link.symlink_to("run2")
+    for copy in (settings, pickle.loads(pickle.dumps(settings)), settings.model_copy()):
+        assert copy.models == {"run1": tmp_path / "run1"}
+        assert copy.find_model("run2") is None and copy.find_model("whisper-1") == "run1"
+    assert settings.model_copy(update={"bundles": (f"a={link}",)}).models == {"a": link}
 
 
 def test_a_bundle_by_url_is_copied_under_its_name(tiny_bundle: Path) -> None:

@@ -17,9 +17,10 @@ from asr.decoding.request import Request
 from asr.errors import AudioError
 from asr.transcription.recognizer import result_of
 from asr.transcription.transcript import Segment
-from serve.engine.messages import Cancel, Done, Failed
+from serve.engine.messages import Cancel, Done, Failed, Partial
+from serve.engine.process import Engine
 from serve.engine.queue import FairQueue
-from tests.helpers import beeps, encode_audio, engine, last_messages, transcribe
+from tests.helpers import beeps, encode_audio, engine, last_messages, transcribe, wait_for
 
 
 def test_short_recordings_do_not_wait_for_long_ones() -> None:
@@ -246,6 +247,24 @@ def test_a_cancelled_job_is_not_answered_and_others_are(library, monkeypatch) ->
         assert last_messages(pipe, 1).keys() == {2}
 
 
+def test_deltas_come_before_the_end_whatever_thread_ends_a_recording(library, monkeypatch) -> None:
+    """A thread that reads may find that it was the last one, while a delta is written."""
+    send = Engine._send_partial
+
+    def hesitate(loop: Engine, job: Any) -> None:
+        wait_for(lambda: job.recording.is_read)
+        loop._finish(job)
+        send(loop, job)
+
+    monkeypatch.setattr(Engine, "_send_partial", hesitate)
+    with engine(library) as pipe:
+        pipe.send(transcribe(0, encode_audio(beeps(0, 0.5)), partials=True))
+        messages = [pipe.recv() for _ in range(3)]
+    kinds = [message for message in messages if isinstance(message, Partial | Done)]
+    assert isinstance(kinds[-1], Done)
+    assert "".join(m.delta for m in kinds[:-1]) == kinds[-1].transcript.text != ""
+
+
 def test_long_recordings_are_read_while_they_are_decoded(library, monkeypatch) -> None:
     """A minute in chunks; at most as much is read ahead as is allowed, and a chunk."""
     monkeypatch.setattr("serve.engine.process._AHEAD_SECONDS", 20.0)
@@ -256,8 +275,8 @@ def test_long_recordings_are_read_while_they_are_decoded(library, monkeypatch) -
         return [Segment(c.start, c.end, "", 0.0, "eos", (), (), None) for c in chunks]
 
     monkeypatch.setattr(library, "recognize", silent)
-    with engine(library, batch_seconds=1000) as pipe:
+    with engine(library, batch_seconds=1000, wait=1) as pipe:
         pipe.send(transcribe(0, encode_audio(beeps(0, 59.0))))
         (found,) = last_messages(pipe, 1).values()
     assert isinstance(found, Done) and found.transcript.duration == 59
-    assert sum(waiting) == pytest.approx(59) and max(waiting) <= 60
+    assert sum(waiting) == pytest.approx(59) and max(waiting) <= 40 and len(waiting) > 1
