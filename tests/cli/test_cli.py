@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile as sf
+from lhotse import CutSet
+from lhotse.utils import fastcopy
 
 import asr
 from asr.data.manifest import load_cuts, text_of
@@ -45,7 +47,7 @@ def test_evaluate_writes_what_it_prints(bundle: Path, tones: Path) -> None:
     assert printed["cer"] == pytest.approx(errors / length)
     assert printed["cer"] < 0.2 and "wer" not in printed and "words" not in printed
     assert printed["utterances"] == len(cuts) and printed["skipped"] == 0
-    assert 0 < printed["rtf"] < 5 and 0 < printed["mean_length"] < 5
+    assert printed["rtf"] > 0 and 0 < printed["mean_length"] < 5
     assert "CER" in (bundle / "README.md").read_text("utf-8")
     info = json.loads(run_cli("info", bundle, "--format", "json").stdout)
     assert info["evaluation"]["cer"] == printed["cer"]
@@ -55,8 +57,8 @@ def test_evaluate_writes_what_it_prints(bundle: Path, tones: Path) -> None:
 def test_evaluate_writes_all_hypotheses(bundle: Path, tones: Path, tmp_path: Path) -> None:
     out = tmp_path / "all.jsonl"
     result = run_cli(
-        "evaluate", bundle, tones / "test.jsonl.gz", "--out", out, "--worst", "1", "--beam", "1",
-        "--format", "json",
+        "evaluate", bundle, tones / "test.jsonl.gz", "--out", out, "--beam", "1",
+        "--confidence", "0.9", "--format", "json",
     )  # fmt: skip
     printed, cuts = json.loads(result.stdout), load_cuts(tones / "test.jsonl.gz")
     lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
@@ -64,7 +66,19 @@ def test_evaluate_writes_all_hypotheses(bundle: Path, tones: Path, tmp_path: Pat
     assert all(line.keys() == {"id", "errors", "reference", "hypothesis"} for line in lines)
     errors = printed["substitutions"] + printed["insertions"] + printed["deletions"]
     assert sum(line["errors"] for line in lines) == errors
-    assert len(printed["worst"]) <= 1
+    assert printed["decoding"]["beam_size"] == 1
+    assert printed["decoding"]["confidence_threshold"] == 0.9
+
+
+def test_evaluate_shows_as_many_of_the_worst_as_asked(
+    bundle: Path, tones: Path, tmp_path: Path
+) -> None:
+    wrong = [fastcopy(cut, supervisions=[fastcopy(cut.supervisions[0], text="五" * 9)])
+             for cut in load_cuts(tones / "test.jsonl.gz")]  # fmt: skip
+    CutSet.from_cuts(wrong).to_file(tmp_path / "wrong.jsonl.gz")
+    options = ("--worst", "2", "--format", "json")
+    printed = json.loads(run_cli("evaluate", bundle, tmp_path / "wrong.jsonl.gz", *options).stdout)
+    assert len(wrong) > 2 and len(printed["worst"]) == 2
 
 
 def test_version_and_completion() -> None:
@@ -129,22 +143,6 @@ def test_very_short_and_silent_audio_is_no_error(
         result = asr.load(bundle).transcribe(tmp_path / f"{name}.wav")
         assert result.duration == pytest.approx(n / RATE)
         assert len(result.text) <= seconds * 25
-
-
-def test_ten_minutes_are_cut_at_silences(bundle: Path, tmp_path: Path) -> None:
-    """The text of a long file is what its phrases say, in their order."""
-    rng = np.random.default_rng(3)
-    texts = ["".join(rng.choice(list("一二三四五"), size=4)) for _ in range(60)]
-    pause = np.zeros(int(9.4 * RATE), np.float32)
-    wave = np.concatenate([np.concatenate((speak(t, i), pause)) for i, t in enumerate(texts)])
-    assert len(wave) / RATE > 590
-    sf.write(tmp_path / "long.wav", wave, RATE)
-    result = asr.load(bundle).transcribe(tmp_path / "long.wav")
-    assert result.duration == pytest.approx(len(wave) / RATE)
-    assert result.warnings == ()
-    spoken = "".join(texts)
-    # The toy model was not trained on pauses; order and extent are what is asked here.
-    assert len(result.text) > 30 and set(result.text) <= set(spoken)
 
 
 def test_info_needs_neither_corpus_nor_vocabulary(tmp_path: Path) -> None:
@@ -217,3 +215,4 @@ def test_a_reader_that_leaves_is_no_error(bundle: Path, tmp_path: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
+        assert process.wait() == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile as sf
+import soxr
 
 import asr
 from asr.audio.pcm_stream import blocks_of
@@ -113,6 +114,21 @@ def test_text_is_printed_while_audio_comes(
             wait_for(lambda: run.out.read_text("utf-8") == f"{first}\n")
         result = run.result()
     assert (result.returncode, result.stdout) == (0, f"{first}\n{second}\n")
+
+
+def test_raw_audio_has_the_rate_that_is_given(
+    streaming_bundle: Path, wave: np.ndarray, tmp_path: Path
+) -> None:
+    twice = soxr.resample(wave, RATE, 2 * RATE)
+    (tmp_path / "audio").write_bytes(pcm(twice))
+    arguments = ("transcribe", "--live", "--rate", str(2 * RATE), streaming_bundle, "-")
+    with start_cli(*arguments, stdin=tmp_path / "audio") as run:
+        result = run.result()
+    model, samples = asr.load(streaming_bundle, "cpu"), np.frombuffer(pcm(twice), "<i2")
+    found = model.stream(Recording(asr.Samples(samples, 2 * RATE), RATE))
+    texts = [r.text for r in found if r.is_final]
+    assert (result.returncode, result.stdout) == (0, "".join(f"{text}\n" for text in texts))
+    assert len(texts) == 2
 
 
 def test_a_text_that_is_too_uncertain_is_told(

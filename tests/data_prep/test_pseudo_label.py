@@ -131,6 +131,24 @@ main()"""
         assert (out / name).read_bytes() == (labels / name).read_bytes(), name
 
 
+def test_processes_that_share_the_work_label_alike(
+    labels: Path, learned: Path, takes: Path, tones: Path, tmp_path: Path
+) -> None:
+    given = command(learned, takes, tmp_path / "two", tones / "dev.jsonl.gz")
+    done = run_cli(*given, "--jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert reasons(tmp_path / "two") == reasons(labels)
+
+
+def test_limits_that_are_given_precede_those_of_dev(
+    learned: Path, takes: Path, tones: Path, tmp_path: Path
+) -> None:
+    given = command(learned, takes, tmp_path / "all", tones / "dev.jsonl.gz")
+    done = run_cli(*given, "--confidence", "0", "--disagreement", "9")
+    assert done.returncode == 0, done.stderr
+    assert not {"low_confidence", "disagreement"} & set(reasons(tmp_path / "all").values())
+
+
 def test_long_recordings_become_parts_and_foreign_formats_flac(
     learned: Path, tmp_path: Path
 ) -> None:

@@ -94,13 +94,15 @@ print(before, torch.get_num_threads())
 def test_beside_busy_programs_a_real_process_computes_with_one_thread_unless_a_number_is_set(
     number: str, expected: str
 ) -> None:
-    busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
-    n_busy = 2 * len(os.sched_getaffinity(0))
-    loops = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(n_busy)]
+    cores = set(sorted(os.sched_getaffinity(0))[:2])
+    at_cores = f"import os\nos.sched_setaffinity(0, {cores})\n"
+    busy = f"{at_cores}while os.getppid() == {os.getpid()}: pass"
+    loops = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(4)]
     try:
         env = {k: v for k, v in os.environ.items() if k != NUMBER}
         found = subprocess.run(
-            [sys.executable, "-c", _SCRIPT], env=env | ({NUMBER: number} if number else {}),
+            [sys.executable, "-c", at_cores + _SCRIPT],
+            env=env | ({NUMBER: number} if number else {}),
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
     finally:

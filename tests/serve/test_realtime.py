@@ -337,7 +337,7 @@ def last_error(connection: RealtimeConnection) -> tuple[str, list[Any]]:
 def test_what_ends_a_session_comes_after_its_text(both: Service) -> None:
     audio, texts, _ = spoken(620, 1)
     limits: list[tuple[str, float, str]] = [
-        ("live_idle_seconds", 0.3, "idle"),
+        ("live_idle_seconds", 2.0, "idle"),
         ("max_live_seconds", 2.0, "too_long"),
     ]
     for name, value, code in limits:

@@ -21,7 +21,7 @@ from serve.engine.messages import Partial
 from serve.errors import ApiError
 from serve.logs import RequestRecord
 from serve.routes.transcriptions import _as_stream
-from tests.helpers import URL, beeps, encode_audio, running, started
+from tests.helpers import URL, beeps, encode_audio, running, started, stopped, wait_for
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,10 @@ def test_many_at_once_get_their_own_texts(service, library):
     assert len(set(expected)) >= 40
     before = service.metric("asr_batch_chunks_count")
     with ThreadPoolExecutor(60) as pool:
-        replies = list(pool.map(lambda wave: service.post(wave).json()["text"], waves))
+        with stopped(service.engine.pid):
+            waiting = [pool.submit(service.post, wave) for wave in waves]
+            wait_for(lambda: service.metric("asr_requests_in_flight") == 60)
+        replies = [reply.result().json()["text"] for reply in waiting]
     assert replies == expected
     assert service.metric("asr_batch_chunks_count") - before < 30, "they shared batches"
 
