@@ -6,7 +6,7 @@ The mistakes of a file are reported in one message, each with its key and the ne
 import difflib
 import itertools
 from collections.abc import Iterator
-from math import ceil, inf
+from math import floor, inf
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -71,11 +71,11 @@ class Config(FrozenModel):
                 f"4 frames of features.hop_ms: make it {step_seconds:g} at least"
             )
         longest = self.model.encoder.longest
-        if longest is not None and longest * step_seconds < _MIN_CHUNK_SECONDS:
+        if longest is not None and longest * step_seconds <= _MIN_CHUNK_SECONDS:
             raise ValueError(
                 f"model.encoder.attention.length {longest} is {longest * step_seconds:g} s of "
                 "audio, too little to cut recordings to: make it "
-                f"{ceil(_MIN_CHUNK_SECONDS / step_seconds)} at least"
+                f"{floor(_MIN_CHUNK_SECONDS / step_seconds) + 1} at least"
             )
         if self.features.n_freqs < 4:
             raise ValueError(

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,6 +25,7 @@ logger = logging.getLogger("serve.server")
 
 # After the first signal, for requests on their way: they get a 503 and not a closed connection.
 _LAST_SECONDS = 1.0
+_CLOSED = (errno.EADDRINUSE, errno.EACCES)
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -94,20 +96,33 @@ class Server(uvicorn.Server):
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise ConfigError where the port cannot be opened; models take a while to load."""
+    """Raise ConfigError where the port is taken or forbidden, or there is no such host.
+
+    Models take a while to load. What else may be wrong is found when the port is opened.
+    """
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
+            _check_address(family, kind, protocol, address)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(
             f"port {port} of {host} cannot be opened ({reason}): give another --port or --host, or "
             "end the program that has it"
         ) from error
+
+
+def _check_address(family: int, kind: int, protocol: int, address: Any) -> None:
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno in _CLOSED:
+            raise
 
 
 def run(settings: Settings, host: str, port: int) -> None:

@@ -101,7 +101,8 @@ class Settings(BaseSettings):
     def models(self) -> dict[str, Path]:
         """Return the bundles' folders by name. Raises ConfigError for none and for doubles.
 
-        Names and folders stay those of the start, wherever a symbolic link leads later.
+        A name that a folder gives stays that of the start, and so does the folder, wherever a
+        symbolic link leads later. A link with a name of its own is followed at each engine's start.
         """
         found: dict[str, Path] = {}
         for bundle in self.bundles:

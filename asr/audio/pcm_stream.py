@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Iterator
 from io import BufferedReader
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from asr.errors import AudioError
 
 _BLOCK = 2**13  # bytes that are read at once, at most
 _PCM, _EXTENSIBLE = 1, 0xFFFE
-_UNKNOWN = 0x7FFFF000  # bytes of samples: so many, or more, is no length
+_UNKNOWN = 0x7FFF0000  # bytes of samples: so many, or more, is no length (GStreamer says this)
 
 
 def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator[np.ndarray]:
@@ -26,24 +27,41 @@ def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator
     What does not begin with `RIFF` is raw: 16 bits, little-endian, mono, of `raw_rate` Hz. Ctrl-C
     ends the stream too. Raises AudioError for a WAV of other samples than 16-bit PCM.
     """
-    data, channels, rate, left = pipe.read(4), 1, raw_rate, math.inf
-    if data == b"RIFF":
-        channels, rate, left = _read_head(pipe)
-        data = _read(pipe, left)
-        left -= len(data)
+    channels, rate, n_bytes = 1, raw_rate, math.inf
+    first = pipe.read(4)
+    if first == b"RIFF":
+        channels, rate, n_bytes = _read_head(pipe)
+        first = b""
     resampler: Any = None
     if rate != sample_rate:
         resampler = soxr.ResampleStream(rate, sample_rate, 1, dtype="float32")
-    while data:
+    held = b""
+    for piece in chain([first] if first else [], _pieces(pipe, n_bytes)):
+        data = held + piece
         whole = len(data) // (2 * channels) * 2 * channels
         block_NC = np.frombuffer(data[:whole], "<i2").reshape(-1, channels)
         block = block_NC.mean(axis=1, dtype=np.float32) / np.float32(2**15)
         yield resampler.resample_chunk(block) if resampler else block
-        more = _read(pipe, left)
-        left -= len(more)
-        data = more and data[whole:] + more
+        held = data[whole:]
     if resampler:
         yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+
+
+def _pieces(pipe: BufferedReader, n_bytes: float) -> Iterator[bytes]:
+    """Yield the samples as they come, given their number of bytes."""
+    while n_bytes and (piece := _read(pipe, n_bytes)):
+        n_bytes -= len(piece)
+        yield piece
+    if n_bytes:
+        return
+    # What follows is another part of the file, which begins with its name, or more samples: a
+    # program that writes into a pipe may have said the length of its first block.
+    head = pipe.read(8)
+    if len(head) < 8 or all(32 <= byte < 127 for byte in head[:4]):
+        return
+    yield head
+    while piece := _read(pipe, _BLOCK):
+        yield piece
 
 
 def _read(pipe: BufferedReader, most: float) -> bytes:

@@ -290,8 +290,10 @@ def test_requests_at_every_stage_are_answered_after_sigterm(
         for stage, client in clients.items():
             client.sendall((head + form)[: n_sent[stage]])
         time.sleep(0.2)
-        server.send_signal(signal.SIGTERM)
-        wait_for(lambda: httpx.get(f"{url}/health/ready", trust_env=False).status_code == 503)
+        with httpx.Client(base_url=url, trust_env=False) as other:
+            other.get("/health/ready")
+            server.send_signal(signal.SIGTERM)
+            wait_for(lambda: other.get("/health/ready").status_code == 503)
         for stage, client in clients.items():
             client.sendall((head + form)[n_sent[stage] :])
         for stage, client in clients.items():

@@ -64,6 +64,8 @@ def test_other_parts_of_a_wav_are_no_audio(wave: np.ndarray, junk: int) -> None:
     assert np.array_equal(read(whole[:at] + other + whole[at:] + other), expected)
     streamed = whole[: at + 4] + bytes(4) + whole[at + 8 :]
     assert np.array_equal(read(streamed), expected), "a length of 0 is none"
+    first = whole[: at + 4] + struct.pack("<I", 3200) + whole[at + 8 :]
+    assert np.array_equal(read(first), expected), "it is the length of the first block alone"
 
 
 def test_rates_and_channels_are_those_of_a_recording(wave: np.ndarray) -> None:

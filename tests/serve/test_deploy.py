@@ -53,6 +53,15 @@ def test_what_is_deployed_fits_together() -> None:
     assert number and int(number[1]) == pod["spec"]["securityContext"]["runAsUser"]
 
 
+def test_all_that_the_image_copies_is_sent_to_the_builder() -> None:
+    root = DEPLOY.parent
+    lines = re.findall(r"^COPY (.+)$", (root / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    sources = {name for line in lines for name in line.split()[:-1]}
+    first, *others = (root / ".dockerignore").read_text("utf-8").split()
+    assert first == "*" and sources == {name[1:] for name in others if name.startswith("!")}
+    assert sources and all((root / name).exists() for name in sources)
+
+
 def test_manifests_pass_the_schemas_of_kubernetes() -> None:
     schemas = pytest.importorskip("kubernetes_validate")
     for resource in resources().values():

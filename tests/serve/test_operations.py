@@ -91,7 +91,7 @@ def test_an_engine_that_hangs_is_not_ready_and_is_replaced(service):
 def test_an_engine_that_does_not_load_is_started_again(service, caplog):
     pid, text = service.engine.pid, service.post(WAVES[0]).json()["text"]
     limit, service.engine._load_limit = service.engine._load_limit, 0.01
-    assert limit == 600
+    assert limit >= 600
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: "it has not loaded tiny within 0.01 seconds" in caplog.text)
     service.engine._load_limit = limit

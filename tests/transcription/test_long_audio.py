@@ -4,6 +4,7 @@ import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,12 +57,21 @@ def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Pat
 @pytest.mark.parametrize("frontend", ["vgg", "strided"])
 def test_the_longest_chunk_is_not_too_long_for_the_model(kind: str, frontend: str) -> None:
     mels = {} if kind == "spectrogram" else {"n_mels": 20}
-    encoder = {"n_layers": 1, "attention": {"kind": "linformer", "rank": 3, "length": 25}}
+    encoder: dict[str, Any] = {
+        "n_layers": 1,
+        "attention": {"kind": "linformer", "rank": 3, "length": 25},
+    }
     model = {"encoder": encoder, "frontend": {"kind": frontend, "channels": [4, 8]}}
     recipe = tones_recipe(Path("tones"), model=model)
     recipe["features"] = {"kind": kind, "sample_rate": RATE, **mels}
     config = Config.model_validate(recipe)
     n_samples = int(longest_seconds(config) * RATE)
+    encoder["attention"]["length"] = 10
+    with pytest.raises(ValueError, match="make it 11 at least"):
+        Config.model_validate(recipe)
+    encoder["attention"]["length"] = 11
+    shortest = longest_seconds(Config.model_validate(recipe))
+    assert len(list(split_at_silence([np.zeros(RATE)], RATE, shortest))) > 1
     frames = len(config.features.build()(torch.randn(n_samples)))
     assert 24 <= config.model.frontend.steps(frames) <= config.model.encoder.longest == 25
 

@@ -54,7 +54,7 @@ def in_blocks(wave: np.ndarray, sizes: Sequence[int]) -> Iterator[np.ndarray]:
 
 
 def talking(model: Recognizer) -> Recognizer:
-    """Have a model hear the first of its tokens in each step."""
+    """Have a model find the first of its tokens in each step."""
     first, head = torch.tensor([UNK + 1]), model.model.ctc_head
     assert head is not None
     head.register_forward_hook(lambda _module, _inputs, logits: logits.index_fill(-1, first, 50.0))
