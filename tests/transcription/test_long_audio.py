@@ -4,7 +4,6 @@ import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +56,7 @@ def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Pat
 @pytest.mark.parametrize("frontend", ["vgg", "strided"])
 def test_the_longest_chunk_is_not_too_long_for_the_model(kind: str, frontend: str) -> None:
     mels = {} if kind == "spectrogram" else {"n_mels": 20}
-    encoder: dict[str, Any] = {
+    encoder = {
         "n_layers": 1,
         "attention": {"kind": "linformer", "rank": 3, "length": 25},
     }
@@ -66,10 +65,10 @@ def test_the_longest_chunk_is_not_too_long_for_the_model(kind: str, frontend: st
     recipe["features"] = {"kind": kind, "sample_rate": RATE, **mels}
     config = Config.model_validate(recipe)
     n_samples = int(longest_seconds(config) * RATE)
-    encoder["attention"]["length"] = 10
+    attention["length"] = 10
     with pytest.raises(ValueError, match="make it 11 at least"):
         Config.model_validate(recipe)
-    encoder["attention"]["length"] = 11
+    attention["length"] = 11
     shortest = longest_seconds(Config.model_validate(recipe))
     assert len(list(split_at_silence([np.zeros(RATE)], RATE, shortest))) > 1
     frames = len(config.features.build()(torch.randn(n_samples)))
