@@ -124,6 +124,7 @@ class Tokenizer:
             )
         if tokens is None or max(map(len, tokens)) > _LONGEST_PIECE:
             raise _too_large()
+        self._has_space = any("▁" in token for token in tokens)
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
@@ -197,8 +198,13 @@ class Tokenizer:
         return Tokenizer(self.model + more, self.normalize)
 
     def encode(self, text: str) -> list[int]:
-        """Return token ids of a text without SOS and EOS; an unknown character becomes UNK."""
-        ids: list[int] = self._sp.encode(self.normalize(text))
+        """Return token ids of a text without SOS and EOS; an unknown character becomes UNK.
+
+        A tokenizer of texts without spaces, such as those of single words, has none for a space:
+        spaces are left out.
+        """
+        text = self.normalize(text)
+        ids: list[int] = self._sp.encode(text if self._has_space else text.replace(" ", ""))
         return ids
 
     def decode(self, tokens: Iterable[int]) -> str:

@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -197,19 +197,32 @@ def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
             n_splits,
         )
     groups: dict[str, list[Utterance]] = defaultdict(list)
+    most = 2 * max(shares.values()) * len(utterances)
+    sizes = Counter(str(one.path) for one in utterances).values()
+    # Few long recordings are divided: they would leave too little for train.
+    by_path = sum(n for n in sizes if n <= most) >= sum(shares.values()) * len(utterances)
     for one in utterances:
-        alone = str(one.path) if len(paths) >= n_splits else one.id
+        alone = str(one.path) if len(paths) >= n_splits and by_path else one.id
         groups[one.speaker if by_speaker else alone].append(one)
     order = sorted(groups)
     random.Random(_SEED).shuffle(order)
-    most, largest = 2 * max(shares.values()) * len(utterances), max(map(len, groups.values()))
+    largest = max(map(len, groups.values()))
     order.sort(key=lambda name: (len(groups[name]) > most, len(groups[name]) == largest))
     splits: Splits = {"train": unnamed if by_speaker else [], "dev": [], "test": []}
     for name in order[:-1]:
         fill = {s: len(splits[s]) / (a * len(utterances)) for s, a in shares.items() if a > 0}
         emptiest = min(fill, key=lambda split: fill[split], default="train")
-        splits[emptiest if fill.get(emptiest, 1.0) < 1 else "train"] += groups[name]
+        has_room = fill.get(emptiest, 1.0) < 1 and (len(groups[name]) <= most or not fill[emptiest])
+        splits[emptiest if has_room else "train"] += groups[name]
     splits["train"] += groups[order[-1]]
+    for split, share in shares.items():
+        held = len(splits[split]) / len(utterances)
+        if held > 2 * share > 0:
+            log.warning(
+                "%s has %.0f %% of the utterances in place of %.0f %%, for a speaker is not "
+                "divided: with --test 0, or a column `split`, more are left for train",
+                split, 100 * held, 100 * share,
+            )  # fmt: skip
     return splits
 
 

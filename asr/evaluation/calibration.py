@@ -46,7 +46,8 @@ class Calibration:
         below_C: Tensor = self.counts_CN[:, 0].cumsum(0)
         allowed = _SHARE * float(below_C[-1])
         steps = int((below_C <= allowed).sum())
-        return min(steps / _STEPS, _MOST)
+        # Below the least confidence of n utterances 1 of n + 1 others are: fewer bound it less.
+        return min(steps / _STEPS, _MOST * min(1.0, allowed))
 
     def errors(self, threshold: float) -> ErrorCounts:
         """Return the edits of characters where texts below the threshold are left out."""

@@ -21,6 +21,7 @@ def choose_device(name: str) -> torch.device:
 def has_bfloat16(device: torch.device) -> bool:
     """Return whether a device computes in bfloat16 faster than in float32."""
     if device.type == "cuda":
-        return True
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     can = torch.cpu.get_capabilities()
     return bool(can.get("avx512_bf16") or can.get("amx_bf16"))

@@ -1,11 +1,12 @@
 """The batches of a run, divided among its processes."""
 
 import functools
+import hashlib
 import logging
 import random
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import lightning as L
@@ -16,8 +17,9 @@ from torch.utils.data import DataLoader
 
 from asr.bundle import Bundle
 from asr.config import Config
+from asr.data.cuts import origins
 from asr.data.dataset import MicroBatches, SpeechDataset
-from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_wave
+from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_wave, text_of
 from asr.data.places import allowed_by
 from asr.data.replay import Replay
 from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
@@ -85,6 +87,12 @@ class SpeechDataModule(TrainingData):
         self.short_cuts = self._shortest()
         self.replay = Replay(config, data.replay) if data.replay else None
         self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev, allowed), data, data.dev, normalize)
+        known = {one for cut in self.utterances for one in origins(cut)}
+        if n_known := sum(not known.isdisjoint(origins(cut)) for cut in self.dev_cuts):
+            log.warning(
+                "%s: %d of %d utterances are in training too: what dev chooses and tells is too "
+                "good by them", data.dev, n_known, len(self.dev_cuts),
+            )  # fmt: skip
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
     def __str__(self) -> str:
@@ -93,6 +101,14 @@ class SpeechDataModule(TrainingData):
         speeds = f" x {n_speeds} speeds" if n_speeds > 1 else ""
         replay = f", and {self.replay}" if self.replay else ""
         return f"{len(self.utterances)} utterances ({hours:.1f} h){speeds}{replay}"
+
+    @property
+    def digest(self) -> str:
+        """Return a hash of the utterances' names, lengths and texts, wherever they lie."""
+        replayed = self.replay.utterances if self.replay else ()
+        cuts = chain(self.utterances, replayed, self.dev_cuts)
+        lines = (repr((cut.id, float(cut.duration), text_of(cut))) for cut in cuts)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def sample_waveforms(self) -> Iterator[Tensor]:
         """Yield training recordings (N,) at random, those that can be read."""

@@ -7,7 +7,7 @@ weights; the best epochs; TensorBoard's curves. Checkpoints are read as tensors 
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -100,6 +100,7 @@ def _train(
         replayed = datamodule.replay.utterances if datamodule.replay else ()
         texts = [text_of(cut) for cut in chain(datamodule.utterances, replayed)]
         module = SpeechModule(bundle, datamodule.total_steps, texts, have_words(dev_texts))
+        module.identity["utterances of data.train and data.dev"] = datamodule.digest
         writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, device)
         checkpoints = Checkpoints(state, module, datamodule, writer.write, lambda: mirror(False))
         fit(module, checkpoints, device, writer.cost, MemoryProbe(datamodule))
@@ -227,7 +228,17 @@ def _tokenizer(config: Config, state: Path, datamodule: SpeechDataModule) -> Tok
         return _tokenizer_of_run(state, config)
     if init := config.training.init:
         return _tokenizer_of_init(init, config, datamodule)
-    return Tokenizer.train(map(text_of, datamodule.train_cuts), config.tokenizer)
+    texts = [text_of(cut) for cut in datamodule.train_cuts]
+    return Tokenizer.train([*texts, *_joined(config, texts)], config.tokenizer)
+
+
+def _joined(config: Config, texts: Sequence[str]) -> list[str]:
+    """Return two texts as one, as `augment.pauses` joins them, if that has a space between them."""
+    pauses, tokenizer = config.augment and config.augment.pauses, config.tokenizer
+    if not (pauses and pauses.joined and tokenizer.kind == "char"):
+        return []
+    pairs = (f"{text} {text}" for text in texts if text)
+    return next(([pair] for pair in pairs if " " in tokenizer.normalize(pair)), [])
 
 
 def _fresh_bundle(config: Config, tokenizer: Tokenizer, datamodule: SpeechDataModule) -> Bundle:

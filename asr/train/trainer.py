@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from asr.errors import AsrError, ConfigError, is_out_of_memory
+from asr.runtime.devices import has_bfloat16
 from asr.train.checkpoints import Checkpoints, states
 from asr.train.datamodule import TrainingData
 from asr.train.distributed import from_rank_zero, is_lost_peer, rank, world_size
@@ -73,7 +74,8 @@ def fit(
 
 def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callback) -> L.Trainer:
     on_gpu, training = device.type == "cuda", checkpoints.training
-    is_bfloat16 = training.precision == "bfloat16" or (on_gpu and training.precision == "auto")
+    is_auto = on_gpu and training.precision == "auto"
+    is_bfloat16 = training.precision == "bfloat16" or (is_auto and has_bfloat16(device))
     processes: dict[str, Any] = {"devices": [device.index or 0] if on_gpu else 1}
     if world_size() > 1:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lhotse import CutSet
+from lhotse.utils import fastcopy
 
 from asr.audio.augmentation import AugmentConfig, PausesConfig
 from asr.bundle import Bundle
@@ -15,8 +16,9 @@ from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.data.noise import noise
 from asr.data.pauses import augment_with_pauses, with_noise
 from asr.data.sampling import plan_epoch
+from asr.tokenizer import UNK
 from asr.train.datamodule import SpeechDataModule
-from asr.train.run import train
+from asr.train.run import _tokenizer, train
 from tests.helpers import RATE, read_card, tones_recipe
 
 PAUSES = PausesConfig(
@@ -102,6 +104,28 @@ def test_pauses_begin_at_their_epoch_and_the_run_knows_its_steps(tones: Path) ->
     assert seconds[0] == pytest.approx(seconds[1])
     assert min(seconds[2:]) > 1.2 * seconds[0]
     assert corpus.total_steps == pytest.approx(sum(map(len, plans)), rel=0.05)
+
+
+@pytest.mark.parametrize(("texts", "space"), [(("STOP", "LEFT"), True), (("停", "左"), False)])
+def test_no_label_of_joined_utterances_is_unknown(
+    texts: tuple[str, str], space: bool, tones: Path, tmp_path: Path
+) -> None:
+    """Single words of an alphabet have a space between them, though no text of the corpus has."""
+    cuts = load_cuts(tones / "train.jsonl.gz")
+    named = [fastcopy(cut, supervisions=[fastcopy(cut.supervisions[0], text=texts[i % 2])])
+             for i, cut in enumerate(cuts)]  # fmt: skip
+    CutSet.from_cuts(named).to_file(tmp_path / "train.jsonl.gz")
+    pauses = {**PAUSES.model_dump(), "noise": 0, "joined": 1, "padded": 0}
+    values = tones_recipe(tones, augment={"pauses": pauses}, data={
+        "train": str(tmp_path / "train.jsonl.gz"), "dev": str(tones / "dev.jsonl.gz"),
+    })  # fmt: skip
+    config = Config.model_validate(values)
+    corpus = SpeechDataModule(config)
+    tokenizer = _tokenizer(config, tmp_path, corpus)
+    joined = [text_of(cut) for step in corpus.plan(0) for cut in step if len(cut.supervisions) > 1]
+    labels = [tokenizer.encode(text) for text in joined]
+    assert len(joined) > 3 and not any(UNK in each for each in labels)
+    assert all((" " in tokenizer.decode(each)) == space for each in labels)
 
 
 def test_dev_is_never_changed(tones: Path) -> None:

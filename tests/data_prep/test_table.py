@@ -316,6 +316,31 @@ def test_shares_leave_a_part_for_each_split_and_the_largest_speaker_for_training
         prepare(Path("a"), Path("b"), Path("c"), dev=0.5, test=0.5)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "named", "least", "told"),
+    [
+        ((100, 100, 100, 100, 100, 100, 100, 100, 100, 100), True, 0.8, False),
+        ((300, 280, 250, 40), True, 0.6, True),
+        ((200, 200, 200), False, 0.8, False),
+        ((200, 200, 200, 200), False, 0.8, False),
+        ((2000, *[1] * 20), False, 0.8, False),
+    ],
+)
+def test_few_speakers_or_recordings_do_not_empty_training(
+    sizes: tuple[int, ...], named: bool, least: float, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [
+        (Line(i, "", "x", who), Utterance(f"{n}-{i}", Path(f"{n}.wav"), "x", who))
+        for n, size in enumerate(sizes)
+        for i in range(size)
+        for who in [f"speaker {n}" if named else ""]
+    ]
+    splits = table_module._split(pairs, {"test": 0.1, "dev": 0.1})
+    assert all(splits.values()) and sum(map(len, splits.values())) == sum(sizes)
+    assert len(splits["train"]) >= least * sum(sizes)
+    assert ("in place of 10 %" in caplog.text) == told
+
+
 def test_splits_of_the_table_are_questioned(
     takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

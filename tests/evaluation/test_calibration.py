@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from asr.decoding.hypothesis import Hypothesis
@@ -26,7 +27,7 @@ def test_one_in_a_hundred_is_below_and_no_more() -> None:
 
 def test_a_sure_model_keeps_the_highest_and_a_poor_one_loses_nothing() -> None:
     sure, poor = Calibration(), Calibration()
-    for _ in range(50):
+    for _ in range(100):
         sure.add("天好", said(0.95))
         poor.add("天好", said(0.005))
     assert sure.threshold == 0.35
@@ -35,9 +36,21 @@ def test_a_sure_model_keeps_the_highest_and_a_poor_one_loses_nothing() -> None:
 
 def test_what_holds_no_text_does_not_lower_it() -> None:
     calibration = Calibration()
-    for confidence in (0.9, 0.9, 0.05, 0.06):
+    for confidence in [0.9] * 100 + [0.05, 0.06]:
         calibration.add("天好" if confidence > 0.5 else "", said(confidence))
     assert calibration.threshold == 0.35
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 30, 100])
+def test_few_utterances_leave_out_few_others(n: int) -> None:
+    """Of a weak model's texts, at most 3 of 100 in the mean, however few dev has."""
+    rng, lost, n_texts = np.random.default_rng(0), 0, 40 * 500
+    for _ in range(500):
+        calibration = Calibration()
+        for confidence in rng.beta(2, 3, n):
+            calibration.add("天好", said(float(confidence)))
+        lost += int((rng.beta(2, 3, 40) < calibration.threshold).sum())
+    assert lost < 0.03 * n_texts
 
 
 @pytest.mark.parametrize(("threshold", "errors"), [(0.0, 2), (0.2, 3)])

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lhotse import CutSet
+from lhotse.utils import fastcopy
 from safetensors.torch import load_file
 
 import asr
@@ -22,6 +24,7 @@ from asr.errors import ConfigError, DataError
 from asr.evaluation.calibration import Calibration
 from asr.evaluation.cer import ErrorCounts
 from asr.train.checkpoints import Checkpoints
+from asr.train.datamodule import SpeechDataModule
 from asr.train.distributed import sole_run
 from asr.train.progress import TrainingProgress
 from asr.train.run import train
@@ -187,6 +190,35 @@ def test_a_damaged_or_foreign_state_is_refused_in_a_sentence(tones: Path, tmp_pa
     torch.save({"something": 1}, last)
     with pytest.raises(ConfigError, match="not the state of a training"):
         train(longer, tmp_path / "run", resume=True)
+
+
+def test_a_run_goes_on_with_its_own_utterances_alone(tones: Path, tmp_path: Path) -> None:
+    """Wherever they lie, but with other texts or another split it would be another run."""
+    corpus = Path(shutil.copytree(tones, tmp_path / "corpus"))
+    config = Config.model_validate(tones_recipe(corpus))
+    train(config, tmp_path / "run", device="cpu")
+    (tmp_path / "run/training/finished").unlink()
+    moved = Config.model_validate(tones_recipe(Path(shutil.copytree(corpus, tmp_path / "moved"))))
+    assert SpeechDataModule(moved).digest == SpeechDataModule(config).digest
+    cuts = [fastcopy(cut, supervisions=[fastcopy(cut.supervisions[0], text="五一")])
+            for cut in load_cuts(corpus / "dev.jsonl.gz")]  # fmt: skip
+    CutSet.from_cuts(cuts).to_file(corpus / "dev.jsonl.gz")
+    with pytest.raises(ConfigError, match=r"other utterances of data\.train and data\.dev"):
+        train(config, tmp_path / "run", resume=True, device="cpu")
+
+
+def test_utterances_of_dev_in_training_are_told(
+    tones: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dev = load_cuts(tones / "dev.jsonl.gz")
+    both = [*load_cuts(tones / "train.jsonl.gz"), fastcopy(dev[0], id="another name")]
+    CutSet.from_cuts(both).to_file(tmp_path / "train.jsonl.gz")
+    names = {"train": str(tmp_path / "train.jsonl.gz"), "dev": str(tones / "dev.jsonl.gz")}
+    SpeechDataModule(Config.model_validate(tones_recipe(tones, data=names)))
+    assert f"1 of {len(dev)} utterances are in training too" in caplog.text
+    caplog.clear()
+    SpeechDataModule(Config.model_validate(tones_recipe(tones)))
+    assert "in training too" not in caplog.text
 
 
 def test_a_run_goes_on_with_its_own_optimizer_alone(tones: Path, tmp_path: Path) -> None:

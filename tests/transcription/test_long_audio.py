@@ -56,10 +56,8 @@ def test_times_of_tokens_are_the_recordings_own(model: Recognizer, tmp_path: Pat
 @pytest.mark.parametrize("frontend", ["vgg", "strided"])
 def test_the_longest_chunk_is_not_too_long_for_the_model(kind: str, frontend: str) -> None:
     mels = {} if kind == "spectrogram" else {"n_mels": 20}
-    encoder = {
-        "n_layers": 1,
-        "attention": {"kind": "linformer", "rank": 3, "length": 25},
-    }
+    attention = {"kind": "linformer", "rank": 3, "length": 25}
+    encoder = {"n_layers": 1, "attention": attention}
     model = {"encoder": encoder, "frontend": {"kind": frontend, "channels": [4, 8]}}
     recipe = tones_recipe(Path("tones"), model=model)
     recipe["features"] = {"kind": kind, "sample_rate": RATE, **mels}
