@@ -17,6 +17,7 @@ from asr.audio.augmentation import AugmentConfig
 from asr.audio.features import FeaturesConfig, SpectrogramConfig
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
+from asr.model.frontend import FRAMES_PER_STEP
 from asr.model.transformer import ModelConfig
 from asr.runtime.yaml_values import parse_yaml, read_yaml
 from asr.schema import FrozenModel
@@ -42,6 +43,11 @@ class Config(FrozenModel):
     decoding: DecodingOptions = DecodingOptions()
     training: TrainingConfig = TrainingConfig()
 
+    @property
+    def step_seconds(self) -> float:
+        """Return the seconds of audio of an encoder step."""
+        return FRAMES_PER_STEP * self.features.hop_length / self.features.sample_rate
+
     @model_validator(mode="after")
     def _decode_as_trained(self) -> Self:
         """Give the CTC head its share of training in decoding too, where the recipe has none."""
@@ -64,7 +70,7 @@ class Config(FrozenModel):
             )
         if self.data.replay and not self.training.init:
             raise ValueError("data.replay is for what starts from a bundle: use `asr finetune`")
-        step_seconds = 4 * self.features.hop_ms / 1000
+        step_seconds = self.step_seconds
         if self.data.min_seconds < step_seconds:
             raise ValueError(
                 f"data.min_seconds {self.data.min_seconds:g} is less than one encoder step, "

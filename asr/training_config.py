@@ -130,7 +130,8 @@ class MuonConfig(FrozenModel):
     The momentum of a matrix is made orthogonal, so that every direction of it learns as fast, and
     scaled to the size of Adam's updates (Liu 2025, eq. 4) times `rate`; half of that for the two
     factors of an LED, which both move their product. Convolutions, sparse values and an attention's
-    own weights are Adam's, as are embeddings and the maps to tokens. It computes in bfloat16, in a
+    own weights but for `isab`'s feed-forward map are Adam's, as are embeddings and the maps to
+    tokens. It computes in bfloat16, in a
     time that does not depend on the batch.
     """
 

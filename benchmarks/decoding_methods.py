@@ -18,7 +18,7 @@ from asr.bundle import Bundle
 from asr.data.manifest import load_cuts
 from asr.decoding.options import DecodingOptions
 from asr.evaluation.evaluate import evaluate
-from asr.evaluation.tune import WEIGHTS, tune
+from asr.evaluation.tune import TUNED, tune
 from asr.lm.training import train_ngram
 from asr.train.language_model import train_lm
 from asr.transcription.recognizer import Recognizer
@@ -66,7 +66,7 @@ def row(recognizer: Recognizer, data: Path, name: str, search: DecodingOptions) 
         evaluate(recognizer, load_cuts(data / f"{part}.jsonl.gz"), search)
         for part in ("dev", "test")
     )
-    weights = " / ".join(f"{getattr(search, name):g}" for name in WEIGHTS)
+    weights = " / ".join(f"{getattr(search, name):g}" for name in TUNED)
     errors = f"{test.substitutions} / {test.insertions} / {test.deletions}"
     return [name, weights, 100 * dev.cer, 100 * test.cer, errors, test.rtf]
 

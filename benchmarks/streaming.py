@@ -31,7 +31,6 @@ from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.evaluation.cer import ErrorCounts, character_errors
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.stream import Session, advance
-from asr.transcription.timestamps import step_seconds
 from asr.transcription.transcript import Token
 from benchmarks import record
 from benchmarks.record import Result, Value
@@ -53,7 +52,7 @@ def accuracy(
     if offline:
         ways.append(("without chunks in training", whole(offline)))
     ways.append(("with, as recordings", whole(model)))
-    ms = 1000 * step_seconds(model.config)
+    ms = 1000 * model.config.step_seconds
     ways += [(f"with, streamed: {c * ms:.0f} ms", streamed(model, c, endpoint)) for c in CHUNKS]
     rows: list[list[Value]] = []
     for name, transcribe in ways:

@@ -41,7 +41,8 @@ VOICES = {
     "f4 grandma grandpa m1 m4 m5 m6 m7 m8 marcelo norbert paul shelby victor",
     "dev": "f5 m2 sandro steph",
     "test": "f2 linda m3 max michel",
-}  # Words per minute, of which a Chinese character is one.
+}
+# Words per minute, of which a Chinese character is one.
 _RATES, _OTHER_RATES = {"cmn": (240, 340)}, (130, 230)
 
 

@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -113,7 +112,7 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
-def _check_address(family: int, kind: int, protocol: int, address: Any) -> None:
+def _check_address(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> None:
     try:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

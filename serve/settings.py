@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     Field,
@@ -90,7 +90,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise ConfigError("; ".join(map(_sentence, error.errors()))) from error
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """Return a copy with some values changed; with other bundles it has other models."""
         copy = super().model_copy(update=update, deep=deep)
         if update and "bundles" in update:

@@ -103,7 +103,7 @@ def tune(
     import asr
     from asr.data.manifest import load_cuts
     from asr.errors import ConfigError
-    from asr.evaluation.tune import WEIGHTS, check_writable, write_weights
+    from asr.evaluation.tune import TUNED, check_writable, write_decoding
     from asr.evaluation.tune import tune as run
 
     recognizer = asr.load(bundle, device)
@@ -120,7 +120,7 @@ def tune(
         trials = run(
             recognizer, load_cuts(cuts), decoding, limit, lambda _: on_progress(next(n_tried))
         )
-    names = (*WEIGHTS, "confidence_threshold")
+    names = (*TUNED, "confidence_threshold")
     rows = [[*(getattr(t.decoding, name) for name in names), f"{t.cer:.2%}"] for t in trials]
     heading = [*names, "CER"]
     if trials[0].wer is not None:
@@ -128,7 +128,7 @@ def tune(
         rows = [[*row, f"{t.wer:.2%}"] for row, t in zip(rows, trials, strict=True)]
     show(f"{cuts}: best first\n\n{tabulate(rows, heading)}")
     if write:
-        write_weights(bundle, trials[0].decoding)
+        write_decoding(bundle, trials[0].decoding)
         show(f"written: {bundle / 'config.yaml'}")
 
 

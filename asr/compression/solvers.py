@@ -23,7 +23,7 @@ def svd(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return root_R[:, None] * v_KI[:rank], u_OK[:, :rank] * root_R
 
 
-def nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
+def nmf(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return (R, I) and (O, R): W as the difference of two products of non-negative factors.
 
     The positive and the negative part of W each have half the rank and are factorized by
@@ -38,7 +38,7 @@ def nmf(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Ten
     for i, (sign, part) in enumerate(parts):
         share = (rank + len(parts) - 1 - i) // len(parts)
         if share:
-            first, second = non_negative(part, share, updates)
+            first, second = non_negative(part, share)
             firsts.append(first)
             seconds.append(sign * second)
     return torch.cat(firsts), torch.cat(seconds, 1)

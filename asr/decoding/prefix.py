@@ -11,21 +11,20 @@ class Prefix:
     in the beam. `added` is what scorers and length add to log P, `factor` its exponential relative
     to the parent's, `growth` the largest one of a child by its length alone. Of the steps in which
     it was in the beam, with all that is added and relative to the logarithm `scale`: `mass` is P
-    that a text begins so, `left` P that it goes on with a token that counts in its frame, and
-    `peak` the most of `mass` that came from the parent at one step, `step`.
+    that a text begins so, and `left` P that it goes on with a token that counts in its frame.
     """
 
     __slots__ = (
         "added", "bonus", "bonus_state", "factor", "growth", "is_live", "key", "left", "lm",
-        "lm_state", "mass", "n_tokens", "n_words", "of_blank", "of_token", "parent", "peak",
-        "scale", "step", "token", "total",
+        "lm_state", "mass", "n_tokens", "n_words", "of_blank", "of_token", "parent",
+        "scale", "token", "total",
     )  # fmt: skip
 
     def __init__(self, parent: "Prefix | None", token: int) -> None:
         self.parent: Prefix = parent or self
-        self.token, self.key, self.is_live, self.step = token, 0, False, -1
+        self.token, self.key, self.is_live = token, 0, False
         self.total = self.of_blank = self.of_token = 0.0
-        self.scale = self.mass = self.left = self.peak = 0.0
+        self.scale = self.mass = self.left = 0.0
         self.added = self.lm = self.bonus = self.n_words = 0.0
         self.factor = self.growth = 1.0
         self.n_tokens: int = parent.n_tokens + 1 if parent else 0

@@ -58,10 +58,8 @@ class TokenScorer(Protocol):
 class Found(NamedTuple):
     """A text, and log P of the CTC head and of the language model, without weights.
 
-    `length_score` is what its length adds to the score.
-    A token begins at the one of `steps` where most of its probability comes in. Its confidence is
-    its share among all tokens that may follow there and the end, by CTC head, language model and
-    bonus.
+    `length_score` is what its length adds to the score. A token's confidence is its share among all
+    tokens that may follow there and the end, by CTC head, language model and bonus.
     """
 
     tokens: tuple[int, ...]
@@ -70,7 +68,6 @@ class Found(NamedTuple):
     lm_log_prob: float
     length_score: float
     confidences: tuple[float, ...]
-    steps: tuple[int, ...]
 
 
 # The next total, of_blank and of_token of a prefix, or of what a token makes of it.
@@ -111,7 +108,7 @@ class PrefixBeam:
         root.mass, root.is_live, root.growth = 1.0, True, self._growth(0.0)
         self._prefixes, self._beam = [root], [root]
         self._children: dict[int, Prefix] = {}  # by the key of the parent + token
-        self._log_scale, self.n_steps = 0.0, 0
+        self._log_scale = 0.0
 
     def extend(self, logp_SV: Tensor) -> None:
         """Take the log-probabilities of the next steps."""
@@ -122,7 +119,6 @@ class PrefixBeam:
                 self._log_scale += max(log_blank, math.log(_LEAST_BLANK))
                 for node in self._beam:
                     node.of_blank, node.of_token = node.total, 0.0
-            self.n_steps += 1
 
     def n_best(self) -> list[Found]:
         """Return the texts of the beam as if the utterance ended here, best first."""
@@ -139,20 +135,10 @@ class PrefixBeam:
         return [
             Found(
                 tuple([n.token for n in path]), score, log_prob, lm, length,
-                tuple([share[n] for n in path]), tuple([n.step for n in path]),
+                tuple([share[n] for n in path]),
             )
             for score, log_prob, lm, length, path in found
         ]  # fmt: skip
-
-    def prefixes(self) -> list[tuple[tuple[int, ...], float]]:
-        """Return all prefixes that were ever in the beam, parents first.
-
-        With each comes the CTC head's log P that a text begins so.
-        """
-        texts: dict[Prefix, tuple[int, ...]] = {}
-        for node in self._prefixes:
-            texts[node] = (*texts[node.parent], node.token) if node.token >= 0 else ()
-        return [(text, node.log_prob(node.mass)) for node, text in texts.items()]
 
     def _shares(self, ends: dict[Prefix, tuple[float, float]]) -> dict[Prefix, float]:
         """Return the confidences of the tokens of whole texts, `ends`, by prefixes.
@@ -200,7 +186,7 @@ class PrefixBeam:
                     ways = parent.of_blank if parent.token == node.token else parent.total
                     inflow = ways * p * node.factor
                     of_token += inflow
-                    self._record(node, inflow * scale)
+                    node.mass += inflow * scale
             node.left += left * scale
             entries.append((of_blank + of_token, of_blank, of_token, node, _ITSELF))
         entries += self._extensions(min(entries, key=itemgetter(0))[0], tokens, probs)
@@ -278,7 +264,7 @@ class PrefixBeam:
                 if not node.mass:
                     self._prefixes.append(node)
                     node.scale = self._log_scale
-                self._record(node, of_token * exp(self._log_scale - node.scale, _MOST_OF_SCALE))
+                node.mass += of_token * exp(self._log_scale - node.scale, _MOST_OF_SCALE)
             beam.append((total, of_blank, of_token, node))
         for node in self._beam:
             node.is_live = False
@@ -289,9 +275,3 @@ class PrefixBeam:
             node.total, node.of_blank = total * scale, of_blank * scale
             node.of_token, node.is_live = of_token * scale, node.total > 0
         self._beam = [node for *_, node in beam if node.is_live]
-
-    def _record(self, node: Prefix, inflow: float) -> None:
-        """Add to P that a text begins so what comes from the parent at this step, by its scale."""
-        node.mass += inflow
-        if inflow > node.peak:
-            node.peak, node.step = inflow, self.n_steps

@@ -75,7 +75,7 @@ class BenchmarkCase(FrozenModel):
         return self.model in _BASE
 
     def count_parameters(self) -> int:
-        """Return the number of trainable weights."""
+        """Return the number of weights."""
         with shapes_alone():
             return count_parameters(self.build())
 

@@ -21,7 +21,7 @@ from asr.transcription.recognizer import Recognizer, longest_seconds
 
 log = logging.getLogger(__name__)
 
-WEIGHTS = ("ctc_weight", "lm_weight", "lm_bonus", "gamma")  # that are tuned
+TUNED = ("ctc_weight", "lm_weight", "lm_bonus", "gamma")
 _CTC_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _LM_WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.7)
 _LM_BONUSES = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0)
@@ -93,10 +93,10 @@ def check_writable(bundle: Path, lm: Path | None) -> None:
         )
 
 
-def write_weights(bundle: Path, chosen: DecodingOptions) -> None:
-    """Write the weights and the language model's path into the bundle's configuration."""
+def write_decoding(bundle: Path, chosen: DecodingOptions) -> None:
+    """Write method, beam, language model, threshold and tuned weights into a bundle's recipe."""
     config = load_bundle_config(bundle)
-    names = ("method", "beam_size", "lm", "confidence_threshold", *WEIGHTS)
+    names = ("method", "beam_size", "lm", "confidence_threshold", *TUNED)
     values = {name: getattr(chosen, name) for name in names}
     decoding = config.decoding.model_copy(update=values)
     write_bundle_config(bundle, config.model_copy(update={"decoding": decoding}))

@@ -22,6 +22,7 @@ from asr.decoding.decode import is_constant
 from asr.errors import AudioError, ConfigError, DataError
 from asr.evaluation.cer import ErrorCounts, character_errors
 from asr.export.export import DESCRIPTION, FREE
+from asr.export.graphs import open_session
 from asr.export.int8 import quantize
 from asr.export.ranges import Batch
 from asr.tokenizer import SOS
@@ -98,11 +99,7 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
 
 def open_graph(path: Path) -> Run:
     """Return a function of a graph's inputs by name."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = open_session(path)
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(None, inputs), strict=True))
 

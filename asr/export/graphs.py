@@ -1,12 +1,37 @@
 """Define the graphs of encoder and decoder, and the ports through which they are called."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from asr.model.attention import Cache
 from asr.model.transformer import Decoder, DecoderState, SpeechTransformer
+
+
+def open_session(path: Path) -> Any:
+    """Return an ONNX Runtime session on the CPU whose threads do not wait busily."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def open_onnx(path: Path) -> Callable[..., list[Tensor]]:
+    """Return a function that runs the graph of an ONNX file on inputs in order."""
+    session = open_session(path)
+    names = [port.name for port in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        fed = {name: t.numpy() for name, t in zip(names, inputs, strict=True)}
+        return [torch.from_numpy(array) for array in session.run(None, fed)]
+
+    return run
 
 
 @dataclass

@@ -24,6 +24,7 @@ from asr.config import Config
 from asr.errors import AsrError, ConfigError
 from asr.export.columns import symbol_table, without_special
 from asr.export.filterbank_graphs import ChunkGraph, UtteranceGraph
+from asr.export.graphs import open_onnx
 from asr.export.sherpa_card import card
 from asr.export.waveform_graph import RATE, STEPS_PER_SECOND, WaveformGraph, can_resample
 from asr.model.frontend import FRAMES_PER_STEP
@@ -74,7 +75,7 @@ def export(bundle: Bundle, out: Path, finish: Callable[[Path], object] = lambda 
             folder = Path(scratch) / out.name
             folder.mkdir()
             target = write_graph(bundle, folder / MODEL)
-            difference = compare(bundle, target, opened(folder / MODEL))
+            difference = compare(bundle, target, open_onnx(folder / MODEL))
             if not difference <= TOLERANCE:
                 raise AsrError(
                     f"the exported graph differs from the model by {difference:.1e}, more than "
@@ -194,23 +195,6 @@ def write_graph(bundle: Bundle, path: Path) -> Target:
     written.model.metadata_props.update(target.metadata)
     written.save(path, external_data=False)
     return target
-
-
-def opened(path: Path) -> Run:
-    """Return a function that runs the graph of a file on inputs in order."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [port.name for port in session.get_inputs()]
-
-    def run(*inputs: Tensor) -> list[Tensor]:
-        fed = {name: t.numpy() for name, t in zip(names, inputs, strict=True)}
-        return [torch.from_numpy(array) for array in session.run(None, fed)]
-
-    return run
 
 
 @torch.no_grad()

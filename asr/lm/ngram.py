@@ -1,4 +1,4 @@
-"""Character n-grams with backoff, read from an ARPA file (ours, KenLM's or SRILM's).
+"""N-grams of tokens with backoff, read from an ARPA file (ours, KenLM's or SRILM's).
 
 Every context is a state; a state and a token together are one key, looked up in a sorted table for
 all hypotheses at once. Legend: B utterances, W hypotheses, K candidates, V vocabulary.

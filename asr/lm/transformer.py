@@ -7,11 +7,11 @@ D d_model, V vocabulary.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import yaml
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from torch import Tensor, nn
 
 from asr.bundle import CONFIG, WEIGHTS, check_shapes, load_weights, save_weights, tokenizer_of
@@ -29,7 +29,7 @@ from asr.tokenizer import MOST_TOKENS, SOS, Tokenizer
 class LmConfig(FrozenModel):
     """Sizes; of `model` the widths, the projections, the order of norms and the decoder's depth."""
 
-    language_model: PositiveInt = 1
+    language_model: Literal[1] = 1  # the format
     vocab_size: Annotated[int, Field(gt=0, le=MOST_TOKENS)]
     model: ModelConfig
 

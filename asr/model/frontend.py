@@ -107,8 +107,8 @@ class StridedBlock(nn.Module):
 class Frontend(nn.Module):
     """Two blocks of convolutions, then a projection and layer normalization.
 
-    Frequency and channel are merged, and projected to d_model (Winata 2020; Cahyawijaya 2021, sec.
-    4.1, fig. 4.1). The `n_bins` are those that the blocks leave.
+    Frequency and channel are merged (Winata 2020; Cahyawijaya 2021, sec. 4.1, fig. 4.1), then
+    projected to d_model, as the printed sizes demand. The `n_bins` are those that the blocks leave.
     Unless it `pads`, its convolutions pad no frames, for streams: a step is a function of its own
     four frames, of `before` and of `after` them, so that chunks whose frames overlap give the steps
     of the whole. Only an utterance has edges: `before` zeros, and `behind` for its last step.

@@ -6,7 +6,7 @@ from asr.model.transformer import SpeechTransformer
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the number of trainable weights, tied ones once."""
+    """Return the number of weights, frozen ones too, tied ones once."""
     return sum(p.numel() for p in module.parameters())
 
 

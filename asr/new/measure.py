@@ -114,7 +114,7 @@ def measure(
     rates = {cut.sampling_rate: 0.0 for cut in sorted(train, key=lambda cut: cut.sampling_rate)}
     for cut in train:
         rates[cut.sampling_rate] += cut.duration / 3600
-    speakers = _speakers(cuts["train"])
+    speakers = _speakers(train)
     shortest, longest = np.percentile(durations, [10, 90])
     return CorpusMeasures(
         hours=sum(durations) / 3600,

@@ -244,12 +244,14 @@ def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: _Size, is_aligned: 
     elif size.ctc_weight > ctc_weight:
         ctc_weight, why = size.ctc_weight, "CTC learns the alignment that a decoder needs hours for"
     recipe.add("model.ctc_weight", ctc_weight, why)
-    is_led = ctc_weight > 0.5
+    ctc_leads = ctc_weight > 0.5
     why = "the decoder of a small corpus leaves words out"
     recipe.add(
-        "decoding.ctc_weight", 0.8 if is_led else ctc_weight, why if is_led else "as in training"
+        "decoding.ctc_weight",
+        0.8 if ctc_leads else ctc_weight,
+        why if ctc_leads else "as in training",
     )
-    if is_led:
+    if ctc_leads:
         recipe.add("decoding.gamma", 1.5, why)
     recipe.reasons["decoding"] = "training adds chunk_seconds, by the lengths that it has seen"
 
@@ -282,7 +284,7 @@ def has_pinyin() -> bool:
 def _add_sounds(recipe: Recipe, n_layers: int) -> None:
     """Add losses of initials and finals, and of syllables, at a third and two thirds of the way."""
     first, second = _guessing_layer(n_layers), math.ceil(2 * n_layers / 3)
-    why = "240 initials and finals are learned sooner than thousands of characters"
+    why = "some 200 initials and finals are learned sooner than thousands of characters"
     recipe.add("model.encoder.conditioning", {"layer": first}, why)
     recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
     recipe.add("training.shared_sounds", True, "rare characters learn from all that sound so")

@@ -172,7 +172,7 @@ class SpeechModule(TrainingModule):
         self.calibration = Calibration(self.decoder.tokenizer.normalize)
 
     def validate(self, batch: Batch) -> Tensor:
-        """Return the losses (2,) of a dev batch; calibrate with the texts of greedy decoding."""
+        """Return the losses (L,) of a dev batch; calibrate with the texts of greedy decoding."""
         # An untrained CTC head finds no speech, and the language model is not used in training.
         changes = dict.fromkeys(("lm_weight", "speech_threshold", "confidence_threshold"), 0.0)
         greedy = self.config.decoding.model_copy(update={**changes, "beam_size": 1})

@@ -34,7 +34,7 @@ from asr.runtime.load import adapt
 from asr.tokenizer import normalize_text
 from asr.transcription.chunks import Chunk, ChunkedRecording, at_speed
 from asr.transcription.stream import stream
-from asr.transcription.timestamps import align_tokens, step_seconds, timed_tokens
+from asr.transcription.timestamps import align_tokens, timed_tokens
 from asr.transcription.transcript import Segment, StreamResult, Transcript
 
 # A recording is cut into chunks of at most _CHUNK_SECONDS, so that memory does not grow with it.
@@ -253,7 +253,7 @@ class Recognizer:
         best, tokens = nbest[0], None
         if spans is not None:
             texts = self.tokenizer.token_texts(best.tokens)
-            tokens = timed_tokens(texts, spans, step_seconds(self.config), start, end)
+            tokens = timed_tokens(texts, spans, self.config.step_seconds, start, end)
         return Segment(
             start, end, best.text, best.score, best.ended, best.tokens,
             best.confidences, tokens, tuple(nbest),
@@ -278,7 +278,7 @@ def longest_seconds(config: Config) -> float:
         return _CHUNK_SECONDS
     # Features whose frames are centered on samples have one more where the last hop is complete.
     sample = 1 / config.features.sample_rate
-    return min(_CHUNK_SECONDS, steps * step_seconds(config) - sample)
+    return min(_CHUNK_SECONDS, steps * config.step_seconds - sample)
 
 
 def result_of(recording: ChunkedRecording) -> Transcript | AudioError:

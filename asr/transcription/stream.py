@@ -27,7 +27,7 @@ from asr.errors import AudioError, ConfigError
 from asr.model.frontend import FRAMES_PER_STEP
 from asr.model.streaming import EncoderState
 from asr.runtime.load import adapt
-from asr.transcription.timestamps import align_tokens, step_seconds
+from asr.transcription.timestamps import align_tokens
 from asr.transcription.transcript import StreamResult
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Session:
         else:
             self._memories.append(chunk.memory_CD)
             self._logps.append(chunk.logp_CV)
-        path, seconds = self._path, step_seconds(self._recognizer.config)
+        path, seconds = self._path, self._recognizer.config.step_seconds
         self._power += self._powers(path.n_steps, len(chunk.logp_CV))
         path.extend(chunk.logp_CV)
         length, blanks = path.n_steps * seconds, path.trailing_blanks * seconds

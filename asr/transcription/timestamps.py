@@ -11,12 +11,10 @@ from statistics import median
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from asr.config import Config
 from asr.decoding.ctc_alignment import align
 from asr.decoding.ctc_prefix import steps_needed
 from asr.decoding.decode import Encoded
 from asr.decoding.hypothesis import Hypothesis
-from asr.model.frontend import FRAMES_PER_STEP
 from asr.transcription.transcript import Token
 
 # The encoder steps at which a token starts and ends.
@@ -62,8 +60,3 @@ def timed_tokens(
         Token(text, min(start + first * step_seconds, end), min(start + last * step_seconds, end))
         for text, first, last in zip(texts, firsts, lasts, strict=True)
     )
-
-
-def step_seconds(config: Config) -> float:
-    """Return the seconds of an encoder step."""
-    return FRAMES_PER_STEP * config.features.hop_length / config.features.sample_rate

@@ -14,7 +14,6 @@ import soxr
 from asr.decoding.endpoint import Endpoint
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.stream import Chunk, EncodedChunk, Session, encode_chunks
-from asr.transcription.timestamps import step_seconds
 from asr.transcription.transcript import StreamResult
 from serve.engine import messages
 from serve.engine.faults import breaks_the_gpu, failure
@@ -120,7 +119,7 @@ class Streams:
         if not known:
             return
         encoded = self._encoded(recognizer, known)
-        seconds = sum(chunk.steps for *_, chunk in known) * step_seconds(recognizer.config)
+        seconds = sum(chunk.steps for *_, chunk in known) * recognizer.config.step_seconds
         found: list[tuple[Stream, Session, list[StreamResult]]] = []
         for (stream, session, _), each in zip(known, encoded, strict=True):
             if each and (results := self._taken(stream, session, each)) is not None:

@@ -19,7 +19,7 @@ from asr.decoding.options import DecodingOptions
 from asr.decoding.scorers import JointScorer
 from asr.errors import BundleError, ConfigError
 from asr.evaluation.evaluate import evaluate
-from asr.evaluation.tune import tune, write_weights
+from asr.evaluation.tune import tune, write_decoding
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.tokenizer import EOS, SOS, Tokenizer
 from asr.train.language_model import LanguageModule, TextDataModule, train_lm
@@ -184,7 +184,7 @@ def test_tune_finds_what_evaluate_confirms(fresh: Bundle, tones: Path, tmp_path:
     assert {t.decoding.lm_weight for t in trials} == {0.0}, "there is no language model to weigh"
     for trial in (trials[0], trials[-1]):
         assert evaluate(recognizer, dev, trial.decoding).cer == pytest.approx(trial.cer)
-    write_weights(tmp_path / "b", trials[0].decoding)
+    write_decoding(tmp_path / "b", trials[0].decoding)
     after = load_config(tmp_path / "b" / "config.yaml")
     assert after.decoding == trials[0].decoding.model_copy(update={"n_best": start.n_best})
     assert after.model_copy(update={"decoding": start}) == fresh.config.model_copy(
@@ -216,7 +216,7 @@ def test_tuning_weighs_the_bonus_of_an_n_gram_alone(
         )
         trials = tune(recognizer, dev, start, limit=2)
         assert len({t.decoding.lm_weight for t in trials}) > 3
-        write_weights(folder, trials[-1].decoding)
+        write_decoding(folder, trials[-1].decoding)
         assert load_config(folder / "config.yaml").decoding.lm_bonus == trials[-1].decoding.lm_bonus
         return {t.decoding.lm_bonus for t in trials}
 

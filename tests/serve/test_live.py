@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import asr
-from asr.evaluation.tune import write_weights
+from asr.evaluation.tune import write_decoding
 from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Segment, Token, Transcript
@@ -123,7 +123,7 @@ def test_partial_texts_come_without_the_bundle_s_language_model(trained_bundle, 
     words = [f"-0.8 {word}" for word in ("</s>", "<unk>", *TONES)]
     head = ["\\data\\", f"ngram 1={len(words) + 1}", "", "\\1-grams:", "-99 <s>"]
     arpa.write_text("\n".join([*head, *words, "", "\\end\\", ""]), "utf-8")
-    write_weights(tuned, library.config.decoding.changed({"lm": arpa, "lm_weight": 0.1}))
+    write_decoding(tuned, library.config.decoding.changed({"lm": arpa, "lm_weight": 0.1}))
     audio = recording(2, seed=50)
     with running(tuned) as service, live_session(service) as socket:
         socket.send(audio)

@@ -1,7 +1,7 @@
 """Plug point 1: linear maps, one file for each family and one union of all kinds.
 
-They make every map of the front end's projection, the attention and the feed-forward, but not the
-embedding and the output projection (Cahyawijaya 2021, sec. 4.1).
+They make every map of the front end's projection, the attention and the feed-forward (Cahyawijaya
+2021, sec. 4.1); the embedding and the output projection stay dense, as the printed sizes demand.
 """
 
 from typing import Annotated
