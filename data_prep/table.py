@@ -233,55 +233,61 @@ def _converted(
     """Return the splits that are not empty, with FLAC in `copies` where libsndfile reads no file.
 
     Recordings by URL stay as they are. Raises ConfigError where PyAV is needed and not installed,
-    or there is no folder for copies.
+    or there is no folder for copies; DataError where a copy cannot be written.
     """
     paths = list(dict.fromkeys(one.path for one in chain(*splits.values())))
-    here = [path for path in paths if isinstance(path, Path)]
-    foreign = dict.fromkeys(path for path in here if needs_conversion(path))
-    if foreign and not is_installed():
-        raise ConfigError(
-            f"{next(iter(foreign))}: is one of {len(foreign)} recordings that PyAV decodes, which "
-            "is not installed: pip install 'lrt-asr[media]'"
-        )
-
-    if foreign and copies is None:
-        raise ConfigError(
-            f"{next(iter(foreign))}: is one of {len(foreign)} recordings that must be converted, "
-            "and the copies need a folder: give one as OUT_DIR in place of a URL"
-        )
-
-    def convert(path: Path | RemoteFile) -> Path | RemoteFile | AudioError:
-        if isinstance(path, RemoteFile) or isinstance(root, str) or path not in foreign:
-            return path
-        assert copies
-        flac = copies / f"{path.relative_to(root)}.flac"
-        try:
-            to_flac(path, flac)
-        except AudioError as error:
-            return error
-        except (OSError, sf.LibsndfileError) as error:
-            raise DataError(
-                f"{flac}: cannot be written ({error}): free some space or choose another folder"
-            ) from error
-        return flac
-
-    if copies:
-        for folder in {copies / path.relative_to(cast(Path, root)).parent for path in foreign}:
+    here = [path for path in paths if isinstance(path, Path) and isinstance(root, Path)]
+    foreign = [path for path in here if needs_conversion(path)]
+    found: dict[Path | RemoteFile, Path | AudioError] = {}
+    if foreign:
+        _check_convertible(foreign, copies)
+        assert copies and isinstance(root, Path)
+        copy_of = {path: copies / f"{path.relative_to(root)}.flac" for path in foreign}
+        for folder in {copy.parent for copy in copy_of.values()}:
             remove_stale(folder)
-    with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
-        found = dict(zip(paths, (pool.map if foreign else map)(convert, paths), strict=True))
+        with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
+            converted = pool.map(_convert, foreign, copy_of.values())
+            found = dict(zip(foreign, converted, strict=True))
     _say([str(error) for error in found.values() if isinstance(error, AudioError)])
     usable: Splits = {split: [] for split, utterances in splits.items() if utterances}
     for split in usable:
         for one in splits[split]:
-            path = found[one.path]
-            if isinstance(path, AudioError):
-                left_out.append(LeftOut(one.id, split, str(one.path), path.code))
+            copy = found.get(one.path)
+            if isinstance(copy, AudioError):
+                left_out.append(LeftOut(one.id, split, str(one.path), copy.code))
+            elif copy:
+                source = cast(Path, one.path)
+                usable[split].append(replace(one, path=copy, converted_from=source))
             else:
-                is_new = isinstance(one.path, Path) and path != one.path
-                source = cast(Path, one.path) if is_new else None
-                usable[split].append(replace(one, path=path, converted_from=source))
+                usable[split].append(one)
     return usable
+
+
+def _check_convertible(foreign: Sequence[Path], copies: Path | None) -> None:
+    """Raise ConfigError where recordings cannot be converted."""
+    if not is_installed():
+        raise ConfigError(
+            f"{foreign[0]}: is one of {len(foreign)} recordings that PyAV decodes, which is not "
+            "installed: pip install 'lrt-asr[media]'"
+        )
+    if copies is None:
+        raise ConfigError(
+            f"{foreign[0]}: is one of {len(foreign)} recordings that must be converted, and the "
+            "copies need a folder: give one as OUT_DIR in place of a URL"
+        )
+
+
+def _convert(path: Path, flac: Path) -> Path | AudioError:
+    """Write a recording as FLAC; return the copy, or why there is none."""
+    try:
+        to_flac(path, flac)
+    except AudioError as error:
+        return error
+    except (OSError, sf.LibsndfileError) as error:
+        raise DataError(
+            f"{flac}: cannot be written ({error}): free some space or choose another folder"
+        ) from error
+    return flac
 
 
 def _say(sentences: list[str], is_listed: bool = True) -> None:
