@@ -36,12 +36,22 @@ def load(bundle: str | Path, device: str = "auto", int8: bool = False) -> "Recog
 
     `int8` computes larger maps in 8 bits: faster on a CPU, without effect elsewhere.
 
-    Raises asr.BundleError that names the file that is missing or damaged.
+    The process that loads it uses it, in any number of its threads: one that is forked later loads
+    its own. Raises asr.BundleError that names the file that is missing or damaged, ConfigError for
+    a device that is not there or a bundle by URL.
     """
     from asr.bundle import Bundle
+    from asr.errors import ConfigError
+    from asr.runtime.storage import is_url
     from asr.transcription.recognizer import Recognizer
 
+    if is_url(str(bundle)):
+        raise ConfigError(f"{bundle}: a bundle by URL: copy it to a folder and give that")
     return Recognizer(Bundle.load(Path(bundle)), device, int8)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

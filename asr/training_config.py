@@ -168,11 +168,11 @@ class TrainingConfig(FrozenModel):
     those that are far worse than the best;
     `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
     batches per process whose gradients are added before a step; `patience` ends the run after so
-    many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU and float32
-    elsewhere, `bfloat16` is for processors too that compute it faster; `weight_decay` λ subtracts
-    λ · lr · W after each step from linear maps, convolutions, embeddings and sparse weights
-    (AdamW); `init` is a bundle whose weights and tokens a run starts with, such as one of `asr
-    compress`, and `freeze` are parts of the network that stay as they are.
+    many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU that
+    computes in it and float32 elsewhere, `bfloat16` is for processors too that compute it faster;
+    `weight_decay` λ subtracts λ · lr · W after each step from linear maps, convolutions, embeddings
+    and sparse weights (AdamW); `init` is a bundle whose weights and tokens a run starts with, such
+    as one of `asr compress`, and `freeze` are parts of the network that stay as they are.
 
     With `consistency` above 0 each utterance has two views of other masks, and the CTC head is
     drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice the time and

@@ -7,6 +7,7 @@ there are thousands, or by the nodes of a cluster.
 
 import json
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -129,6 +130,7 @@ def _tasks(utterances: Sequence[Utterance]) -> Iterator[Sequence[Utterance]]:
 def _pool(n: int, has_processes: bool) -> Executor:
     if not has_processes or n == 1:
         return ThreadPoolExecutor(n)
+    os.environ["PYTHONSAFEPATH"] = "1"  # modules of the working folder are not searched
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return ProcessPoolExecutor(n, context, _start)

@@ -219,9 +219,11 @@ def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
         held = len(splits[split]) / len(utterances)
         if held > 2 * share > 0:
             log.warning(
-                "%s has %.0f %% of the utterances in place of %.0f %%, for a speaker is not "
-                "divided: with --test 0, or a column `split`, more are left for train",
+                "%s has %.0f %% of the utterances in place of %.0f %%, for a %s is not divided: "
+                "with %sa column `split` more are left for train",
                 split, 100 * held, 100 * share,
+                "speaker" if by_speaker else "recording",
+                "--test 0 or " if shares.get("test") else "",
             )  # fmt: skip
     return splits
 

@@ -4,8 +4,10 @@
 """
 
 import math
+import select
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BufferedReader
 from itertools import chain
 from typing import Any
@@ -52,16 +54,32 @@ def _pieces(pipe: BufferedReader, n_bytes: float) -> Iterator[bytes]:
     while n_bytes and (piece := _read(pipe, n_bytes)):
         n_bytes -= len(piece)
         yield piece
-    if n_bytes:
-        return
-    # What follows is another part of the file, which begins with its name, or more samples: a
-    # program that writes into a pipe may have said the length of its first block.
-    head = pipe.read(8)
-    if len(head) < 8 or all(32 <= byte < 127 for byte in head[:4]):
-        return
-    yield head
-    while piece := _read(pipe, _BLOCK):
-        yield piece
+    if not n_bytes and (head := _beyond(pipe)):
+        yield head
+        while piece := _read(pipe, _BLOCK):
+            yield piece
+
+
+def _beyond(pipe: BufferedReader) -> bytes:
+    """Return what follows the stated samples if it is more samples, else nothing.
+
+    A program that writes into a pipe may have said the length of its first block. Another part of
+    the file begins with its name, and a pipe that stays open without a word has ended here.
+    """
+    head = b""
+    with suppress(KeyboardInterrupt):
+        if _comes(pipe):
+            head = pipe.read(8)
+    is_part = all(32 <= byte < 127 for byte in head[:4])
+    return b"" if len(head) < 8 or is_part else head
+
+
+def _comes(pipe: BufferedReader) -> bool:
+    """Tell whether more comes within a second, or the pipe is closed."""
+    try:
+        return bool(select.select([pipe], [], [], 1.0)[0])
+    except (OSError, ValueError):  # it has no descriptor
+        return True
 
 
 def _read(pipe: BufferedReader, most: float) -> bytes:

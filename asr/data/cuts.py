@@ -4,7 +4,7 @@ import gzip
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -128,7 +128,9 @@ def origins(cut: Cut) -> set[tuple[str, float]]:
 
 def _place(source: AudioSource, original: str | None) -> str:
     place = str(original or source.source)
-    return os.path.realpath(place) if original or source.type == "file" else place
+    with suppress(ValueError):  # no path that there can be
+        return os.path.realpath(place) if original or source.type == "file" else place
+    return place
 
 
 def check_files(cut: Cut) -> None:

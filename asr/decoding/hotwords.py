@@ -32,7 +32,12 @@ Given = str | tuple[str, float | None] | Hotword
 
 
 def as_hotwords(given: Iterable[Given]) -> tuple[Hotword, ...]:
-    """Return phrases, or pairs of a phrase and its weight, as hotwords."""
+    """Return phrases, or pairs of a phrase and its weight, as hotwords.
+
+    Raises ConfigError for a text, whose characters would be the phrases.
+    """
+    if isinstance(given, str):
+        raise ConfigError(f"hotwords are {given!r}, expected a list of phrases: put it into one")
     return tuple(Hotword(each) if isinstance(each, str) else Hotword(*each) for each in given)
 
 

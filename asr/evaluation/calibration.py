@@ -47,7 +47,7 @@ class Calibration:
         allowed = _SHARE * float(below_C[-1])
         steps = int((below_C <= allowed).sum())
         # Below the least confidence of n utterances 1 of n + 1 others are: fewer bound it less.
-        return min(steps / _STEPS, _MOST * min(1.0, allowed))
+        return min(steps, int(_STEPS * _MOST * min(1.0, allowed))) / _STEPS
 
     def errors(self, threshold: float) -> ErrorCounts:
         """Return the edits of characters where texts below the threshold are left out."""

@@ -11,8 +11,10 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name}: write auto, cpu, cuda or cuda:N") from error
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name}: write auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name}: this machine has no such GPU, use cpu or auto")
     return device
@@ -23,5 +25,5 @@ def has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    can = torch.cpu.get_capabilities()
+    can: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of torch 2.11 and later
     return bool(can.get("avx512_bf16") or can.get("amx_bf16"))

@@ -90,8 +90,9 @@ class SpeechDataModule(TrainingData):
         known = {one for cut in self.utterances for one in origins(cut)}
         if n_known := sum(not known.isdisjoint(origins(cut)) for cut in self.dev_cuts):
             log.warning(
-                "%s: %d of %d utterances are in training too: what dev chooses and tells is too "
-                "good by them", data.dev, n_known, len(self.dev_cuts),
+                "%s: %d of %d utterances are of recordings and times that are in training too: "
+                "what dev chooses and tells is too good by them",
+                data.dev, n_known, len(self.dev_cuts),
             )  # fmt: skip
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 

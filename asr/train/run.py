@@ -7,6 +7,7 @@ weights; the best epochs; TensorBoard's curves. Checkpoints are read as tensors 
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -50,7 +51,11 @@ log = logging.getLogger(__name__)
 
 Place = TypeVar("Place", Path, str)
 
-_FINISHED = "finished"
+_FINISHED, _UTTERANCES = "finished", "utterances.sha256"
+# What begins or ends a word where words have spaces between: no digits, kana, Thai, Khmer.
+_SPACED = re.compile(
+    "[^\\W\\d_\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]"
+)
 # Sections that must not change when a run resumes; of `data`, the keys of `_FREE` may.
 _FIXED = ("seed", "data", "features", "tokenizer", "model")
 _FREE = {"batch_seconds": 1.0, "num_workers": 0}
@@ -72,8 +77,8 @@ def train(config: Config, place: Place, resume: bool = False, device: str = "aut
     chosen = choose_device(device)
     if config.training.precision == "bfloat16" and not has_bfloat16(chosen):
         raise ConfigError(
-            "training.precision: bfloat16 is for a GPU or a processor with avx512_bf16 or "
-            "amx_bf16, which this one lacks: set it to auto"
+            "training.precision: bfloat16 is for a GPU that computes in it, or a processor with "
+            "avx512_bf16 or amx_bf16, which this one lacks: set it to auto"
         )
     with init_distributed(chosen) as chosen, run_folder(place) as (out, mirror):
         _train(config, out, resume, chosen, mirror)
@@ -100,7 +105,6 @@ def _train(
         replayed = datamodule.replay.utterances if datamodule.replay else ()
         texts = [text_of(cut) for cut in chain(datamodule.utterances, replayed)]
         module = SpeechModule(bundle, datamodule.total_steps, texts, have_words(dev_texts))
-        module.identity["utterances of data.train and data.dev"] = datamodule.digest
         writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, device)
         checkpoints = Checkpoints(state, module, datamodule, writer.write, lambda: mirror(False))
         fit(module, checkpoints, device, writer.cost, MemoryProbe(datamodule))
@@ -206,12 +210,13 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     model cannot be decoded as the recipe says.
     """
     datamodule = rank_zero_first(lambda: SpeechDataModule(config))
+    rank_zero_first(lambda: _check_utterances(state, datamodule))
     tokens = from_rank_zero(lambda: _tokenizer(config, state, datamodule).model)
     tokenizer = Tokenizer(tokens, config.tokenizer.normalize)
     bundle = rank_zero_first(lambda: _fresh_bundle(config, tokenizer, datamodule))
     SpeechDecoder(bundle.model, tokenizer).check(config.decoding)
     datamodule.read_with(bundle)
-    rank_zero_first(lambda: None if rank() else _write_run_files(config, bundle, state))
+    rank_zero_first(lambda: None if rank() else _write_run_files(config, datamodule, bundle, state))
     expected, n_tokens = config.tokenizer.vocab_size, tokenizer.vocab_size
     if config.tokenizer.kind == "char" and expected not in (None, n_tokens):
         log.warning(
@@ -233,12 +238,19 @@ def _tokenizer(config: Config, state: Path, datamodule: SpeechDataModule) -> Tok
 
 
 def _joined(config: Config, texts: Sequence[str]) -> list[str]:
-    """Return two texts as one, as `augment.pauses` joins them, if that has a space between them."""
+    """Return two texts as one, as `augment.pauses` joins them, where only that has a space.
+
+    So is it with single words of an alphabet; scripts without spaces get none, nor do digits.
+    """
     pauses, tokenizer = config.augment and config.augment.pauses, config.tokenizer
     if not (pauses and pauses.joined and tokenizer.kind == "char"):
         return []
-    pairs = (f"{text} {text}" for text in texts if text)
-    return next(([pair] for pair in pairs if " " in tokenizer.normalize(pair)), [])
+    found = [text for text in map(tokenizer.normalize, texts) if text]
+    if any(" " in text for text in found):
+        return []
+    spaced = (text for text in found if _SPACED.match(text[0]) and _SPACED.match(text[-1]))
+    pairs = (tokenizer.normalize(f"{text} {text}") for text in spaced)
+    return next(([pair] for pair in pairs if " " in pair), [])
 
 
 def _fresh_bundle(config: Config, tokenizer: Tokenizer, datamodule: SpeechDataModule) -> Bundle:
@@ -292,10 +304,26 @@ def _tokenizer_of_run(state: Path, config: Config) -> Tokenizer:
         ) from error
 
 
-def _write_run_files(config: Config, bundle: Bundle, state: Path) -> None:
-    """Write tokens and recipe. Raises AsrError where the disk is too small for the whole run."""
+def _check_utterances(state: Path, datamodule: SpeechDataModule) -> None:
+    """Raise ConfigError where a run to resume was begun with others; older runs do not tell."""
+    digest = state / _UTTERANCES
+    if states(state) and digest.exists() and digest.read_text("utf-8") != datamodule.digest:
+        raise ConfigError(
+            f"{state.parent}: this run was begun with other utterances of data.train and data.dev: "
+            "continue with the same, or give another folder"
+        )
+
+
+def _write_run_files(
+    config: Config, datamodule: SpeechDataModule, bundle: Bundle, state: Path
+) -> None:
+    """Write tokens, recipe and the digest of the utterances of a run.
+
+    Raises AsrError where the disk is too small for the whole run.
+    """
     (state / _FINISHED).unlink(missing_ok=True)
     if not states(state):  # a run that resumes has its files already
         check_room(state, bundle.model, config.training.average)
     write_atomically(state / TOKENIZER, lambda path: path.write_bytes(bundle.tokenizer.model))
     write_text(state / CONFIG, dump_config(config))
+    write_text(state / _UTTERANCES, datamodule.digest)

@@ -3,6 +3,7 @@
 Legend: N samples, B utterances, T frames, F frequency bins.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from asr.decoding.hotwords import Given, as_hotwords
 from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
-from asr.errors import AudioError
+from asr.errors import AudioError, ConfigError
 from asr.lm.loading import load_language_model
 from asr.model.inference.decoder import for_inference
 from asr.model.inference.frontend import in_tiles
@@ -65,6 +66,7 @@ class Recognizer:
         self.sample_rate = bundle.config.features.sample_rate
         self.decoder = SpeechDecoder(self.model, self.tokenizer)
         self._lms: dict[Path, LanguageModel] = {}
+        self._pid = os.getpid()
 
     def transcribe(
         self,
@@ -220,6 +222,7 @@ class Recognizer:
         self, encoded: Encoded, options: DecodingOptions | None = None
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each encoded utterance (see `SpeechDecoder.decode`)."""
+        self._check_process()
         adapt()
         options = options or self.config.decoding
         return self.decoder.decode(encoded, options, self.language_model(options))
@@ -230,8 +233,10 @@ class Recognizer:
     ) -> Iterator[tuple[list[int], Encoded]]:
         """Yield indices of waveforms and their encoder outputs, the longest first.
 
-        Silent waveforms and those too short for an encoder step are left out.
+        Silent waveforms and those too short for an encoder step are left out. Raises ConfigError in
+        a process that was forked from the one that loaded it.
         """
+        self._check_process()
         adapt()
         feats = {i: self.features(w) for i, w in enumerate(waves) if not is_constant(w)}
         steps = self.config.model.frontend.steps
@@ -245,6 +250,14 @@ class Recognizer:
             frames_B = torch.tensor([len(feats[i]) for i in batch], device=self.device)
             feats_BTF = pad_sequence([feats[i] for i in batch], batch_first=True)
             yield batch, self.decoder.encode(feats_BTF.to(self.device), frames_B, mine)
+
+    def _check_process(self) -> None:
+        """Raise ConfigError after a fork: OpenMP would wait for threads that are gone."""
+        if os.getpid() != self._pid and torch.get_num_threads() > 1:
+            raise ConfigError(
+                "this model was loaded before the process was forked: load it in each process, or "
+                "set OMP_NUM_THREADS=1"
+            )
 
     def segment(
         self, start: float, end: float, nbest: list[Hypothesis], spans: list[list[int]] | None

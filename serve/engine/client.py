@@ -176,7 +176,8 @@ class EngineClient:
         self._loaded = False
         names = ", ".join(self._settings.models)
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "serve.engine.process", str(theirs.fileno())]
+        # -P: modules of the working folder, which may be anybody's, are not searched.
+        command = [sys.executable, "-P", "-m", "serve.engine.process", str(theirs.fileno())]
         with theirs, ours:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=_environment(), stderr=subprocess.PIPE
@@ -191,9 +192,10 @@ class EngineClient:
                 raise AsrError(f"{reason}: are the bundles and the device reachable?")
             answer: messages.Ready | AsrError = self._pipe.recv()
         except (EOFError, OSError) as error:
+            code = self._process.wait()
+            advice = "is there memory enough?" if code < 0 else "its log says why"
             raise AsrError(
-                f"the engine process ended while it loaded {names} "
-                f"(exit code {self._process.wait()}): is there memory enough?"
+                f"the engine process ended while it loaded {names} (exit code {code}): {advice}"
             ) from error
         if isinstance(answer, AsrError):
             self._process.wait()

@@ -106,7 +106,16 @@ def test_pauses_begin_at_their_epoch_and_the_run_knows_its_steps(tones: Path) ->
     assert corpus.total_steps == pytest.approx(sum(map(len, plans)), rel=0.05)
 
 
-@pytest.mark.parametrize(("texts", "space"), [(("STOP", "LEFT"), True), (("停", "左"), False)])
+@pytest.mark.parametrize(
+    ("texts", "space"),
+    [
+        (("STOP", "LEFT"), True),
+        (("停", "左"), False),
+        (("さくら", "はな"), False),
+        (("72", "04"), False),
+        (("GO ON", "LEFT"), True),
+    ],
+)
 def test_no_label_of_joined_utterances_is_unknown(
     texts: tuple[str, str], space: bool, tones: Path, tmp_path: Path
 ) -> None:

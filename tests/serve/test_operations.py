@@ -99,6 +99,16 @@ def test_an_engine_that_does_not_load_is_started_again(service, caplog):
     assert service.post(WAVES[0]).json()["text"] == text
 
 
+def test_modules_of_the_working_folder_are_not_run(tiny_bundle, tmp_path, monkeypatch):
+    """A folder of recordings may hold anybody's files, and `serve.py` is a common name."""
+    for name in ("serve", "soxr", "numpy", "asr"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')\nraise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    with running(tiny_bundle) as service:
+        assert service.post(WAVES[0]).status_code == 200
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_port_that_is_taken_is_refused_before_models_are_loaded(tiny_bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -215,7 +215,7 @@ def test_utterances_of_dev_in_training_are_told(
     CutSet.from_cuts(both).to_file(tmp_path / "train.jsonl.gz")
     names = {"train": str(tmp_path / "train.jsonl.gz"), "dev": str(tones / "dev.jsonl.gz")}
     SpeechDataModule(Config.model_validate(tones_recipe(tones, data=names)))
-    assert f"1 of {len(dev)} utterances are in training too" in caplog.text
+    assert f"1 of {len(dev)} utterances are of recordings and times" in caplog.text
     caplog.clear()
     SpeechDataModule(Config.model_validate(tones_recipe(tones)))
     assert "in training too" not in caplog.text

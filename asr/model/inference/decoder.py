@@ -91,9 +91,10 @@ class FastDecoder(Decoder):
         return sinusoids(0, length, self.d_model, weight.device).to(weight.dtype)
 
     def _positions(self, length: int) -> Tensor:
-        if length > len(self._positions_TD):
-            self._positions_TD = self._sinusoids(2 * length)
-        return self._positions_TD
+        found = self._positions_TD
+        if length > len(found):  # another thread may store a shorter one meanwhile
+            found = self._positions_TD = self._sinusoids(2 * length)
+        return found
 
     def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> FastState:  # type: ignore[override]
         """Return the state before the first token."""

@@ -1,0 +1,5 @@
+"""Run the command line as `python -m asr`."""
+
+from asr.cli import main
+
+main()
