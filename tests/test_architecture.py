@@ -21,7 +21,7 @@ ORDER = [
     "transcription", "evaluation", "export", "reporting", "compression",
     "train", "efficiency",
     "new", "finetune",
-    "cli",
+    "cli", "__main__",
 ]  # fmt: skip
 WITHOUT_TORCH = ("transcript", "jobs", "writers", "remote")
 
