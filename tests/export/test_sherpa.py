@@ -344,8 +344,8 @@ def test_what_sherpa_onnx_cannot_take_is_refused_before_anything_is_written(
 
 def test_a_graph_that_differs_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = random_bundle({"kind": "log_mel", "n_mels": 24}, {"n_layers": 1})
-    right = sherpa.opened
-    monkeypatch.setattr(sherpa, "opened", lambda path: lambda *x: [right(path)(*x)[0] + 2e-3])
+    right = sherpa.open_onnx
+    monkeypatch.setattr(sherpa, "open_onnx", lambda path: lambda *x: [right(path)(*x)[0] + 2e-3])
     with pytest.raises(AsrError, match=r"differs from the model by \S+e-03"):
         sherpa.export(bundle, tmp_path / "out")
     assert not list(tmp_path.iterdir())

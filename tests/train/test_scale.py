@@ -385,7 +385,7 @@ def test_bfloat16_is_refused_where_a_processor_lacks_it(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
     values = tones_recipe(tones, training={"precision": "bfloat16"})
-    with pytest.raises(ConfigError, match=r"training\.precision: bfloat16 is for a GPU or a proc"):
+    with pytest.raises(ConfigError, match=r"training\.precision: bfloat16 is for a GPU that compu"):
         train(Config.model_validate(values), tmp_path / "run", device="cpu")
 
 
