@@ -169,7 +169,8 @@ class TrainingConfig(FrozenModel):
     `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
     batches per process whose gradients are added before a step; `patience` ends the run after so
     many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU that
-    computes in it and float32 elsewhere, `bfloat16` is for processors too that compute it faster;
+    computes in it and float32 elsewhere, `bfloat16` means processors too, and float32, with a
+    warning, where the device does not compute in it;
     `weight_decay` λ subtracts λ · lr · W after each step from linear maps, convolutions, embeddings
     and sparse weights (AdamW); `init` is a bundle whose weights and tokens a run starts with, such
     as one of `asr compress`, and `freeze` are parts of the network that stay as they are.

@@ -26,7 +26,7 @@ from asr.evaluation.cer import have_words
 from asr.model.size import count_parameters
 from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
-from asr.runtime.devices import choose_device, has_bfloat16
+from asr.runtime.devices import choose_device
 from asr.runtime.files import read_bytes, write_atomically, write_text
 from asr.runtime.memory import keep_buffers
 from asr.tokenizer import Tokenizer
@@ -75,11 +75,6 @@ def train(config: Config, place: Place, resume: bool = False, device: str = "aut
             "`asr tune --write` or by --lm"
         )
     chosen = choose_device(device)
-    if config.training.precision == "bfloat16" and not has_bfloat16(chosen):
-        raise ConfigError(
-            "training.precision: bfloat16 is for a GPU that computes in it, or a processor with "
-            "avx512_bf16 or amx_bf16, which this one lacks: set it to auto"
-        )
     with init_distributed(chosen) as chosen, run_folder(place) as (out, mirror):
         _train(config, out, resume, chosen, mirror)
     return place

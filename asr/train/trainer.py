@@ -72,10 +72,21 @@ def fit(
             raise
 
 
+def _is_bfloat16(precision: str, device: torch.device) -> bool:
+    """Return whether products are computed in bfloat16, which a device may lack."""
+    if precision == "float32" or (precision == "auto" and device.type != "cuda"):
+        return False
+    if precision == "bfloat16" and not has_bfloat16(device):
+        log.warning(
+            "training.precision: bfloat16 is for a GPU that computes in it, or a processor with "
+            "avx512_bf16 or amx_bf16, which this one lacks: it trains in float32, two to three "
+            "times slower"
+        )
+    return has_bfloat16(device)
+
+
 def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callback) -> L.Trainer:
     on_gpu, training = device.type == "cuda", checkpoints.training
-    is_auto = on_gpu and training.precision == "auto"
-    is_bfloat16 = training.precision == "bfloat16" or (is_auto and has_bfloat16(device))
     processes: dict[str, Any] = {"devices": [device.index or 0] if on_gpu else 1}
     if world_size() > 1:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
@@ -84,7 +95,7 @@ def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callbac
     return L.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         **processes,
-        precision="bf16-mixed" if is_bfloat16 else "32-true",
+        precision="bf16-mixed" if _is_bfloat16(training.precision, device) else "32-true",
         max_epochs=training.epochs,
         callbacks=[*callbacks, checkpoints, TrainingProgress(checkpoints)],
         logger=TensorBoardLogger(checkpoints.folder, name="", version="curves"),

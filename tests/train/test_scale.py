@@ -380,13 +380,17 @@ def test_a_full_disk_and_an_unwritable_place_are_found_before_training(
     assert str(recipe) in str(unwritable.value)
 
 
-def test_bfloat16_is_refused_where_a_processor_lacks_it(
-    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_a_processor_lacks_bfloat16_a_recipe_with_it_trains_in_float32(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    values = tones_recipe(tones, training={"precision": "bfloat16"})
-    with pytest.raises(ConfigError, match=r"training\.precision: bfloat16 is for a GPU that compu"):
-        train(Config.model_validate(values), tmp_path / "run", device="cpu")
+    for precision in ("float32", "bfloat16"):
+        values = tones_recipe(tones, training={"precision": precision, "epochs": 1})
+        train(Config.model_validate(values), tmp_path / precision, device="cpu")
+        warned = "bfloat16 is for a GPU that computes in it, or a processor with" in caplog.text
+        assert warned == (precision == "bfloat16")
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("float32", "bfloat16")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @pytest.mark.skipif(not has_bfloat16(torch.device("cpu")), reason="needs such a processor")
