@@ -131,8 +131,8 @@ class MuonConfig(FrozenModel):
     scaled to the size of Adam's updates (Liu 2025, eq. 4) times `rate`; half of that for the two
     factors of an LED, which both move their product. Convolutions, sparse values and an attention's
     own weights but for `isab`'s feed-forward map are Adam's, as are embeddings and the maps to
-    tokens. It computes in bfloat16, in a
-    time that does not depend on the batch.
+    tokens. It takes a time that does not depend on the batch, and computes in bfloat16 where the
+    device is faster in it.
     """
 
     kind: Literal["muon"]
