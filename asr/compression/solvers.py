@@ -7,6 +7,7 @@ import torch
 from sklearn.decomposition import NMF
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
+from torch.nn.functional import pad
 
 Method = Literal["svd", "nmf", "semi_nmf", "random"]
 _UPDATES = 200
@@ -37,11 +38,15 @@ def nmf(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     firsts, seconds = [weight.new_zeros(0, weight.shape[1])], [weight.new_zeros(len(weight), 0)]
     for i, (sign, part) in enumerate(parts):
         share = (rank + len(parts) - 1 - i) // len(parts)
+        # More factors than a part has rank would start from zeros divided by zeros.
+        share = min(share, int(torch.linalg.matrix_rank(part)))
         if share:
             first, second = non_negative(part, share)
             firsts.append(first)
             seconds.append(sign * second)
-    return torch.cat(firsts), torch.cat(seconds, 1)
+    first, second = torch.cat(firsts), torch.cat(seconds, 1)
+    unused = rank - len(first)
+    return pad(first, (0, 0, 0, unused)), pad(second, (0, unused))
 
 
 def non_negative(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:

@@ -19,11 +19,6 @@ class Grid:
     scale: float
     zero: int
 
-    def nearest(self, x: np.ndarray) -> np.ndarray:
-        """Return the nearest value to each of x."""
-        q = np.clip(np.rint(x / self.scale) + self.zero, 0, LARGEST)
-        return np.asarray((q - self.zero) * self.scale)
-
 
 def grid_of(low: float, high: float) -> Grid:
     """Return the grid from `low` to `high` and 0, its ends moved so that 0 is on it."""

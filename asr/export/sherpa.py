@@ -25,8 +25,14 @@ from asr.errors import AsrError, ConfigError
 from asr.export.columns import symbol_table, without_special
 from asr.export.filterbank_graphs import ChunkGraph, UtteranceGraph
 from asr.export.graphs import open_onnx
-from asr.export.sherpa_card import card
-from asr.export.waveform_graph import RATE, STEPS_PER_SECOND, WaveformGraph, can_resample
+from asr.export.sherpa_card import card, longest_seconds
+from asr.export.waveform_graph import (
+    RATE,
+    STEPS_PER_SECOND,
+    WaveformGraph,
+    can_resample,
+    fits,
+)
 from asr.model.frontend import FRAMES_PER_STEP
 
 MODEL, INT8, TOKENS = "model.onnx", "model.int8.onnx", "tokens.txt"
@@ -107,6 +113,11 @@ def kind_of(config: Config) -> str:
         and features.sherpa_onnx
         and (features.window_ms, features.hop_ms) == (_WINDOW_MS, _HOP_MS)
     )
+    if is_sherpas and features.n_fft != int(_WINDOW_MS / 1000 * features.sample_rate):
+        raise ConfigError(
+            f"features.sample_rate: at {features.sample_rate} Hz sherpa-onnx has windows of an odd "
+            "number of samples, and these features do not: train with 8000, 16000 or 44100"
+        )
     if config.model.encoder.streaming:
         if not is_sherpas:
             raise ConfigError(
@@ -136,6 +147,11 @@ def _check_waveform(config: Config) -> None:
         raise ConfigError(
             "features: the level of fbank features with normalize: corpus is lost in sherpa-onnx: "
             "train with normalize: utterance, or with sherpa_onnx: true, window_ms: 25, hop_ms: 10"
+        )
+    if not fits(features.n_fft):
+        raise ConfigError(
+            f"features.window_ms: {features.window_ms:g} makes the Fourier transform in the graph "
+            "too large: train with 100 or less"
         )
     if not can_resample(features.sample_rate):
         raise ConfigError(
@@ -215,10 +231,14 @@ def compare(bundle: Bundle, target: Target, run: Run) -> float:
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
+def _compared_seconds(config: Config) -> list[float]:
+    return [min(seconds, longest_seconds(config) - 0.001) for seconds in _COMPARED_SECONDS]
+
+
 def _waves(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
     """Compare every step of the encoder where it begins."""
     graph, pairs = WaveformGraph(bundle), []
-    for seconds in _COMPARED_SECONDS:
+    for seconds in _compared_seconds(bundle.config):
         wave_1N = torch.randn(1, int(RATE * seconds), generator=rng)
         wave_1N *= torch.linspace(0.01, 1, wave_1N.shape[1])
         feats_TF = bundle.features(graph.resample(wave_1N)[0])
@@ -230,7 +250,8 @@ def _waves(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
 def _batch(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
     features = bundle.config.features
     waves = [
-        torch.randn(int(features.sample_rate * s), generator=rng) / 9 for s in _COMPARED_SECONDS
+        torch.randn(int(features.sample_rate * seconds), generator=rng) / 9
+        for seconds in _compared_seconds(bundle.config)
     ]
     level = 2 * math.log(KALDI_SCALE)
     given = [bundle.features.log_power(wave) - level for wave in waves]

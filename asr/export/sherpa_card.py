@@ -1,5 +1,6 @@
 """Words for the folder of `asr export --format sherpa`: the calls that load the model."""
 
+import math
 from string import Template
 
 from asr.config import Config
@@ -19,6 +20,12 @@ _KINDS = {
 }  # fmt: skip
 
 
+def longest_seconds(config: Config) -> float:
+    """Return the most audio that a graph's attention has weights for; the graph adds a step."""
+    steps = config.model.encoder.longest
+    return math.inf if steps is None else (steps - 1) * config.step_seconds
+
+
 def card(kind: str, config: Config, has_int8: bool = False) -> str:
     """Return the README of an exported model; `has_int8`, with `model.int8.onnx` beside it."""
     function, field, kotlin, node = _KINDS[kind]
@@ -32,8 +39,9 @@ def card(kind: str, config: Config, has_int8: bool = False) -> str:
         arguments=arguments, line=line, **decoding,
     )  # fmt: skip
     head = Template(_HEAD).substitute(files=_FILES[has_int8])
-    if line == "Offline" and (seconds := config.decoding.chunk_seconds):
-        head += Template(_LENGTH).substitute(seconds=f"{seconds:g}")
+    most = min(config.decoding.chunk_seconds or math.inf, longest_seconds(config))
+    if line == "Offline" and most < math.inf:
+        head += Template(_LENGTH).substitute(seconds=f"{most:g}")
     return head + _NOTES[kind] + (_INT8 if has_int8 else "") + calls
 
 

@@ -28,7 +28,7 @@ STEPS_PER_SECOND = 50
 _PASSED = 0.94  # share of the lower of two bands that a resampler lets through
 _CROSSINGS = 32  # of its sinc, on each side
 _SILENT = 0.01  # share of samples that are digital silence, if there is any
-_MOST_WEIGHTS = 1 << 21
+_MOST_WEIGHTS, _MOST_FOURIER = 1 << 21, 1 << 23
 
 
 def fourier(n_fft: int, n_window: int) -> Tensor:
@@ -52,6 +52,11 @@ def resampling(rate: int) -> tuple[Tensor, int, int]:
     apart = torch.arange(up, dtype=torch.float64)[:, None] * (down / up) - taps
     hann = torch.where(apart.abs() < reach, (apart * (torch.pi / 2 / reach)).cos().square(), 0.0)
     return (band * torch.sinc(band * apart) * hann)[:, None], down, reach
+
+
+def fits(n_fft: int) -> bool:
+    """Tell whether the matrix of a Fourier transform has a bearable size."""
+    return n_fft * n_fft <= _MOST_FOURIER
 
 
 def can_resample(rate: int) -> bool:
@@ -120,7 +125,7 @@ class LogPowerGraph(nn.Module):
 class FilterbankGraph(nn.Module):
     """Kaldi's filterbank of a waveform at a peak of 1.
 
-    Per window, taking out the mean, pre-emphasis and the window are a matrix too.
+    Per window, taking out the mean and pre-emphasis are in its weights too.
     """
 
     kernel: Tensor
@@ -131,12 +136,11 @@ class FilterbankGraph(nn.Module):
         config = features.config
         self.hop, self.n_window, self.floor = config.hop_length, config.n_fft, features.floor
         W = self.n_window
-        centered_WW = torch.eye(W, dtype=torch.float64) - 1 / W
-        earlier_WW = torch.eye(W, dtype=torch.float64).roll(1, 0)
-        earlier_WW[0] = 0
-        earlier_WW[0, 0] = 1
-        emphasized_WW = torch.eye(W, dtype=torch.float64) - PREEMPHASIS * earlier_WW
-        kernel = (fourier(padded(W), W) * features.window.double()) @ emphasized_WW @ centered_WW
+        kernel = fourier(padded(W), W) * features.window.double()
+        later = pad(kernel[:, 1:], (0, 1))
+        kernel[:, 0] *= 1 - PREEMPHASIS  # before the first sample stands the first one again
+        kernel -= PREEMPHASIS * later
+        kernel -= kernel.mean(1, keepdim=True)
         self.register_buffer("kernel", KALDI_SCALE * kernel[:, None].float())
         self.register_buffer("mel_FM", features.mel_FM)
 

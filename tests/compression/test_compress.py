@@ -94,6 +94,14 @@ def test_signed_weights_are_a_difference_of_two_non_negative_parts() -> None:
     assert (nmf(above, 5)[1] >= 0).all()
 
 
+def test_a_part_of_less_rank_than_its_factors_has_finite_ones_and_no_error() -> None:
+    lonely = torch.zeros(20, 30, dtype=torch.float64)
+    lonely[3, 4], lonely[5, 6] = 2, -1
+    first, second = nmf(lonely, 12)
+    assert first.shape == (12, 30) and second.shape == (20, 12)
+    torch.testing.assert_close(second @ first, lonely, rtol=0, atol=1e-6)
+
+
 def test_semi_nmf_never_rises_is_half_non_negative_and_lies_between_the_others() -> None:
     target = weight(25, 40)
     factors = [semi_nmf(target, 6, updates) for updates in (0, 1, 2, 5, 20, 100)]

@@ -43,10 +43,6 @@ def test_a_grid_has_zero_and_its_ends() -> None:
         assert (
             values.min() <= min(low, 0) + grid.scale and values.max() >= max(high, 0) - grid.scale
         )
-        x = np.linspace(-4, 4, 999)
-        nearest = values[np.abs(x[:, None] - values).argmin(1)]
-        assert np.abs(grid.nearest(x) - nearest).max() <= grid.scale * (1 + 1e-6)
-        assert np.abs(np.abs(grid.nearest(x) - x) - np.abs(nearest - x)).max() < 1e-6
 
 
 def test_a_range_is_that_of_all_batches_and_a_quarter_more() -> None:
@@ -55,7 +51,6 @@ def test_a_range_is_that_of_all_batches_and_a_quarter_more() -> None:
     grid = observe(session, ["a"], [{"x": x[:10]}, {"x": x[10:]}])["a"]
     ends = np.array([0 - grid.zero, 255 - grid.zero]) * grid.scale
     np.testing.assert_allclose(ends, 1.25 * np.array([x.min(), x.max()]), atol=grid.scale)
-    assert np.abs(grid.nearest(1.2 * x) - 1.2 * x).max() <= grid.scale / 2 * (1 + 1e-6)
 
 
 class _Net(nn.Module):

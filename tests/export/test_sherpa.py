@@ -129,6 +129,12 @@ def omnilingual(folder: Path, model: str = "model.onnx") -> Any:
     )
 
 
+def zipformer(folder: Path, model: str = "model.onnx") -> Any:
+    return sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
+        model=str(folder / model), tokens=str(folder / "tokens.txt"), feature_dim=24
+    )
+
+
 MODELS = ("model.onnx", "model.int8.onnx")
 FILES = {"tokens.txt", "README.md", *MODELS}
 
@@ -196,6 +202,21 @@ def test_the_graph_of_a_waveform_has_the_log_probabilities_of_the_model(
     assert [r.text for r in results] == [offline(bundle, w)[0] for w in waves]
 
 
+@pytest.mark.parametrize("features", [{"kind": "log_mel", "n_mels": 24}, FBANK], ids=str)
+def test_an_attention_for_so_many_steps_is_exported_and_the_readme_tells_its_length(
+    features: dict[str, Any], tmp_path: Path
+) -> None:
+    """The comparison of the export is no longer than that, and sherpa-onnx takes as much."""
+    attention = {"kind": "linformer", "length": 50, "rank": 8}
+    bundle = random_bundle(features, {"n_layers": 1, "attention": attention})
+    sherpa.export(bundle, tmp_path / "out")
+    assert "longer than 1.96 s at silences" in (tmp_path / "out/README.md").read_text()
+    wave = noises(4)[3][: int(1.96 * 16000)]
+    wave -= wave.mean()
+    load = omnilingual if features != FBANK else zipformer
+    assert recognize(load(tmp_path / "out"), [wave])[0].text == offline(bundle, wave)[0]
+
+
 def test_silence_and_what_is_shorter_than_a_step_are_no_error(of_tones: Path) -> None:
     for n, value in ((16000, 0.0), (16000, 0.2), (1, 0.5), (100, 0.0), (700, 0.1)):
         wave = np.full(n, value, np.float32)
@@ -244,14 +265,7 @@ def test_features_for_sherpa_onnx_are_those_of_kaldi_native_fbank() -> None:
 def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(tmp_path: Path) -> None:
     bundle, waves = random_bundle(FBANK, {"n_layers": 1, "convolution": 5}), noises(20)
     export_in_8_bits(bundle, waves, tmp_path)
-    recognizer, in_8_bits = (
-        sherpa_onnx.OfflineRecognizer.from_zipformer_ctc(
-            model=str(tmp_path / "out" / name),
-            tokens=str(tmp_path / "out/tokens.txt"),
-            feature_dim=24,
-        )
-        for name in MODELS
-    )
+    recognizer, in_8_bits = (zipformer(tmp_path / "out", name) for name in MODELS)
     results = recognize(recognizer, waves)
     ours = [offline(bundle, wave)[0] for wave in waves]
     assert [r.text for r in results] == ours and len(set(ours)) > 3
@@ -331,6 +345,8 @@ def test_what_sherpa_onnx_cannot_take_is_refused_before_anything_is_written(
         (fbank, {"streaming": STREAMING}, "features.sherpa_onnx: true"),
         ({"kind": "log_mel", "sample_rate": 44100}, {}, "44100 cannot be made of the 16000 Hz"),
         ({"kind": "log_mel", "hop_ms": 2.5}, {}, "hop_ms: 2.5 makes more"),
+        ({"kind": "log_mel", "window_ms": 1000}, {}, "window_ms: 1000 makes the Fourier"),
+        (FBANK | {"sample_rate": 11025}, {}, "at 11025 Hz sherpa-onnx has windows of an odd"),
     ):
         with pytest.raises(ConfigError, match=words):
             sherpa.export(random_bundle(features, encoder), tmp_path / "out")
