@@ -57,6 +57,8 @@ def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "
     if case != "keep":
         # A letter's other case may be several characters, such as those of ΐ.
         text = unicodedata.normalize("NFKC", text.upper() if case == "upper" else text.lower())
+    # NFKC parts Thai's and Lao's letter AM, which everybody writes as one.
+    text = text.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")
     if punctuation == "remove":
         text = _without_punctuation(text)
     # Runs of spaces come first: the pattern would try each of their ends from each of their starts.

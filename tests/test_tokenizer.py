@@ -32,6 +32,10 @@ TEXTS = ["今天 天气 很 好", "打开 ＷＩＦＩ 和 wifi", "三 点 go ho
         ("１２３ＡＢＣ", "123ABC"),
         ("\ufeff你好\r\n", "\ufeff你好"),
         ("", ""),
+        (
+            "\u0e17\u0e33 \u0e19\u0e49\u0e33 \u0e99\u0eb3",
+            "\u0e17\u0e33 \u0e19\u0e49\u0e33 \u0e99\u0eb3",
+        ),
     ],
 )
 def test_normalization(text: str, expected: str) -> None:
@@ -46,7 +50,10 @@ NORMALIZATIONS = [
 
 
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)
-@given(st.text() | st.text(alphabet="aΣΐİßé́ \u0301'’-·,。今か゚क्षि\u200d\ufe0f❤~$", max_size=9))
+@given(
+    st.text()
+    | st.text(alphabet="aΣΐİßé́ \u0301\u0e4d\u0e32'’-·,。今か゚क्षि\u200d\ufe0f❤~$", max_size=9)
+)
 def test_normalizing_twice_changes_nothing(normalize: Callable[[str], str], text: str) -> None:
     assert normalize(normalize(text)) == normalize(text)
 

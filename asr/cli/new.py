@@ -84,7 +84,7 @@ def new(
             corpus = _prepare(folder, source)
         config = _recipe(folder, corpus, overrides, device)
         _train(folder, config, device)
-        show(f"\n{_evaluate(folder, corpus, device)}\n\nNext:")
+        show(f"\n{_evaluate(folder, corpus, config, device)}\n\nNext:")
     longer = f"training.epochs={2 * config.training.epochs}"
     model = str(folder / _MODEL)
     for line in (
@@ -248,10 +248,10 @@ def _train(folder: Path, config: "Config", device: str) -> None:
     train(config, folder / _MODEL, resume=True, device=device)
 
 
-def _evaluate(folder: Path, corpus: "CorpusMeasures", device: str) -> str:
+def _evaluate(folder: Path, corpus: "CorpusMeasures", config: "Config", device: str) -> str:
     """Evaluate on test, or on dev where there is none, and return what the card then says."""
     import asr
-    from asr.new.card import expectation, read_expectation, write_expectation
+    from asr.new.card import elsewhere, expectation, read_expectation, write_expectation
     from asr.reporting.results import write_evaluation
 
     model, split = folder / _MODEL, "test" if "test" in corpus.splits else "dev"
@@ -261,5 +261,7 @@ def _evaluate(folder: Path, corpus: "CorpusMeasures", device: str) -> str:
     cuts, recognizer = folder / _DATA / f"{split}.jsonl.gz", asr.load(model, device)
     result, _ = evaluate_cuts(recognizer, cuts, recognizer.config.decoding, 10)
     write_evaluation(model, cuts, result)
-    write_expectation(model, expectation(corpus, split, result))
+    own = (folder / _DATA / "train.jsonl.gz").resolve()
+    is_own = [Path(path).resolve() for path in config.data.train] == [own]
+    write_expectation(model, expectation(corpus, split, result) if is_own else elsewhere(result))
     return read_expectation(model)

@@ -33,8 +33,7 @@ def train(
     from asr.train.run import train as run
 
     out_dir = out_dir or str(Path("exp") / recipe.resolve().parent.name / recipe.stem)
-    changes = "".join(f" --set '{change}'" for change in overrides or [])
-    command = f"asr train {recipe}{changes} --out {out_dir} --resume"
+    command = _again()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         command = "what you started, with --resume"
     with resumable(command):
@@ -64,8 +63,7 @@ def finetune(
 
     parts = [part.strip() for part in freeze.split(",") if part.strip()]
     run = Finetuning(bundle, data, out_dir, replay, parts, overrides or [])
-    command = [argument for argument in sys.argv[1:] if argument != "--resume"]
-    with resumable(shlex.join(["asr", *command, "--resume"])):
+    with resumable(_again()):
         outcome = run.run(resume, device)
     show(f"{outcome}\n{out_dir}")
 
@@ -115,10 +113,15 @@ def train_lm(
         from asr.train.language_model import train_lm as run
 
         epochs = epochs or 10
-        files = "".join(f" {path}" for path in texts or [])
-        with resumable(f"asr train-lm {bundle}{files} --epochs {epochs} --out {out} --resume"):
+        with resumable(_again()):
             run(Loaded.load(bundle), texts or [], out, epochs, resume, choose_device(device))
     show(f"{out}")
+
+
+def _again() -> str:
+    """Return the command that continues this one."""
+    given = [argument for argument in sys.argv[1:] if argument != "--resume"]
+    return shlex.join(["asr", *given, "--resume"])
 
 
 def _within(bundle: Path, name: str) -> Path:

@@ -13,6 +13,7 @@ from asr.training_config import DataConfig
 # recipes give a fresh model of its width.
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
+_LONGEST = 30.0  # seconds of a piece of a recording, at most
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
 _KEPT = ("features", "model", "tokenizer")
 _FREE = ("model.dropout", "model.ctc_weight")  # no tensor depends on them
@@ -43,8 +44,10 @@ def adapt(
     }
     values["tokenizer"]["vocab_size"] = None  # it grows
     # Training finds the threshold anew; a language model has other tokens. Long recordings are
-    # cut as before, however short the new ones are.
+    # cut as before, however short the new ones are, and later where those are longer.
     values["decoding"] |= {"confidence_threshold": None} | WITHOUT_LM
+    if seconds := values["decoding"]["chunk_seconds"]:
+        values["decoding"]["chunk_seconds"] = max(seconds, min(round(corpus.longest, 1), _LONGEST))
     if values["augment"] and values["augment"]["pauses"]:
         values["augment"]["pauses"]["from_epoch"] = 1  # the alignment is known already
     values["training"] |= {

@@ -82,7 +82,7 @@ class Finetuning:
             outcome = Outcome(
                 bundle=str(self.source),
                 source=digest,
-                corpus=f"{corpus.utterances} utterances ({corpus.hours:.2g} h) of {self.data}",
+                corpus=f"{corpus.utterances} utterances ({corpus.hours:.3g} h) of {self.data}",
                 new_tokens=len(new),
                 dev=Change(before=dev),
                 canary=Change(before=canary) if canary else None,

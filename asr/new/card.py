@@ -66,6 +66,15 @@ def read_expectation(bundle: Path) -> str:
     return card.partition(f"{_HEADING}\n")[2].partition(RESULTS)[0].strip()
 
 
+def elsewhere(evaluation: Evaluation) -> str:
+    """Return what an evaluation says of a model that was trained on a list of other manifests."""
+    return (
+        f"Measured on {evaluation.utterances} utterances: {_rates(evaluation)}. The recipe names "
+        "other recordings for training than those of this corpus alone: whether these utterances "
+        "or their speakers are among them was not looked at."
+    )
+
+
 def write_expectation(bundle: Path, text: str) -> None:
     """Write it into the card of an evaluated bundle, before the results."""
     write_section(bundle, _HEADING, text)

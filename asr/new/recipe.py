@@ -107,6 +107,8 @@ def choose(
             recipe.add("model.encoder.conditioning", {"layer": _guessing_layer(n_layers)}, why)
     for key, override in zip(keys, overrides or [], strict=True):
         apply_override(recipe.values, override)
+        for below in [other for other in recipe.reasons if other.startswith(f"{key}.")]:
+            del recipe.reasons[below]  # which was of the value before
         recipe.reasons[key] = "given by --set"
     return recipe
 
@@ -167,9 +169,10 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
         f"{wide:.0%} of the audio has 16000 Hz or more",
     )
     recipe.add("features.n_mels", size.n_mels, f"for {_amount(corpus)}")
-    spoken = f"a character takes {corpus.seconds_per_character:.3f} s"
+    seconds = corpus.seconds_per_character * (1 - corpus.silence)
+    spoken = f"a character takes {seconds:.3f} s without silence"
     # A Mandarin character is two sounds, and speeds and people are faster than the mean too.
-    is_slow = corpus.seconds_per_character >= (0.22 if corpus.is_mandarin else 0.16)
+    is_slow = seconds >= (0.22 if corpus.is_mandarin else 0.16)
     recipe.add("features.window_ms", 40 if is_slow else 20)
     why = "half the work, and still two encoder steps" if is_slow else "an encoder step is 0.04 s"
     recipe.add("features.hop_ms", 20 if is_slow else 10, f"{spoken}: {why}")
@@ -209,6 +212,8 @@ def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
         and per_character < 0.12
     )
     why = f"{corpus.characters:,} different characters"
+    if not corpus.chinese:
+        recipe.add("tokenizer.case", "lower", "upper would merge ß with ss and ı with i")
     if is_bpe:
         recipe.add("tokenizer.kind", "bpe", f"{why}, {corpus.words:,} words: an alphabet")
         recipe.add("tokenizer.vocab_size", 500 if corpus.hours < 100 else 1000, "parts of words")
@@ -284,7 +289,7 @@ def has_pinyin() -> bool:
 def _add_sounds(recipe: Recipe, n_layers: int) -> None:
     """Add losses of initials and finals, and of syllables, at a third and two thirds of the way."""
     first, second = _guessing_layer(n_layers), math.ceil(2 * n_layers / 3)
-    why = "some 200 initials and finals are learned sooner than thousands of characters"
+    why = "initials and finals of Mandarin; other languages: without these three"
     recipe.add("model.encoder.conditioning", {"layer": first}, why)
     recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
     recipe.add("training.shared_sounds", True, "rare characters learn from all that sound so")

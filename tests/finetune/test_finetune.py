@@ -447,7 +447,10 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
         epochs.append(config.training.epochs)
         assert config.model == bundle.config.model and config.features == bundle.config.features
         assert config.decoding.confidence_threshold is None and config.training.init == tmp_path
-        assert config.decoding.chunk_seconds == bundle.config.decoding.chunk_seconds is not None
+        assert config.decoding.chunk_seconds == 3.0 > bundle.config.decoding.chunk_seconds
+    longer = replace(corpus_of({8000: 1.0}, ""), longest=12.34)
+    chunk = adapt(bundle.config, longer, tmp_path, None, [], []).decoding.chunk_seconds
+    assert chunk == 12.3 and bundle.config.decoding.chunk_seconds < chunk
     assert epochs == sorted(epochs, reverse=True) and epochs[0] > epochs[2] >= 4
     by_muon = bundle.config.training.model_copy(update={"optimizer": MuonConfig(kind="muon")})
     by_muon_config = bundle.config.model_copy(update={"training": by_muon})

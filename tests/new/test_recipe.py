@@ -212,6 +212,7 @@ def test_every_choice_has_its_reason_in_the_file() -> None:
     }  # fmt: skip
     assert chosen <= recipe.reasons.keys()
     assert {"seed: 3  # given by --set", "  projection:  # given by --set"} <= set(lines)
+    assert "    kind: dense" in lines  # without the reason of what was chosen
     assert Config.model_validate(recipe.values).model.projection.kind == "dense"
 
 
