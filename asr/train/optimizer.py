@@ -23,6 +23,7 @@ class MuonWithAdam(Adam):
     """One optimizer: Muon for the groups that have a momentum, Adam for the others.
 
     The groups are shared, so that a schedule and a saved state know of one optimizer alone.
+    torch's Muon always computes in bfloat16, which is many times slower where it is emulated.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -120,6 +120,7 @@ def test_a_flood_of_small_messages_is_ended(service, opcode):
     """S2: each costs as much time as a large one."""
     flood = frame(opcode, b"") * 20_000
     with raw_session(service, 2**20) as raw:
+        wait_for(lambda: service.state.n_live == 1)
         with suppress(OSError):
             for _ in range(20):
                 raw.sendall(flood)
