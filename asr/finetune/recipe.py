@@ -13,7 +13,7 @@ from asr.training_config import DataConfig
 # recipes give a fresh model of its width.
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
-_LONGEST = 30.0  # seconds of a piece of a recording, at most
+_LONGEST = 20.0  # seconds of a chunk, above which decoding takes none
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
 _KEPT = ("features", "model", "tokenizer")
 _FREE = ("model.dropout", "model.ctc_weight")  # no tensor depends on them
