@@ -8,6 +8,7 @@ Legend: N samples, F frequency bins, S frames of a spectrum, T frames of feature
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from random import Random
 
 import numpy as np
@@ -17,7 +18,7 @@ from lhotse import CutSet
 from lhotse.cut import Cut, MixedCut
 from lhotse.cut.data import DataCut
 from lhotse.utils import fastcopy
-from numpy.fft import irfft, rfft
+from scipy.fft import irfft, rfft  # type: ignore[import-untyped]
 from torch import Tensor
 
 from asr.audio.augmentation import VoicesConfig
@@ -91,19 +92,16 @@ def change_voice(wave_N: Tensor, rate: int, pitch: float, formants: float) -> Te
     resampled = soxr.resample(wave_N.numpy(), pitch, 1.0, "MQ") if pitch != 1.0 else wave_N.numpy()
     if pitch == formants or not len(resampled):  # resampling has moved the formants too
         return torch.from_numpy(resampled) if len(resampled) else wave_N
-    hop = round(_WINDOW_SECONDS * rate / 2)
+    hop, n_cepstra = round(_WINDOW_SECONDS * rate / 2), round(_ENVELOPE_SECONDS * rate)
     spectrum_SF = _spectrum(resampled, hop)
-    envelope_SF = _log_envelope(np.abs(spectrum_SF), round(_ENVELOPE_SECONDS * rate))
     bins_F = np.arange(hop + 1)
     # A lower pitch has left the highest bins empty: they get those below, mirrored.
     top = math.floor(min(pitch, 1.0) * hop)
     from_F = np.maximum(np.where(bins_F > top, 2 * top - bins_F, bins_F), 0)
     position_F = np.minimum(bins_F * (pitch / formants), hop)
-    below_F = np.minimum(position_F.astype(int), hop - 1)
-    share_F = (position_F - below_F).astype(np.float32)
-    wanted_SF = (1 - share_F) * envelope_SF[:, below_F] + share_F * envelope_SF[:, below_F + 1]
-    spectrum_SF = spectrum_SF[:, from_F] * np.exp(wanted_SF - envelope_SF[:, from_F])
-    return torch.from_numpy(_waveform(spectrum_SF, len(resampled)))
+    change_CF = _cosines(position_F, hop, n_cepstra) - _cosines(from_F, hop, n_cepstra)
+    gain_SF = np.exp(_cepstra(np.abs(spectrum_SF), n_cepstra) @ change_CF)
+    return torch.from_numpy(_waveform(spectrum_SF[:, from_F] * gain_SF, len(resampled)))
 
 
 def _spectrum(wave_N: np.ndarray, hop: int) -> np.ndarray:
@@ -123,13 +121,31 @@ def _waveform(spectrum_SF: np.ndarray, n: int) -> np.ndarray:
     return wave_N
 
 
-def _log_envelope(magnitude_SF: np.ndarray, n_cepstra: int) -> np.ndarray:
-    """Return the logarithm of a spectrum without its harmonics (Oppenheim & Schafer 1968)."""
+def _cepstra(magnitude_SF: np.ndarray, n_cepstra: int) -> np.ndarray:
+    """Return the first cepstra (S, C): of the envelope alone (Oppenheim & Schafer 1968)."""
     floor = max(_DYNAMIC_RANGE * float(magnitude_SF.max()), 1e-10)
-    cepstra = irfft(np.log(np.maximum(magnitude_SF, floor)))
-    cepstra[:, n_cepstra : 1 - n_cepstra] = 0
-    envelope_SF: np.ndarray = rfft(cepstra).real
-    return envelope_SF
+    cepstra_SC: np.ndarray = np.log(np.maximum(magnitude_SF, floor)) @ _transform(
+        magnitude_SF.shape[1] - 1, n_cepstra
+    )
+    return cepstra_SC
+
+
+@cache
+def _transform(hop: int, n_cepstra: int) -> np.ndarray:
+    """Return the matrix (F, C) that takes the logarithm of a spectrum to its first cepstra."""
+    to_FC = _cosines(np.arange(hop + 1), hop, n_cepstra).T / hop
+    to_FC[:, 1:] /= 2
+    to_FC[[0, -1]] /= 2
+    return np.ascontiguousarray(to_FC)
+
+
+def _cosines(bins_F: np.ndarray, hop: int, n_cepstra: int) -> np.ndarray:
+    """Return the matrix (C, F) that takes cepstra to the envelope's logarithm at these bins."""
+    cosines_CF: np.ndarray = np.cos(
+        np.arange(n_cepstra, dtype=np.float32)[:, None] * (np.pi / hop * bins_F).astype(np.float32)
+    )
+    cosines_CF[1:] *= 2
+    return cosines_CF
 
 
 def _rows_at(rows: Tensor, position: Tensor) -> Tensor:
@@ -177,11 +193,19 @@ def _filtered(
     if in_room:
         spectrum *= rfft(response, size)
     hz = np.linspace(0, rate / 2, len(spectrum), dtype=np.float32)
-    knots, gains_db = np.geomspace(100, rate / 2, _KNOTS), rng.uniform(-1, 1, _KNOTS)
-    places = np.geomspace(50, rate / 2, 64)
-    gains = 10 ** (filter_db / 20 * np.interp(np.log(places), np.log(knots), gains_db))
+    places, at_knots = _filter_places(rate)
+    gains_db = np.interp(at_knots, np.arange(_KNOTS), rng.uniform(-1, 1, _KNOTS))
+    gains = 10 ** (filter_db / 20 * gains_db)
     spectrum *= np.interp(hz, places, gains).astype(np.float32)
     return torch.from_numpy(irfft(spectrum, size)[: len(wave_N)])
+
+
+@cache
+def _filter_places(rate: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the frequencies of a filter's gains, and between which of its knots they lie."""
+    places = np.geomspace(50, rate / 2, 64)
+    knots = np.log(np.geomspace(100, rate / 2, _KNOTS))
+    return places, np.interp(np.log(places), knots, np.arange(_KNOTS))
 
 
 def _fast_size(n: int) -> int:
