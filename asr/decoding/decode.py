@@ -160,6 +160,8 @@ class SpeechDecoder:
             found = self._joint(encoded, options, lm)
         else:
             found = self._first_pass(encoded, options.first_pass, lm)
+            if options.method == "ctc_sounds":  # its threshold is of sounds, not of tokens
+                options = options.model_copy(update={"confidence_threshold": None})
         if options.method == "rescore":
             found = self.rescored(encoded, found, options)
         return reject_uncertain(found, options)

@@ -61,13 +61,14 @@ def _status(folder: Folder, job: str) -> Status:
         found = folder.list(f"{root}/{bucket}")
         listing |= {f"{root}/{bucket}/{name}": about for name, about in found.items()}
     done = [name for name in listing if name.endswith(".done")]
-    newest: dict[str, float] = {}
+    newest: dict[str, tuple[int, float]] = {}  # of a share's claims: its number and last sign
     for name, about in listing.items():
-        share, _, rest = name.partition(".lease.")
-        if rest and f"{share}.done" not in listing:
-            newest[share] = max(newest.get(share, 0.0), modified(about))
+        share, _, claim = name.partition(".lease.")
+        if claim and f"{share}.done" not in listing:
+            newest[share] = max(newest.get(share, (0, 0.0)), (int(claim), modified(about)))
+    held = [at for share, (n, at) in newest.items() if f"{share}.free.{n}" not in listing]
     times = [modified(about) for about in listing.values()]
-    running = sum(max(times) - at <= EXPIRY for at in newest.values())
+    running = sum(max(times) - at <= EXPIRY for at in held)
     # Bodies of some stand for all: shares hold about as much audio.
     sample = [json.loads(folder.read(name)) for name in done[:: max(1, len(done) // _SAMPLE)]]
     seconds = sum(each["seconds"] for each in sample) / max(1, len(sample)) * len(done)
@@ -75,6 +76,6 @@ def _status(folder: Folder, job: str) -> Status:
     speed = seconds / elapsed if seconds and elapsed else None
     left = (note.shares - len(done)) / len(done) * elapsed / 3600 if speed else None
     return Status(
-        job, note.recordings, note.shares, len(done), running, len(newest) - running,
+        job, note.recordings, note.shares, len(done), running, len(held) - running,
         sum(".failed." in name for name in listing), seconds / 3600, speed, left,
     )  # fmt: skip

@@ -101,7 +101,7 @@ def cues(segments: Iterable[Segment]) -> Iterator[Cue]:
 
 
 def words(segment: Segment) -> list[Word]:
-    """Return the words of a segment; a Chinese character is a word.
+    """Return the words of a segment; a Chinese or Japanese character is a word.
 
     Where the tokens have no times, the characters share the segment's time evenly.
     """
@@ -113,7 +113,7 @@ def words(segment: Segment) -> list[Word]:
     for token, confidence in zip(tokens, confidences, strict=True):
         word = Word(token.text, token.start, token.end, confidence)
         first = token.text[:1]
-        if not found or first.isspace() or _is_wide(first) or _is_wide(found[-1].text[-1:]):
+        if not found or first.isspace() or _is_word(first) or _is_word(found[-1].text[-1:]):
             found.append(word)
         else:
             found[-1] = _joined(found[-1], word)
@@ -156,6 +156,11 @@ def _columns(text: str) -> int:
 
 def _is_wide(character: str) -> bool:
     return bool(character) and unicodedata.east_asian_width(character) in "WF"
+
+
+def _is_word(character: str) -> bool:
+    """Tell whether a character is of a script without spaces; Korean has them."""
+    return _is_wide(character) and not unicodedata.name(character, "").startswith("HANGUL")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -92,6 +92,9 @@ def test_a_decoder_takes_the_method_and_has_characters_with_hotwords() -> None:
     assert text(method="ctc_greedy") == "天" and text(method="ctc_sounds") == "店"
     hotwords = as_hotwords(["电A"])
     assert text(method="ctc_sounds", hotwords=hotwords) == "天", "a search of characters"
+    threshold = DecodingOptions(method="ctc_sounds", confidence_threshold=0.5, hotwords=hotwords)
+    ((best, *_),) = decoder.decode(encoded, threshold)
+    assert best.text == "天", "the threshold is of sounds, and 0.35 is a character's confidence"
 
 
 def test_the_first_tokens_are_the_special_ones_whatever_they_are_called() -> None:

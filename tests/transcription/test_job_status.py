@@ -16,8 +16,11 @@ START, HOUR = 1_700_000_000, 3600.0
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """An hour old: two of four shares are done, one is in work, the worker of one is gone."""
-    note = JobNote(recordings=40, shares=4, n_bytes=9, options={}).model_dump_json()
+    """An hour old: two of five shares are done, one is in work, one given back, one's worker gone.
+
+    The share that was given back had been taken over from a worker that is gone.
+    """
+    note = JobNote(recordings=40, shares=5, n_bytes=9, options={}).model_dump_json()
     done = json.dumps({"seconds": 1800.0})
     files = {
         "job.json": (0, note),
@@ -25,6 +28,7 @@ def job(tmp_path: Path) -> Path:
         "0b/0b2.lease.1": (0, "x"), "0b/0b2.done": (HOUR, done),
         "0c/0c3.lease.1": (HOUR - 3 * EXPIRY, "x"), "0c/0c3.lease.2": (HOUR - EXPIRY / 2, "y"),
         "0d/0d4.lease.1": (HOUR - 2 * EXPIRY, "z"),
+        "0e/0e5.lease.1": (9, "x"), "0e/0e5.lease.2": (HOUR - 9, "y"), "0e/0e5.free.2": (HOUR, ""),
     }  # fmt: skip
     for name, (at, content) in files.items():
         path = tmp_path / ".asr/j" / name
@@ -36,12 +40,12 @@ def job(tmp_path: Path) -> Path:
 
 def test_a_job_is_told_with_its_speed_and_what_is_left(job: Path) -> None:
     (status,) = read_status(f"file://{job}")
-    assert (status.name, status.recordings, status.shares) == ("j", 40, 4)
+    assert (status.name, status.recordings, status.shares) == ("j", 40, 5)
     assert (status.done, status.running, status.silent, status.failed) == (2, 1, 1, 1)
-    assert (status.hours_done, status.speed, status.hours_left) == (1.0, 1.0, 1.0)
+    assert (status.hours_done, status.speed, status.hours_left) == (1.0, 1.0, 1.5)
     shown = run_cli("jobs", "status", f"file://{job}").stdout
-    assert "j: 2 of 4 shares done, 1 running, 1 silent; 1 of 40 recordings failed" in shown
-    assert "1.00 h of audio, 1.0 h per hour; about 1.0 h left" in shown
+    assert "j: 2 of 5 shares done, 1 running, 1 silent; 1 of 40 recordings failed" in shown
+    assert "1.00 h of audio, 1.0 h per hour; about 1.5 h left" in shown
     for left in (job / ".asr/j").rglob("*.done"):
         left.unlink()
     (status,) = read_status(f"file://{job}")

@@ -85,6 +85,22 @@ def test_words_are_not_torn_apart() -> None:
     assert [c.text for c in shown] == [f"{line}\n{line}", line]
 
 
+def test_korean_words_keep_their_spaces() -> None:
+    tokens = [
+        ("안", 0.0, 0.2),
+        ("녕", 0.2, 0.4),
+        (" ", 0.4, 0.5),
+        ("서", 0.5, 0.7),
+        ("울", 0.7, 0.9),
+    ]
+    found = words(segment(tokens, 0.0, 1.0))
+    assert [(word.text.strip(), word.start, word.end) for word in found] == [
+        ("안녕", 0.0, 0.4),
+        ("서울", 0.5, 0.9),
+    ]
+    assert [cue.text for cue in cues([segment(tokens, 0.0, 1.0)])] == ["안녕 서울"]
+
+
 def test_the_confidence_of_a_word_is_the_lowest_of_its_tokens() -> None:
     tokens = tuple(Token(text, i, i + 1) for i, text in enumerate(["你", " GO", "ING", " ", "好"]))
     said = Segment(0, 5, "你GOING好", 0, "eos", (), (0.9, 0.8, 0.2, 0.1, 0.7), tokens)
