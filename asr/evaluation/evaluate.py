@@ -93,9 +93,19 @@ def readable_groups(
 
 
 def with_text(recognizer: Recognizer, cuts: CutSet) -> list[Cut]:
-    """Return the cuts with a text that is not empty when it is normalized, the shortest first."""
+    """Return the cuts with a text that is not empty when it is normalized, the shortest first.
+
+    The log says how many have none.
+    """
     normalize = recognizer.tokenizer.normalize
-    found = (cut for cut in cuts if normalize(text_of(cut)))
+    found, empty = list[Cut](), list[str]()
+    for cut in cuts:
+        if normalize(text_of(cut)):
+            found.append(cut)
+        else:
+            empty.append(cut.id)
+    if empty:
+        log.warning("%d utterances have no text and are left out: %s first", len(empty), empty[0])
     return sorted(found, key=lambda c: (c.duration, c.id))
 
 

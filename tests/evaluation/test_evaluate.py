@@ -2,13 +2,39 @@
 
 from pathlib import Path
 
+import jiwer
 import pytest
+from lhotse import CutSet
+from lhotse.utils import fastcopy
 
 import asr
 from asr.data.manifest import load_cuts
 from asr.errors import DataError
 from asr.evaluation import tune as tuning
 from asr.evaluation.evaluate import evaluate
+from asr.evaluation.records import UtteranceErrors
+
+
+def test_errors_are_those_of_jiwer_and_what_has_no_text_is_told(
+    learned: Path, tones: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = asr.load(learned, "cpu")
+    first, second, *others = load_cuts(tones / "dev.jsonl.gz")
+    wrong = first.map_supervisions(lambda s: fastcopy(s, text="".join(reversed(s.text)) + s.text))
+    empty = second.map_supervisions(lambda s: fastcopy(s, text=" "))
+    found: list[UtteranceErrors] = []
+    result = evaluate(
+        model,
+        CutSet.from_cuts([wrong, empty, *others]),
+        on_group=lambda _, each: found.extend(each),
+    )
+    assert sorted(u.id for u in found) == sorted(cut.id for cut in (first, *others))
+    assert f"1 utterances have no text and are left out: {second.id} first" in caplog.text
+    output = jiwer.process_characters([u.reference for u in found], [u.hypothesis for u in found])
+    counts = output.substitutions, output.insertions, output.deletions
+    assert (result.substitutions, result.insertions, result.deletions) == counts and sum(counts)
+    assert result.cer == pytest.approx(output.cer)
+    assert result.worst[0].id == first.id
 
 
 def test_utterances_left_out_as_uncertain_are_counted(learned: Path, tones: Path) -> None:
