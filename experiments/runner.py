@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from asr.errors import AsrError, ConfigError
+from asr.model.attention import end_step, follow_step, stepped_kernels
 from asr.model.frontend import padding_mask
 from asr.runtime.devices import choose_device
 from asr.runtime.files import write_text
@@ -64,17 +65,21 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / n_warmup, 1 - step / (n_steps + 1))
     )
+    kernels, n_taken = stepped_kernels(model), 0
     bar = track(range(epochs), console=err, transient=True, disable=not err.is_terminal)
     for _ in bar:
         model.train()
         losses = []
         for batch in loader:
+            follow_step(kernels, n_taken)
             loss = loss_of(model, *(tensor.to(device) for tensor in batch))
             optimizer.zero_grad()
             loss.backward()
             clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
+            end_step(kernels, lambda sums: sums)
             schedule.step()
+            n_taken += 1
             losses.append(loss.item())
         yield mean(losses)
 

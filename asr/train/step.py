@@ -6,6 +6,7 @@ Legend: L losses of a model, which are added up with weights.
 import logging
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import lightning as L
@@ -18,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from asr.config import Config
 from asr.data.dataset import Batch, MicroBatches
 from asr.errors import AsrError, ConfigError, DataError
-from asr.model.attention import end_step, follow_step
+from asr.model.attention import end_step, follow_step, stepped_kernels
 from asr.runtime.load import adapt
 from asr.train.distributed import all_reduce_gradients, all_reduce_sum, rank, world_size
 from asr.train.optimizer import build_optimizer, decay
@@ -108,7 +109,12 @@ class TrainingModule(L.LightningModule):
         """
         step = self.global_step + self.counters.skipped
         torch.manual_seed((self.config.seed * 1_000_003 + step) * world_size() + rank())
-        follow_step(self.model.modules(), step)
+        follow_step(self._kernels, step)
+
+    @cached_property
+    def _kernels(self) -> list[nn.Module]:
+        """Return the kernels that each step concerns; a training replaces none of them."""
+        return stepped_kernels(self.model)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of the model by name, as a bundle has them."""
@@ -138,7 +144,7 @@ class TrainingModule(L.LightningModule):
             self._skip(batch, sums, float(loss), float(norm))
             return None
         adam.step()
-        end_step(self.model.modules(), all_reduce_sum)
+        end_step(self._kernels, all_reduce_sum)
         if self.config.training.weight_decay:
             decay(self.model, adam.param_groups[0]["lr"] * self.config.training.weight_decay)
         schedule.step()

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.clip_grad import clip_grad_norm_
 
 from asr.lm.transformer import LanguageTransformer
+from asr.model.attention import follow_step, stepped_kernels
 
 
 def sequences(n: int, length: int, n_tokens: int, generator: torch.Generator) -> Tensor:
@@ -36,7 +37,9 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr)
     warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     model.train()
-    for _ in range(steps):
+    kernels = stepped_kernels(model)  # no causal kind has anything to do at a step's end
+    for step in range(steps):
+        follow_step(kernels, step)
         loss = loss_of(model, sequences(batch, length, n_tokens, generator))
         optimizer.zero_grad()
         loss.backward()

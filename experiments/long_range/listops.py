@@ -2,11 +2,13 @@
 
 By the rules of the Long Range Arena (Tay et al. 2021, sec. 2.2.1): each argument of an operator is
 an expression with probability 1/4 and a digit otherwise, an operator has 2 to 10 arguments, and
-expressions nest 10 deep at most.
+expressions nest 10 deep at most (9 by the Arena's code, which counts digits as a level). The
+median of an even number of arguments is the mean of the middle two, rounded down.
 """
 
 from collections.abc import Callable, Sequence
 from random import Random
+from statistics import median
 
 import torch
 
@@ -17,7 +19,7 @@ _NESTED, _MOST_ARGUMENTS, _DEEPEST = 0.25, 10, 10
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "[MIN": min,
     "[MAX": max,
-    "[MED": lambda values: sorted(values)[len(values) // 2],
+    "[MED": lambda values: int(median(values)),
     "[SM": lambda values: sum(values) % 10,
 }
 # 0 is padding. The closing bracket is a token, as the opening one with its operator is.

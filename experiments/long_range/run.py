@@ -39,6 +39,8 @@ CAUSAL = (
 )  # fmt: skip
 _LIMITED = ("linformer", "sinkhorn", "dense_synthesizer", "random_synthesizer")
 _BATCH, _LR, _STEPS_OF_A_MEAN = 32, 1e-3, 20
+# Of the tasks and the training: a table has no models of different versions.
+_VERSION = 2
 _N_TOKENS, _LENGTH = 10, 64  # of duplication, as in the papers; 2 · 64 tokens
 
 
@@ -134,7 +136,7 @@ def main() -> None:
         measure = partial(classify, task=task, **settings)
         columns |= {"train accuracy (%)": "train", "test accuracy (%)": "test"}
     kinds = [k for k in options.kinds or PRINTED if task != "duplication" or k in CAUSAL]
-    results = Results(options.out / f"{task}.json", settings)
+    results = Results(options.out / f"{task}.json", {"version": _VERSION, **settings})
     cases: list[Row] = [{"model": k, "seed": 1 + i} for i in range(options.seeds) for k in kinds]
     printed = {
         kind: "" if task == "duplication" or not found else f"{found[task == 'pathfinder']:.2f}"

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from asr.errors import ConfigError, DataError
+from asr.model.attention import stepped_kernels
+from asr.model.attention.linear import PerformerAttention, orthogonal_directions
 from experiments import runner
 from experiments.classifier import ClassifierConfig, SequenceClassifier
 
@@ -74,6 +76,27 @@ def test_the_table_has_means_and_deviations(tmp_path: Path) -> None:
     assert cells[0] == ["model", "AUC (%)", "n", "thesis"]
     assert cells[2:] == [["a", "2.00 ± 1.41", "12,345", "7"], ["b", "5.00", "12,345", "8"]]
     assert results.complete(cases[:1], lambda **_: {}) == rows[:1]
+
+
+@pytest.mark.parametrize("kind", ["routing", "performer"])
+def test_training_moves_centroids_and_draws_features_as_that_of_a_recognizer(kind: str) -> None:
+    torch.manual_seed(0)
+    options = {"clusters": 2} if kind == "routing" else {"features": 4, "redraw": 3}
+    encoder = {"n_layers": 1, "attention": {"kind": kind, **options}}
+    shape = {"d_model": 16, "d_inner": 32, "n_heads": 2, "norm": "pre", "dropout": 0.0}
+    model = {**shape, "projection": {"kind": "dense"}, "encoder": encoder}
+    config = ClassifierConfig.model_validate({"n_classes": 2, "vocab_size": 9, "model": model})
+    network = SequenceClassifier(config)
+    (kernel,) = stepped_kernels(network)
+    before = {name: value.clone() for name, value in kernel.state_dict().items()}
+    examples = [(torch.randint(3, 9, (5,)), i % 2) for i in range(16)]
+    list(runner.train(network, examples, epochs=2, batch_size=4, lr=3e-3))  # 8 steps
+    if isinstance(kernel, PerformerAttention):
+        assert kernel.latest is not None
+        assert torch.equal(kernel.latest, orthogonal_directions(4, 8, 7 // 3))
+    else:
+        moved = kernel.state_dict()["centroids_HMK"] - before["centroids_HMK"]
+        assert 0 < moved.abs().max() < 8 * 0.001 * 10
 
 
 def test_training_learns_and_padding_changes_no_prediction() -> None:

@@ -29,13 +29,14 @@ from asr.model.attention.segments import (
 from asr.model.attention.sinkhorn import SinkhornConfig
 from asr.model.attention.sliding_window import SlidingWindowConfig
 from asr.model.attention.sparse import FixedConfig, StridedConfig
-from asr.model.attention.steps import end_step, follow_step
+from asr.model.attention.steps import end_step, follow_step, stepped_kernels
 from asr.model.attention.synthesizer import DenseSynthesizerConfig, RandomSynthesizerConfig
 
 __all__ = [
     "S4D", "AttentionConfig", "Cache", "DecoderAttentionConfig", "EncoderAttentionConfig",
     "Fourier", "FullAttention", "FullAttentionConfig", "Kernel", "SegmentAttention",
     "StateSpaceSystem", "end_step", "follow_step", "share_between_layers",
+    "stepped_kernels",
 ]  # fmt: skip
 
 # Kinds that cannot be causal are absent from the decoder's union: no illegal model can be written.

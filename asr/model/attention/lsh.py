@@ -22,7 +22,12 @@ class LshAttention(Kernel):
     """Positions sorted by hash, in chunks that attend to themselves and the chunk before them.
 
     Queries and keys are the same, the mean of both projections; keys are scaled to length 1. The
-    hash is the nearest of ± random directions; rounds are weighted by their sums of exp(score).
+    hash is the nearest of ± random directions, the same ones in all heads and layers; each of the
+    rounds has its own, and its result has the weight of its sum of exp(score).
+
+    Masked are padding, and a position's own key where it sees another one. Unlike in the paper
+    (sec. 2 and appendix A), a position sees all keys of both chunks, whatever their hash, and a key
+    that it sees in several rounds counts in each. The paper's causal form is left out.
     """
 
     directions: Tensor
@@ -68,7 +73,7 @@ class LshAttention(Kernel):
 
 
 class LshConfig(AttentionConfig):
-    """Chunks of `chunk` positions, hashed `rounds` times to the nearest of 2 · `buckets`."""
+    """Chunks of `chunk` positions, hashed `rounds` times, each time to one of 2 · `buckets`."""
 
     kind: Literal["lsh"]
     chunk: Size = 16

@@ -8,6 +8,15 @@ from asr.model.attention.linear import PerformerAttention
 from asr.model.attention.routing import RoutingAttention
 
 
+def stepped_kernels(network: nn.Module) -> list[nn.Module]:
+    """Return the kernels of a network that the functions below are for.
+
+    A training finds them once: to walk through all modules at each step takes milliseconds.
+    """
+    kinds = PerformerAttention, RoutingAttention
+    return [module for module in network.modules() if isinstance(module, kinds)]
+
+
 def follow_step(modules: Iterable[nn.Module], step: int) -> None:
     """Start a step: random features are those of its number, sums for centroids are empty."""
     for module in modules:

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from asr.model.attention import EncoderAttentionConfig
+from asr.errors import ConfigError
+from asr.lm.transformer import LanguageTransformer, LmConfig
+from asr.model.attention import EncoderAttentionConfig, stepped_kernels
+from asr.model.transformer import ModelConfig
+from experiments.long_range import duplication
 from experiments.long_range import run as script
 
 
@@ -38,6 +42,16 @@ def test_a_causal_model_learns_to_duplicate(monkeypatch: pytest.MonkeyPatch) -> 
     assert row["end"] < 0.5 * row["quarter"]
 
 
+def test_a_causal_performer_draws_its_features_anew() -> None:
+    attention = {"kind": "performer", "features": 4, "redraw": 2}
+    values = script.model_config("full", 8).model_dump()
+    values["decoder"]["attention"] = attention
+    config = LmConfig(vocab_size=4, model=ModelConfig.model_validate(values))
+    network = LanguageTransformer(config)
+    list(duplication.train(network, 5, 2, 4, 3, 1e-3))
+    assert {kernel.drawn for kernel in stepped_kernels(network)} == {2}  # the fifth step's
+
+
 def test_it_prints_the_table_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,4 +69,9 @@ def test_it_prints_the_table_and_continues(
     path.write_text(json.dumps(found))
     lines = run()
     assert "12.50" in lines[2] and lines[2].rstrip(" |").endswith("77.80")
-    assert len(json.loads(path.read_text())["rows"]) == 2
+    found = json.loads(path.read_text())
+    assert len(found["rows"]) == 2
+    del found["settings"]["version"]  # as before the median of an even number was corrected
+    path.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match="has other settings"):
+        run()

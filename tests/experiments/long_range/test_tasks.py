@@ -3,6 +3,7 @@
 from itertools import product
 
 import numpy as np
+import pytest
 import torch
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
@@ -22,13 +23,23 @@ def value_of(tokens: list[str]) -> int:
             assert 2 <= len(numbers) <= 10
             results = {
                 "[MIN": numbers[0], "[MAX": numbers[-1], "[SM": sum(numbers) % 10,
-                "[MED": numbers[len(numbers) // 2],
+                "[MED": int(np.median(numbers)),
             }  # fmt: skip
             stack[-1].append(results[str(operator)])
         else:
             stack[-1].append(int(token))
     ((value,),) = stack
     return int(value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"), [((7, 2), 4), ((9, 0, 1, 4), 2), ((5, 3, 5, 4), 4), ((8, 1, 3), 3)]
+)
+def test_a_median_of_an_even_number_is_the_mean_of_the_middle_two_without_its_half(
+    arguments: tuple[int, ...], value: int
+) -> None:
+    found = listops.OPERATORS["[MED"](arguments)
+    assert found == value and type(found) is int
 
 
 def test_an_expression_has_its_value_and_length() -> None:
