@@ -1,4 +1,7 @@
-"""Audio in formats that libsndfile does not read, through FFmpeg, as FLAC."""
+"""Audio in formats that libsndfile does not read, through FFmpeg, as FLAC.
+
+So is an MP3 or FLAC whose header gives no length: lhotse would read a part of it, or none.
+"""
 
 from contextlib import ExitStack, suppress
 from hashlib import sha256
@@ -8,11 +11,22 @@ import numpy as np
 import soundfile as sf
 
 from asr.audio.media import Media, media_format
+from asr.audio.recording import Recording
 from asr.errors import AudioError
 from asr.runtime.files import open_regular, write_atomically
+from data_prep.probe import has_no_length
 
 
 def needs_conversion(path: Path) -> bool:
+    """Return whether lhotse could not read all of a file by libsndfile."""
+    try:
+        with open_regular(path) as file:
+            return has_no_length(file) or needs_ffmpeg(path)
+    except OSError:
+        return False  # which is reported where it is read
+
+
+def needs_ffmpeg(path: Path) -> bool:
     """Return whether a file begins as those of FFmpeg's formats do that libsndfile never reads."""
     try:
         with open_regular(path) as file:
@@ -34,7 +48,24 @@ def to_flac(source: Path, target: Path) -> None:
         if copy.comment == mark:
             return
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, lambda temporary: _write(source, temporary, mark))
+    write = _write if needs_ffmpeg(source) else _write_measured
+    write_atomically(target, lambda temporary: write(source, temporary, mark))
+
+
+def _write_measured(source: Path, target: Path, mark: str) -> None:
+    """Write what libsndfile decodes of a file from its start to its end."""
+    try:
+        rate = sf.info(str(source)).samplerate
+    except sf.LibsndfileError as error:
+        what = f"{source}: cannot be read as audio ({error}): copy it again"
+        raise AudioError(what, "unreadable") from error
+    recording = Recording(source, rate)
+    with sf.SoundFile(target, "w", rate, 1, "PCM_16", format="FLAC") as sound:
+        sound.comment = mark
+        for block_N in recording:
+            sound.write(block_N)
+    if recording.warnings:
+        raise AudioError(f"{recording.warnings[0]}: copy it again", "truncated")
 
 
 def _write(source: Path, target: Path, mark: str) -> None:

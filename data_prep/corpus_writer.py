@@ -41,7 +41,10 @@ class LeftOut:
 
 
 class SplitReport(FrozenModel):
-    """Counts of one split; `characters` are distinct capitals, `left_out` is by reason."""
+    """Counts of one split; `characters` are distinct capitals, `left_out` is by reason.
+
+    `speakers` are those that are named, 0 where none is.
+    """
 
     utterances: int
     speakers: int
@@ -170,7 +173,7 @@ def _write_split(
     characters |= split_characters
     return SplitReport(
         utterances=count,
-        speakers=len(speakers),
+        speakers=len(speakers - {""}),
         hours=seconds / 3600,
         characters=len(split_characters),
         left_out=_by_reason(one for one in dropped if one.split == split),

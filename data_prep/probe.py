@@ -15,9 +15,18 @@ from asr.data.recordings import MOST_CHANNELS, RATES
 from asr.errors import AsrError, AudioError
 from asr.runtime.storage import RemoteFile
 
+# The frame of an MP3 (layer I to III) at the start, and one that gives the length of the file.
+_MP3 = re.compile(rb"\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]")
+_MP3_LENGTH = re.compile(  # the number of frames, where the flags say that it is there
+    rb".{4}(?:.{9}|.{17}|.{32})(?:VBRI|(?:Xing|Info)...[\x01\x03\x05\x07\x09\x0b\x0d\x0f](?!\0{4}))",
+    re.DOTALL,
+)
+_MOST_TAGS = 10
+
 # What to do if every recording of a corpus has the same fault.
 FIXES = {
     "shorten_compressed": "unpack every file with `sph2pipe IN.sph OUT.sph` (a tool of the LDC)",
+    "no_length": "convert them to WAV or FLAC, of which each gives its length",
     "unusable_rate": f"convert them to {RATES[0]:,} to {RATES[-1]:,} Hz",
     "too_many_channels": f"convert them to at most {MOST_CHANNELS} channels",
     "unusable_path": "rename the folder whose name ends in .tar: nothing is read in a tar file",
@@ -34,8 +43,8 @@ def probe(path: Path | RemoteFile, content: bytes | None = None) -> sf._SoundFil
     Reads the header and the last sample; only float files, which alone can hold NaN, are decoded.
     `content` is that of a file by URL, if it was read already.
     Raises AudioError whose `code` is missing, unreadable, shorten_compressed, no_samples,
-    truncated, unusable_rate, too_many_channels or not_finite, and AsrError where storage does not
-    answer.
+    no_length, truncated, unusable_rate, too_many_channels or not_finite, and AsrError where storage
+    does not answer.
     """
     if isinstance(path, RemoteFile):
         return _probe_remote(path, content)
@@ -84,7 +93,29 @@ def _header(path: Path | RemoteFile, file: BinaryIO) -> bytes:
     if b"embedded-shorten" in sphere:
         fix = FIXES["shorten_compressed"]
         raise AudioError(f"{path}: is compressed by shorten: {fix}", "shorten_compressed")
+    if has_no_length(file):
+        fix = FIXES["no_length"]
+        raise AudioError(f"{path}: has a header that gives no length: {fix}", "no_length")
     return sphere
+
+
+def has_no_length(file: BinaryIO) -> bool:
+    """Return whether this is an MP3 or a FLAC whose header does not give its length.
+
+    For such an MP3 libsndfile estimates it, and reads no further.
+    """
+    at = 0
+    for _ in range(_MOST_TAGS):
+        file.seek(at)
+        head = file.read(10)
+        if len(head) < 10 or not head.startswith(b"ID3"):
+            break
+        at += 10 + sum(byte << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
+    file.seek(at)
+    start = file.read(1024).lstrip(b"\0")
+    if start.startswith(b"fLaC") and len(start) > 26:  # its 36 bits of a number of samples
+        return start[21] & 15 == 0 and not any(start[22:26])
+    return bool(_MP3.match(start)) and not _MP3_LENGTH.match(start)
 
 
 def _check_length(path: Path | RemoteFile, sphere: bytes, info: sf._SoundFileInfo) -> None:

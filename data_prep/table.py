@@ -1,16 +1,16 @@
 """Recordings of one's own and a table of their transcripts, as a corpus with speakers kept apart.
 
 `data_prep.transcripts` reads the table: its formats and the names of its columns. Files that
-libsndfile does not read (m4a, webm, mp4, aac) become FLAC beside the cuts.
+libsndfile does not read (m4a, webm, mp4, aac), or that give no length, become FLAC beside the cuts.
 """
 
 import logging
 import os
-import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
@@ -25,11 +25,12 @@ from asr.runtime.files import remove_stale
 from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
 from asr.tokenizer import normalize_text
-from data_prep.convert import needs_conversion, to_flac
+from data_prep.convert import needs_conversion, needs_ffmpeg, to_flac
 from data_prep.corpus_writer import LeftOut, Report, write_corpus
 from data_prep.cuts import Cluster, Utterance
 from data_prep.recordings import Recordings, key_of
 from data_prep.remote import folder_for
+from data_prep.splits import Splits, divide
 from data_prep.transcripts import Line, Transcripts, read_transcripts
 
 log = logging.getLogger(__name__)
@@ -37,12 +38,9 @@ log = logging.getLogger(__name__)
 _SPLITS = {"train": "train", "training": "train", "dev": "dev", "valid": "dev", "val": "dev",
            "validation": "dev", "test": "test", "testing": "test", "eval": "test"}  # fmt: skip
 _MOST_SAID = 5
-_MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
-_SEED = 1
 _CONVERTED = "audio"  # folder in `out`
 
 Pairs = Sequence[tuple[Line, Utterance]]
-Splits = dict[str, list[Utterance]]
 
 
 def prepare(
@@ -74,7 +72,7 @@ def prepare(
     with folder_for(out) as folder:
         pairs = _utterances(table, recordings, folder, left_out)
         splits = _as_the_table_says(table.path, pairs, left_out)
-        splits = splits or _split(pairs, {"test": test, "dev": dev})
+        splits = splits or divide([one for _, one in pairs], {"test": test, "dev": dev})
         copies = out / _CONVERTED if isinstance(out, Path) else None
         usable = _converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
@@ -92,8 +90,9 @@ def _utterances(
 ) -> Pairs:
     """Return the lines whose recordings are there, each with its utterance; list the others."""
     files = Recordings(recordings, table.path.parent, out / _CONVERTED)
-    found, said, speakers = [], [], dict[str, str]()
-    owners = dict[str, Path | RemoteFile]()
+    found: list[tuple[Line, Utterance]] = []
+    said, speakers = list[str](), dict[str, str]()
+    owners = dict[str, tuple[Path | RemoteFile, object]]()
     for number, fault in table.faults.items():
         left_out.append(LeftOut(f"line {number}", "", str(table.path), fault.reason))
         said.append(f"{table.path}, line {number}: {fault.what}")
@@ -107,11 +106,14 @@ def _utterances(
         # A person is one, however the name is written.
         speaker = speakers.setdefault(key_of(line.speaker or ""), line.speaker or "")
         one = _utterance(line, speaker, path, files.within[path])
-        if owners.setdefault(one.id, path) != path:  # a-b.wav and a/b.wav, a.wav and a.flac
-            of = sha256(os.fsencode(files.within[path])).hexdigest()[:8]
-            one = replace(one, id=f"{one.id}-{of}")
+        part = None if line.seconds is None else (line.start, line.seconds)
+        if owners.setdefault(one.id, (path, part)) != (path, part):
+            # a-b.wav and a/b.wav, a.wav and a.flac, or parts of one recording that begin together
+            of = os.fsencode(files.within[path]) + (f" {part}".encode() if part else b"")
+            one = replace(one, id=f"{one.id}-{sha256(of).hexdigest()[:8]}")
         found.append((line, one))
-    pairs = _of_one_text(found, table.path, left_out, said)
+    _say_unnamed(found, files)
+    pairs = _of_one_text(_without_sides(found), table.path, left_out, said)
     _say(said, is_listed=bool(pairs))
     if found and not pairs:
         raise DataError(f"{table.path}: gives every recording several texts: keep one line of each")
@@ -124,6 +126,14 @@ def _utterances(
     return pairs
 
 
+def _say_unnamed(found: Pairs, files: Recordings) -> None:
+    """Tell how many recordings of the folder are not used, where others are."""
+    unnamed = sorted(map(str, files.within.keys() - {one.path for _, one in found}))
+    if found and unnamed:
+        log.warning("%d of %d recordings in %s have no line in the table that can be used, such as "
+                    "%s", len(unnamed), len(files.within), files.root, unnamed[0])  # fmt: skip
+
+
 def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[str]) -> Pairs:
     """Return the lines but those that give one part of a recording several texts; list these."""
     texts: dict[str, set[str]] = defaultdict(set)
@@ -134,16 +144,37 @@ def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[
             left_out.append(LeftOut(one.id, "", str(one.path), "several_texts"))
             said.append(
                 f"{table}, line {line.number}: another line has another text for {line.audio}, and "
-                "no columns start and duration (or end) tell which part has which"
-            )
+                + ("no columns start and duration (or end) tell which part has which"
+                   if line.seconds is None else "the same start and end: correct one of them")
+            )  # fmt: skip
     return [(line, one) for line, one in found if len(texts[one.id]) == 1]
 
 
 def _utterance(line: Line, speaker: str, path: Path | RemoteFile, within: PurePath) -> Utterance:
-    """Return an utterance, whose id is its path in the folder, and its start in a longer file."""
+    """Return an utterance, whose id is its path in the folder, and its part of a longer file."""
     name = within.with_suffix("").as_posix().replace("/", "-")
     id = re.sub(r"\s", "_", name) + (f"-{line.start:.2f}" if line.seconds is not None else "")
-    return Utterance(id, path, line.text, speaker, line.start, line.seconds)
+    id += f"-channel{line.channel + 1}" if line.channel is not None else ""
+    return Utterance(id, path, line.text, speaker, line.start, line.seconds, line.channel)
+
+
+def _without_sides(found: Pairs) -> Pairs:
+    """Return the lines; of a file that holds one side of a call alone none names the channel."""
+    channels = defaultdict[Path | RemoteFile, set[int | None]](set)
+    for _, one in found:
+        channels[one.path].add(one.channel)
+    alone = {
+        path
+        for path, named in channels.items()
+        if len(named) == 1 and named.isdisjoint({None, 0}) and _is_mono(path)
+    }
+    return [(line, replace(one, channel=None) if one.path in alone else one) for line, one in found]
+
+
+def _is_mono(path: Path | RemoteFile) -> bool:
+    with suppress(sf.LibsndfileError):  # which is reported where the recording is checked
+        return isinstance(path, Path) and bool(sf.info(path).channels == 1)
+    return False
 
 
 def _as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
@@ -176,58 +207,6 @@ def _as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Sp
     return splits
 
 
-def _split(pairs: Pairs, shares: Mapping[str, float]) -> Splits:
-    """Return the utterances of train, dev and test: by speaker, else by recording, else each.
-
-    Some of no named speaker are in train where most have one.
-    """
-    utterances = [one for _, one in pairs]
-    n_splits = 1 + sum(share > 0 for share in shares.values())
-    speakers, paths = {one.speaker for one in utterances} - {""}, {one.path for one in utterances}
-    unnamed = [one for one in utterances if not one.speaker]
-    by_speaker = len(speakers) >= n_splits and len(unnamed) <= _MOST_UNNAMED * len(utterances)
-    if by_speaker and unnamed:
-        log.warning("%d lines name no speaker: they are in train, and may be of speakers of dev "
-                    "and test", len(unnamed))  # fmt: skip
-        utterances = [one for one in utterances if one.speaker]
-    if not by_speaker and n_splits > 1:
-        log.warning(
-            "the table does not name %d speakers or more, and one for each recording, so dev and "
-            "test may hold the speakers of train: their CER says nothing about other people",
-            n_splits,
-        )
-    groups: dict[str, list[Utterance]] = defaultdict(list)
-    most = 2 * max(shares.values()) * len(utterances)
-    sizes = Counter(str(one.path) for one in utterances).values()
-    # Few long recordings are divided: they would leave too little for train.
-    by_path = sum(n for n in sizes if n <= most) >= sum(shares.values()) * len(utterances)
-    for one in utterances:
-        alone = str(one.path) if len(paths) >= n_splits and by_path else one.id
-        groups[one.speaker if by_speaker else alone].append(one)
-    order = sorted(groups)
-    random.Random(_SEED).shuffle(order)
-    largest = max(map(len, groups.values()))
-    order.sort(key=lambda name: (len(groups[name]) > most, len(groups[name]) == largest))
-    splits: Splits = {"train": unnamed if by_speaker else [], "dev": [], "test": []}
-    for name in order[:-1]:
-        fill = {s: len(splits[s]) / (a * len(utterances)) for s, a in shares.items() if a > 0}
-        emptiest = min(fill, key=lambda split: fill[split], default="train")
-        has_room = fill.get(emptiest, 1.0) < 1 and (len(groups[name]) <= most or not fill[emptiest])
-        splits[emptiest if has_room else "train"] += groups[name]
-    splits["train"] += groups[order[-1]]
-    for split, share in shares.items():
-        held = len(splits[split]) / len(utterances)
-        if held > 2 * share > 0:
-            log.warning(
-                "%s has %.0f %% of the utterances in place of %.0f %%, for a %s is not divided: "
-                "with %sa column `split` more are left for train",
-                split, 100 * held, 100 * share,
-                "speaker" if by_speaker else "recording",
-                "--test 0 or " if shares.get("test") else "",
-            )  # fmt: skip
-    return splits
-
-
 def _converted(
     splits: Splits, root: Path | str, copies: Path | None, left_out: list[LeftOut],
     jobs: int | None,
@@ -257,6 +236,8 @@ def _converted(
             copy = found.get(one.path)
             if isinstance(copy, AudioError):
                 left_out.append(LeftOut(one.id, split, str(one.path), copy.code))
+            elif copy and one.channel is not None:  # which a copy mixes with the others
+                left_out.append(LeftOut(one.id, split, str(one.path), "missing_channel"))
             elif copy:
                 source = cast(Path, one.path)
                 usable[split].append(replace(one, path=copy, converted_from=source))
@@ -267,10 +248,11 @@ def _converted(
 
 def _check_convertible(foreign: Sequence[Path], copies: Path | None) -> None:
     """Raise ConfigError where recordings cannot be converted."""
-    if not is_installed():
+    by_ffmpeg = [path for path in foreign if needs_ffmpeg(path)]
+    if by_ffmpeg and not is_installed():
         raise ConfigError(
-            f"{foreign[0]}: is one of {len(foreign)} recordings that PyAV decodes, which is not "
-            "installed: pip install 'lrt-asr[media]'"
+            f"{by_ffmpeg[0]}: is one of {len(by_ffmpeg)} recordings that PyAV decodes, which is "
+            "not installed: pip install 'lrt-asr[media]'"
         )
     if copies is None:
         raise ConfigError(

@@ -1,7 +1,5 @@
 """Read transcripts from the tables that people have: csv, tsv, jsonl, Kaldi and audio folders."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -11,6 +9,7 @@ from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
+from data_prep.cells import read_cells
 from data_prep.text_file import read_text
 
 # The names of columns by what they hold, in the order of preference. They are those of Common
@@ -29,7 +28,6 @@ NAMES = {
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
-_MOST_LINES = 20  # of a row: where there are more, a quote is not closed
 
 Cells = Mapping[str, str]
 
@@ -38,7 +36,8 @@ Cells = Mapping[str, str]
 class Line:
     """What a table says about one recording; `number` is its line, from 1.
 
-    `audio` is a path or a name, as written. `start` and `seconds` are its part of a longer file.
+    `audio` is a path or a name, as written. `start` and `seconds` are its part of a longer file,
+    `channel` (from 0) is one of several.
     """
 
     number: int
@@ -48,6 +47,7 @@ class Line:
     split: str | None = None
     start: float = 0.0
     seconds: float | None = None
+    channel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def _add(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("bad_text", "it has half of a character (\\uD800 to \\uDFFF)")
     else:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
-        line = Line(number, audio, text, speaker or None, split or None, start, seconds)
+        channel = int(cells["channel"]) if cells.get("channel") else None
+        line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
         table.lines.append(line)
 
 
@@ -176,43 +177,23 @@ def _cell_rows(
     text: str, table: Transcripts, named: Mapping[str, str]
 ) -> Iterator[tuple[int, Cells]]:
     """Yield the rows of a delimited file by the names in its header."""
-    first = next((line for line in text.split("\n") if line.strip()), "")
-    delimiter = next((one for one in "\t|" if one in first), max(";,", key=first.count))
-    file = io.StringIO(text, newline="")
-    if delimiter == "|" or (delimiter == "\t" and not table.encoding.startswith("utf-16")):
-        # Tables of tabs have no quotes, but those that a spreadsheet saves as "Unicode text".
-        reader = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE)
-    else:
-        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+    delimiter, rows = read_cells(table.path, text, table.encoding)
     header: list[str] = []
-    start = 1
-    try:
-        for cells in reader:
-            number, start = start, reader.line_num + 1
-            if start - number > _MOST_LINES:
-                start = number
-                raise csv.Error("a quote opens there and is not closed")
-            if not any(cell.strip() for cell in cells):
+    for number, cells in rows:
+        if not header:
+            header = [cell.strip() for cell in cells]
+            if _is_header(header, named):
                 continue
-            if not header:
-                header = [cell.strip() for cell in cells]
-                if _is_header(header, named):
-                    continue
-                header = _usual_header(table.path, header, delimiter)
-            if any(delimiter in cell.partition("\n")[2] for cell in cells):
-                what = "a quote opens there and takes in further lines: close it"
-                table.faults[number] = Fault("bad_row", what)
-                continue
-            if len(cells) != len(header):
-                what = f"it has {len(cells)} cells, the first line has {len(header)}"
-                table.faults[number] = Fault("bad_row", what)
-                continue
-            yield number, {name: cells[header.index(name)] for name in header}
-    except csv.Error as error:
-        raise DataError(
-            f"{table.path}, line {start}: not a row of a table ({error}): correct it, or save the "
-            "table as csv again"
-        ) from error
+            header = _usual_header(table.path, header, delimiter)
+        if any(delimiter in cell.partition("\n")[2] for cell in cells):
+            what = "a quote opens there and takes in further lines: close it"
+            table.faults[number] = Fault("bad_row", what)
+            continue
+        if len(cells) != len(header):
+            what = f"it has {len(cells)} cells, the first line has {len(header)}"
+            table.faults[number] = Fault("bad_row", what)
+            continue
+        yield number, {name: cells[header.index(name)] for name in header}
 
 
 def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
@@ -265,21 +246,38 @@ def _read_kaldi(table: Transcripts) -> None:
     folder = table.path
     wavs, speakers = dict(_pairs(folder / "wav.scp")), dict(_pairs(folder / "utt2spk"))
     segments = {id: value.split() for id, value in _pairs(folder / "segments")}
+    files = {id: value.split() for id, value in _pairs(folder / "reco2file_and_channel")}
     table.path = folder / "text"
     _, table.encoding = read_text(table.path)
     for number, (id, text) in enumerate(_pairs(table.path), 1):
         recording, *times = segments.get(id, [id]) or [""]
-        wav = wavs.get(recording, "")
+        wav, of_file = wavs.get(recording, ""), files.get(recording, [])[1:2]
         if wav.endswith("|"):
             what = f"{recording} is made by a command in wav.scp, which is not run"
             table.faults[number] = Fault("command", what)
             continue
+        try:
+            channel = _channel(times[2:], of_file)
+        except KeyError as error:
+            what = f"{recording} names the channel {error.args[0]}, neither A (the first) nor B"
+            table.faults[number] = Fault("bad_channel", what)
+            continue
         speaker = speakers.get(id, "")  # the utterance itself where no speaker is known
         cells = {"audio": wav, "text": text, "speaker": "" if speaker == id else speaker}
-        if id in segments:  # a channel may follow
+        if id in segments:
             start, end = (*times, "none", "none")[:2]
             cells |= {"start": start, "end": end}
-        _add(table, number, cells)
+        _add(table, number, cells | {"channel": channel})
+
+
+def _channel(of_segment: list[str], of_file: list[str]) -> str:
+    """Return the channel of an utterance, from 0, if it has one. Raises KeyError for others.
+
+    Kaldi counts those of segments from 0 (extract-segments), of reco2file_and_channel from 1.
+    """
+    if of_segment:
+        return {"A": "0", "B": "1", "0": "0", "1": "1"}[of_segment[0].upper()]
+    return {"A": "0", "B": "1", "1": "0", "2": "1"}[of_file[0].upper()] if of_file else ""
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:

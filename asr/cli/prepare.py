@@ -108,7 +108,14 @@ def show_report(report: "Report", folder: Path | str) -> None:
     """Print the counts of a prepared corpus, and what was left out."""
     head = ("split", "utterances", "speakers", "hours", "characters", "left out")
     rows = [
-        (name, s.utterances, s.speakers, s.hours, s.characters, _reasons(s.left_out) or "-")
+        (
+            name,
+            s.utterances,
+            s.speakers or ("not named" if s.utterances else 0),
+            s.hours,
+            s.characters,
+            _reasons(s.left_out) or "-",
+        )
         for name, s in report.splits.items()
     ]
     show(tabulate(rows, head, intfmt=",", floatfmt=".2f"))

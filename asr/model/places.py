@@ -26,9 +26,15 @@ def _is_within(names: list[str], path: tuple[str, ...]) -> bool:
     return all(name in rest for name in names)
 
 
+def paths_of(place: str) -> list[tuple[str, ...]]:
+    """Return the paths of `PATHS` that a place means."""
+    names = place.split(".")
+    return [path for path in PATHS if _is_within(names, path)]
+
+
 def place_problem(place: str) -> str | None:
     """Return what is wrong with the name of a place, None if the network has maps there."""
-    if any(_is_within(place.split("."), path) for path in PATHS):
+    if paths_of(place):
         return None
     names = dict.fromkeys(name for path in PATHS for name in path)
     return (

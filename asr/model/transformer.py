@@ -19,6 +19,7 @@ from asr.model.encoder import Encoder, EncoderConfig, sinusoids
 from asr.model.factorization import apply_ranks
 from asr.model.frontend import Frontend, FrontendConfig, VggConfig, padding_mask
 from asr.model.layers import DecoderLayer
+from asr.model.places import paths_of
 from asr.model.streaming import EncoderState
 from asr.model.unit import LayerConfig
 from asr.schema import FrozenModel, Layers, Size
@@ -51,13 +52,24 @@ class ModelConfig(LayerConfig):
 
     @model_validator(mode="after")
     def _places_exist(self) -> Self:
-        of_convolution = [p for p in self.projections if "convolution" in p.split(".")]
-        if of_convolution and self.encoder.convolution is None:
-            raise ValueError(
-                f"projections names {of_convolution[0]}, but no layer has a convolution: set "
-                "encoder.convolution, or remove it"
-            )
+        for place in self.projections:
+            problems = [self._problem_at(path) for path in paths_of(place)]
+            if all(problems):
+                raise ValueError(f"projections names {place}, but {problems[0]}, or remove it")
         return self
+
+    def _problem_at(self, path: tuple[str, ...]) -> str | None:
+        """Return why there is no linear map at a path of `PATHS` and what helps, None if one is."""
+        if "convolution" in path and self.encoder.convolution is None:
+            return "no layer has a convolution: set encoder.convolution"
+        part = self.encoder if path[0] == "encoder" else self.decoder
+        if "self_attention" not in path or path[-1] in part.attention.maps:
+            return None
+        others = f" but {', '.join(maps)}" if (maps := part.attention.maps) else ""
+        return (
+            f"{path[0]}.attention of kind {part.attention.kind} has no linear map{others}: "
+            "choose another kind of attention"
+        )
 
     def build(self, n_freqs: int, vocab_size: int) -> "SpeechTransformer":
         """Return the network for features of `n_freqs` bins and `vocab_size` tokens.

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import soundfile as sf
 
+from asr.errors import DataError
+
 ROOT = Path(__file__).parents[2]
 WORDS = ("zero", "three", "nine")
 RATE = 8000
@@ -37,6 +39,32 @@ def test_splits_share_no_take_and_the_test_speaker_is_in_no_other(recipe, digits
     assert found["test"].keys() == {"bert"} and len(found["test"]["bert"]) == 60
     train, dev = ({path for _, path in found[split]["anna"]} for split in ("train", "dev"))
     assert len(train) == 54 and len(dev) == 6 and not train & dev
+
+
+def test_a_clone_of_the_public_dataset_has_the_same_recordings(
+    recipe, digits: Path, tmp_path: Path
+) -> None:
+    """Its folder `recordings` holds {digit}_{speaker}_{take}.wav."""
+    (clone := tmp_path / "clone/recordings").mkdir(parents=True)
+    (clone / "readme.wav").touch()
+    for path in digits.glob("*.flac"):
+        word, rest = path.stem.split("_", 1)
+        numbers = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+        sf.write(clone / f"{numbers.index(word)}_{rest}.wav", *sf.read(path))
+    for folder in (clone, clone.parent):
+        found, wanted = (recipe["recordings"](place, "bert") for place in (folder, digits))
+        assert {
+            split: {who: len(takes) for who, takes in of.items()} for split, of in found.items()
+        } == {split: {who: len(takes) for who, takes in of.items()} for split, of in wanted.items()}
+        assert all(path.name.startswith(digit) for digit, path in found["test"]["bert"])
+
+
+def test_a_folder_without_recordings_of_the_test_is_told(
+    recipe, digits: Path, tmp_path: Path
+) -> None:
+    for folder, who in ((digits, "carl"), (tmp_path / "none", "bert")):
+        with pytest.raises(DataError, match="for the test and 20 of another: give a clone"):
+            recipe["recordings"](folder, who)
 
 
 def test_an_utterance_says_its_text(recipe, digits: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import av
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import soundfile as sf
 
 from asr.audio.ogg import is_cut_off
-from asr.data.manifest import load_cuts
+from asr.data.manifest import load_cuts, read_wave
 from asr.errors import DataError
 from data_prep.table import prepare
 from data_prep.text_file import read_text
@@ -174,6 +175,32 @@ def test_lengths_that_programs_do_not_know_are_none(tmp_path: Path) -> None:
     rows = {name: "whole" for name in ("sox.aiff", "pipe.mka", "late.mka")}
     texts, left_out = prepared(takes, rows, tmp_path / "out")
     assert len(texts) == 3 and not left_out
+
+
+def test_a_length_that_no_header_gives_is_measured(s3: Any, tmp_path: Path) -> None:
+    """As of an MP3 or FLAC that was written to a pipe; libsndfile would end the MP3 too early."""
+    takes = tmp_path / "takes"
+    takes.mkdir()
+    noise = np.random.default_rng(1).standard_normal(64000) * np.repeat((0.5, 0.0001), 32000)
+    for name in ("vbr.mp3", "whole.mp3", "piped.flac"):
+        rate = {"compression_level": 0.5, "bitrate_mode": "VARIABLE"} if "mp3" in name else {}
+        sf.write(takes / name, 0.2 * noise, 16000, **rate)
+    tag, mp3 = b"ID3\x03\0\0\0\0\x02\0" + bytes(256), (takes / "vbr.mp3").read_bytes()
+    behind = mp3.index(b"\xff\xf3", mp3.index(b"Xing") + 100)  # its second frame
+    (takes / "vbr.mp3").write_bytes(tag + mp3[behind:])
+    assert sf.info(takes / "vbr.mp3").duration < 3.5
+    flac = bytearray((takes / "piped.flac").read_bytes())
+    flac[21:26] = (flac[21] & 0xF0, 0, 0, 0, 0)
+    (takes / "piped.flac").write_bytes(flac)
+    rows = {"vbr.mp3": "a", "piped.flac": "b", "whole.mp3": "c"}
+    texts, left_out = prepared(takes, rows, tmp_path / "out")
+    assert not left_out and str(takes / "whole.mp3") in texts
+    for cut in load_cuts(tmp_path / "out/train.jsonl.gz"):
+        assert cut.duration == pytest.approx(4.0, abs=0.2), cut.id
+        assert len(read_wave(cut, 16000)) == cut.num_samples
+    s3.put(f"{takes}/", "job/unknown/", recursive=True)  # of which none is converted
+    report = prepare("s3://job/unknown", tmp_path / "table.csv", tmp_path / "o", dev=0.0, test=0.0)
+    assert report.left_out == {"no_length": 2} and report.splits["train"].utterances == 1
 
 
 def test_copies_of_an_earlier_preparation_are_no_recordings(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from asr.runtime.storage import RemoteFile
 from data_prep import cuts
 from data_prep import table as table_module
 from data_prep.cuts import Utterance
+from data_prep.splits import divide
 from data_prep.table import prepare
 from data_prep.transcripts import Line, read_transcripts
 from tests.helpers import encode, run_cli, with_keys
@@ -307,7 +308,7 @@ def test_shares_leave_a_part_for_each_split_and_the_largest_speaker_for_training
             who = f"speaker {i % n}" if i < 9 * n else "speaker 0"
             said = Utterance(f"u{i}", Path(f"{i}.wav"), "x", who)
             pairs.append((Line(i, f"{i}.wav", "x", who), said))
-        splits = table_module._split(pairs, {"test": test, "dev": dev})
+        splits = divide([one for _, one in pairs], {"test": test, "dev": dev})
         who_is_in = {name: {one.speaker for one in found} for name, found in splits.items()}
         assert "speaker 0" in who_is_in["train"] and who_is_in["dev"]
         assert bool(who_is_in["test"]) == (test > 0)
@@ -335,7 +336,7 @@ def test_few_speakers_or_recordings_do_not_empty_training(
         for i in range(size)
         for who in [f"speaker {n}" if named else ""]
     ]
-    splits = table_module._split(pairs, {"test": 0.1, "dev": 0.1})
+    splits = divide([one for _, one in pairs], {"test": 0.1, "dev": 0.1})
     assert all(splits.values()) and sum(map(len, splits.values())) == sum(sizes)
     assert len(splits["train"]) >= least * sum(sizes)
     assert ("in place of 10 %" in caplog.text) == told
@@ -485,6 +486,32 @@ def test_a_quote_that_takes_in_lines_is_told(tmp_path: Path) -> None:
     assert read_transcripts(spreadsheet).lines[0].text == 'say "hello", all'
 
 
+def test_quotes_of_a_table_of_tabs_are_around_cells_where_all_are_in_place(tmp_path: Path) -> None:
+    """Those of Common Voice are text, and a lone one takes in no further line."""
+    text = 'path\tsentence\na\t"text, with ""a"" quote"\nb\t"two\nlines"\nc\tplain\n"d"\t"a\ttab"\n'
+    for content in (text, text.replace("\n", "\r\n"), text.rstrip()):
+        (table := tmp_path / "t.tsv").write_bytes(content.encode())
+        found = [line.text.replace("\r", "") for line in read_transcripts(table).lines]
+        assert found == ['text, with "a" quote', "two\nlines", "plain", "a\ttab"]
+    said = ['"a lone one', '"Hello" he said', '"All of it"', "five", 'to"', '"']
+    rows = "".join(f"{i}\t{one}\n" for i, one in enumerate(said))
+    found = [line.text for line in read_transcripts(write(table, f"path\tsentence\n{rows}")).lines]
+    assert found == said
+    pair = '"lone\ta.wav\tx\nall"\tb.wav\tx\n'  # as if a quoted cell held two others
+    found = [
+        line.text for line in read_transcripts(write(table, f"text\tpath\tnote\n{pair}")).lines
+    ]
+    assert found == ['"lone', 'all"']
+
+
+@pytest.mark.parametrize("first", ["sep=;\r\n", '"sep=;"\n', "sep=;\n"])
+def test_the_first_line_of_excel_tells_what_is_between_cells(first: str, tmp_path: Path) -> None:
+    table = write(tmp_path / "t.csv", f'{first}file;text;note,s\na;"one; two";x\n;no,thing;\n')
+    found = read_transcripts(table)
+    assert [(line.number, line.text) for line in found.lines] == [(3, "one; two")]
+    assert found.columns == {"audio": "file", "text": "text"} and list(found.faults) == [4]
+
+
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
 def test_western_letters_are_not_read_as_chinese(encoding: str, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
@@ -542,6 +569,75 @@ def test_segments_of_kaldi(takes: Path, tmp_path: Path) -> None:
     assert {number: fault.reason for number, fault in found.faults.items()} == {
         3: "bad_times", 4: "bad_times"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("named", "texts"),
+    [
+        ({"segments": "u1 a 0 1 A\nu2 a 0 1 B\nu3 c 0 1 A\nu4 c 0 1 1\nu5 c 0 1 7\n"},
+         {"u1": 0, "u2": 1, "u3": 0}),
+        ({"segments": "u1 a 0 1\nu2 b 0 1\nu3 c 0 1\nu4 x 0 1\nu5 y 0 1\n",
+          "reco2file_and_channel": "a a A\nb b B\nc c B\nx x 1\ny y C\n"},
+         {"u1": 0, "u2": 1, "u3": 0, "u4": 0}),
+    ],
+)  # fmt: skip
+def test_a_channel_of_kaldi_is_used_or_left_out(
+    named: dict[str, str], texts: dict[str, Any], takes: Path, tmp_path: Path
+) -> None:
+    for name in "abc":  # c holds one side alone, x and y are other names of b
+        sf.write(takes / f"{name}.wav", np.zeros((16000, 1 if name == "c" else 2)), 16000)
+    write(tmp_path / "k/wav.scp", "".join(f"{name} {takes}/{name}.wav\n" for name in "abc"))
+    with (tmp_path / "k/wav.scp").open("a") as file:
+        file.write(f"x {takes}/b.wav\ny {takes}/b.wav\n")
+    write(tmp_path / "k/text", "".join(f"u{i} u{i}\n" for i in range(1, 6)))
+    for name, content in named.items():
+        write(tmp_path / "k" / name, content)
+    report = prepare(takes, tmp_path / "k", tmp_path / "out", dev=0.0, test=0.0)
+    assert {c.supervisions[0].text: c.channel for c in all_cuts(tmp_path / "out")} == texts
+    missing = {"missing_channel": 1} if len(texts) == 3 else {}
+    assert report.left_out == {"bad_channel": 1, **missing}
+    fault = read_transcripts(tmp_path / "k").faults[5].what
+    assert re.search("names the channel [7C], neither A", fault)
+
+
+def test_parts_that_begin_together_are_told_apart(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = "ann/1,one,0,0.5\nann/1,two,0,1\nann/1,three,0.001,1\nbob/1,x,0,1\nbob/1,y,0,1\n"
+    table = write(tmp_path / "t.csv", f"file,text,start,end\n{rows}")
+    report = prepare(takes, table, tmp_path / "out", dev=0.0, test=0.0)
+    texts = texts_of(tmp_path / "out")
+    assert sorted(texts.values()) == ["one", "three", "two"] and texts["ann-1-0.00"] == "one"
+    assert report.left_out == {"several_texts": 2}
+    assert "line 5: another line has another text for bob/1, and the same start" in caplog.text
+
+
+def test_recordings_that_no_line_names_are_counted(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = write(tmp_path / "t.csv", "file,text\nann/1.wav,one\nann/2.wav,\nbob/1.wav,two\n")
+    prepare(takes, table, tmp_path / "out", dev=0.0, test=0.0)
+    said = (
+        f"2 of 4 recordings in {takes} have no line in the table that can be used, such as {takes}"
+    )
+    assert caplog.text.count(f"{said}/ann/2.wav") == 1
+    caplog.clear()
+    prepare(takes, SHAPES["csv"](tmp_path, takes), tmp_path / "out")
+    assert "recordings in" not in caplog.text
+
+
+def test_speakers_that_no_line_names_are_not_counted(
+    takes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write(tmp_path / "t.csv", "file,text,speaker\n" + lines("{}.wav,{},\n"))
+    command = ["prepare", "table", str(takes), str(table), str(tmp_path / "out")]
+    app(command, standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert shown.count("not named") == 3
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert [split["speakers"] for split in report["splits"].values()] == [0, 0, 0]
+    app([*command[:3], str(SHAPES["csv"](tmp_path, takes)), command[4]], standalone_mode=False)
+    assert "not named" not in capsys.readouterr().out
 
 
 def test_a_column_that_is_named_for_one_kind_serves_no_other(takes: Path, tmp_path: Path) -> None:

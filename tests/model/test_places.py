@@ -13,6 +13,7 @@ from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.model.places import PATHS
 from asr.model.projection import LowRank
 from asr.model.transformer import ModelConfig
+from tests.helpers import ENCODER as ENCODER_KINDS
 from tests.helpers import tones_recipe, write_recipe
 
 SIZES = {
@@ -134,6 +135,44 @@ def test_a_place_of_what_the_network_lacks_or_a_rank_too_large_is_refused() -> N
         ModelConfig.model_validate({"projections": {"convolution": {"kind": "dense"}}})
     with pytest.raises(ValidationError, match=r"projections\.encoder\.rank 600 is above"):
         ModelConfig.model_validate({"projections": {"encoder": low_rank(600)}})
+
+
+@pytest.mark.parametrize("kind", ENCODER_KINDS)
+def test_a_kind_of_attention_names_the_maps_that_it_has(kind: str) -> None:
+    encoder = {"attention": {"kind": kind, **ENCODER_KINDS[kind]}}
+    values = {**SIZES, "projection": {"kind": "dense"}, "encoder": encoder}
+    config = ModelConfig.model_validate(values)
+    unit = config.build(8, 9).encoder.layers[0].self_attention
+    names = ("query", "key", "value", "output")
+    built = [n for n in names if not isinstance(getattr(unit, n, nn.Identity()), nn.Identity)]
+    assert list(config.encoder.attention.maps) == built
+    for name in names:
+        values["projections"] = {f"encoder.self_attention.{name}": low_rank(2)}
+        if name in built:
+            ModelConfig.model_validate(values)
+        else:
+            with pytest.raises(ValidationError, match=f"of kind {kind} has no linear map"):
+                ModelConfig.model_validate(values)
+
+
+def test_a_place_that_the_attention_lacks_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    lacking, system = {"kind": "dense_synthesizer"}, {"kind": "s4d"}
+    model = {"encoder": {"attention": lacking}, "decoder": {"attention": system}}
+    accepted = ("key", "decoder.key", "encoder.attention", "cross_attention.key")
+    for place in (*accepted, "self_attention.key", "encoder.key", "decoder.self_attention.query"):
+        values = tones_recipe(tmp_path, model={**model, "projections": {place: {"kind": "dense"}}})
+        path = write_recipe(tmp_path / "recipe.yaml", values)
+        if place in accepted:
+            load_config(path)
+            continue
+        with pytest.raises(ConfigError) as error:
+            load_config(path)
+        part = "decoder" if place.startswith("decoder") else "encoder"
+        kind, has = ("s4d", "") if part == "decoder" else ("dense_synthesizer", "query, ")
+        assert (
+            f"projections names {place}, but {part}.attention of kind {kind} has no linear map but "
+            f"{has}value, output: choose another kind of attention, or remove it"
+        ) in str(error.value)
 
 
 def test_a_configuration_with_places_is_written_and_read_back(tmp_path: Path) -> None:

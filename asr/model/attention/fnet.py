@@ -57,6 +57,7 @@ def transform_time(x_BTD: Tensor, length_B: Tensor) -> Tensor:
 class FnetConfig(AttentionConfig):
     """A Fourier transform over time and channels, without weights."""
 
+    maps = ()
     kind: Literal["fnet"]
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Fourier:

@@ -70,10 +70,12 @@ class Kernel(nn.Module):
 class AttentionConfig(FrozenModel):
     """Options that all kinds of attention share.
 
-    `exports` tells whether torch can export the encoder's kernel as one graph for every length.
+    `exports` tells whether torch can export the encoder's kernel as one graph for every length;
+    `maps` are the names of the linear maps beside the kernel (see `asr.model.places`).
     """
 
     exports: ClassVar[bool] = False
+    maps: ClassVar[tuple[str, ...]] = ("query", "key", "value", "output")
 
     @abstractmethod
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> nn.Module:

@@ -120,6 +120,7 @@ def hippo_legs(pairs: int) -> tuple[Tensor, Tensor, Tensor]:
 class S4Config(AttentionConfig):
     """A state-space model with `states` conjugate pairs of states for each channel."""
 
+    maps = ("value", "output")
     kind: Literal["s4"]
     states: Annotated[Size, Field(le=256)] = 16
 

@@ -97,6 +97,7 @@ def _convolve(u_BDT: Tensor, kernel_DT: Tensor) -> Tensor:
 class S4dConfig(AttentionConfig):
     """A state-space model with `states` conjugate pairs of states for each channel."""
 
+    maps = ("value", "output")
     kind: Literal["s4d"]
     states: Size = 16
 

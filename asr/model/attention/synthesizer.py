@@ -38,7 +38,7 @@ class DenseSynthesizer(Kernel):
 class DenseSynthesizerConfig(LimitedConfig):
     """Weights of at most `length` keys from each position alone."""
 
-    exports = True
+    exports, maps = True, ("query", "value", "output")
     kind: Literal["dense_synthesizer"]
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
@@ -69,7 +69,7 @@ class RandomSynthesizer(Kernel):
 class RandomSynthesizerConfig(LimitedConfig):
     """The same weights for every input, `length` × `length` numbers for each head."""
 
-    exports = True
+    exports, maps = True, ("value", "output")
     kind: Literal["random_synthesizer"]
     length: Size = 256
 

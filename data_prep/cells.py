@@ -1,0 +1,58 @@
+"""Rows of delimited text, such as csv: what is between its cells, and what its quotes mean."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from asr.errors import DataError
+
+_MOST_LINES = 20  # of a row: where there are more, a quote is not closed
+_EXCEL = re.compile(r'"?sep=([;,|\t])"?(?=\r?\n)')  # the first line of a table for Excel
+# All of a table of tabs in which a quote begins or ends a cell, or is doubled inside such a cell. A
+# cell holds tabs or line breaks, not both: two lone quotes in other lines would be around both.
+_QUOTED = re.compile(
+    r'(?:(?:"(?:[^"\r\n]|"")*+"|"(?:[^"\t]|"")*+"|[^"\t\r\n]*+)(?:\t|\r?\n|\r|\Z))*+', re.ASCII
+)
+
+
+def read_cells(path: Path, text: str, encoding: str) -> tuple[str, Iterator[tuple[int, list[str]]]]:
+    """Return what is between the cells of a table, and its rows with their lines, from 1.
+
+    Reading the rows raises DataError where they are none of a table.
+    """
+    first = next((line for line in text.split("\n") if line.strip()), "")
+    delimiter = next((one for one in "\t|" if one in first), max(";,", key=first.count))
+    has_quotes = delimiter in ";,"
+    if excel := _EXCEL.match(text):
+        delimiter, text, has_quotes = excel[1], text[excel.end() :], True
+    elif delimiter == "\t":
+        # Common Voice's quotes are text. Of those that a spreadsheet saves as "Unicode text", and
+        # of tables in which each quote is in its place, they are around cells.
+        has_quotes = encoding.startswith("utf-16") or _QUOTED.fullmatch(text) is not None
+    return delimiter, _rows(path, text, delimiter, has_quotes)
+
+
+def _rows(
+    path: Path, text: str, delimiter: str, has_quotes: bool
+) -> Iterator[tuple[int, list[str]]]:
+    file = io.StringIO(text, newline="")
+    if has_quotes:
+        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
+    else:
+        reader = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE)
+    start = 1
+    try:
+        for cells in reader:
+            number, start = start, reader.line_num + 1
+            if start - number > _MOST_LINES:
+                start = number
+                raise csv.Error("a quote opens there and is not closed")
+            if any(cell.strip() for cell in cells):
+                yield number, cells
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {start}: not a row of a table ({error}): correct it, or save the table "
+            "as csv again"
+        ) from error

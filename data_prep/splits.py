@@ -1,0 +1,66 @@
+"""Divide the utterances of a table among train, dev and test, speakers kept apart."""
+
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from data_prep.cuts import Utterance
+
+log = logging.getLogger(__name__)
+
+_MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
+_SEED = 1
+
+Splits = dict[str, list[Utterance]]
+
+
+def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Splits:
+    """Return the utterances of train, dev and test: by speaker, else by recording, else each.
+
+    Some of no named speaker are in train where most have one.
+    """
+    n_splits = 1 + sum(share > 0 for share in shares.values())
+    speakers, paths = {one.speaker for one in utterances} - {""}, {one.path for one in utterances}
+    unnamed = [one for one in utterances if not one.speaker]
+    by_speaker = len(speakers) >= n_splits and len(unnamed) <= _MOST_UNNAMED * len(utterances)
+    if by_speaker and unnamed:
+        log.warning("%d lines name no speaker: they are in train, and may be of speakers of dev "
+                    "and test", len(unnamed))  # fmt: skip
+        utterances = [one for one in utterances if one.speaker]
+    if not by_speaker and n_splits > 1:
+        log.warning(
+            "the table does not name %d speakers or more, and one for each recording, so dev and "
+            "test may hold the speakers of train: their CER says nothing about other people",
+            n_splits,
+        )
+    groups: dict[str, list[Utterance]] = defaultdict(list)
+    most = 2 * max(shares.values()) * len(utterances)
+    sizes = Counter(str(one.path) for one in utterances).values()
+    # Few long recordings are divided: they would leave too little for train.
+    by_path = sum(n for n in sizes if n <= most) >= sum(shares.values()) * len(utterances)
+    for one in utterances:
+        alone = str(one.path) if len(paths) >= n_splits and by_path else one.id
+        groups[one.speaker if by_speaker else alone].append(one)
+    order = sorted(groups)
+    random.Random(_SEED).shuffle(order)
+    largest = max(map(len, groups.values()))
+    order.sort(key=lambda name: (len(groups[name]) > most, len(groups[name]) == largest))
+    splits: Splits = {"train": unnamed if by_speaker else [], "dev": [], "test": []}
+    for name in order[:-1]:
+        fill = {s: len(splits[s]) / (a * len(utterances)) for s, a in shares.items() if a > 0}
+        emptiest = min(fill, key=lambda split: fill[split], default="train")
+        has_room = fill.get(emptiest, 1.0) < 1 and (len(groups[name]) <= most or not fill[emptiest])
+        splits[emptiest if has_room else "train"] += groups[name]
+    splits["train"] += groups[order[-1]]
+    for split, share in shares.items():
+        held = len(splits[split]) / len(utterances)
+        if held > 2 * share > 0:
+            log.warning(
+                "%s has %.0f %% of the utterances in place of %.0f %%, for a %s is not divided: "
+                "with %sa column `split` more are left for train",
+                split, 100 * held, 100 * share,
+                "speaker" if by_speaker else "recording",
+                "--test 0 or " if shares.get("test") else "",
+            )  # fmt: skip
+    return splits
