@@ -3,7 +3,7 @@
 A voice is changed as source and filter: the waveform is divided by its spectral envelope (which the
 vocal tract shapes), what is left (from the vocal folds) is resampled to another pitch, and the
 envelope is applied again with its resonances, the formants, at other frequencies.
-Legend: N samples, F frequency bins, S frames of a spectrum, T frames of features.
+Legend: N samples, F frequency bins, C cepstra, S frames of a spectrum, T frames of features.
 """
 
 import math

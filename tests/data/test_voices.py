@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lhotse import CutSet
+from scipy.fft import dct
 from scipy.linalg import solve_toeplitz
 from scipy.signal import lfilter
 from torch import Tensor
@@ -67,6 +68,31 @@ def test_pitch_and_formants_change_independently(pitch: float, formants: float) 
     assert len(after) == pytest.approx(len(before) / pitch, abs=2)
     assert pitch_of(after) / pitch_of(before) == pytest.approx(pitch, rel=0.03)
     assert formants_of(after) == pytest.approx(np.array(FORMANTS) * formants, rel=0.12)
+
+
+def _series(cepstra: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return an envelope's logarithm at places from 0 to 1, half the rate."""
+    cosines = np.cos(np.pi * np.outer(np.arange(1, len(cepstra)), places))
+    envelope: np.ndarray = cepstra[0] + 2 * cepstra[1:] @ cosines
+    return envelope
+
+
+def test_the_envelope_is_the_series_of_the_first_cepstra() -> None:
+    """By scipy's cosine transform in double precision, a frame at a time."""
+    wave, hop, n_cepstra, formants = vowel(120).numpy().astype(float), 128, 16, 1.1
+    padded = np.concatenate([np.zeros(hop), wave, np.zeros(2 * hop)])
+    starts = range(0, len(wave) + hop, hop)
+    window = 0.5 - 0.5 * np.cos(np.pi * np.arange(2 * hop) / hop)
+    spectra = [np.fft.rfft(padded[at : at + 2 * hop] * window) for at in starts]
+    floor = 1e-4 * np.abs(spectra).max()
+    expected = np.zeros(len(padded))
+    for at, spectrum in zip(starts, spectra, strict=True):
+        cepstra = dct(np.log(np.maximum(np.abs(spectrum), floor)), type=1)[:n_cepstra] / (2 * hop)
+        bins = np.arange(hop + 1)
+        gain = np.exp(_series(cepstra, bins / formants / hop) - _series(cepstra, bins / hop))
+        expected[at : at + 2 * hop] += np.fft.irfft(spectrum * gain)
+    found = change_voice(vowel(120), HZ, 1.0, formants).numpy()
+    np.testing.assert_allclose(found, expected[hop : hop + len(wave)], atol=1e-4)
 
 
 def test_a_factor_of_one_changes_nothing(cuts: CutSet) -> None:
