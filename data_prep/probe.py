@@ -11,6 +11,7 @@ import soundfile as sf
 
 from asr.audio.decoder import is_truncated_riff
 from asr.audio.ogg import is_cut_off
+from asr.audio.parts import after_tags
 from asr.data.recordings import MOST_CHANNELS, RATES
 from asr.errors import AsrError, AudioError
 from asr.runtime.storage import RemoteFile
@@ -21,7 +22,7 @@ _MP3_LENGTH = re.compile(  # the number of frames, where the flags say that it i
     rb".{4}(?:.{9}|.{17}|.{32})(?:VBRI|(?:Xing|Info)...[\x01\x03\x05\x07\x09\x0b\x0d\x0f](?!\0{4}))",
     re.DOTALL,
 )
-_MOST_TAGS = 10
+_MOST_ZEROS = 2**20  # behind a tag
 
 # What to do if every recording of a corpus has the same fault.
 FIXES = {
@@ -104,14 +105,7 @@ def has_no_length(file: BinaryIO) -> bool:
 
     For such an MP3 libsndfile estimates it, and reads no further.
     """
-    at = 0
-    for _ in range(_MOST_TAGS):
-        file.seek(at)
-        head = file.read(10)
-        if len(head) < 10 or not head.startswith(b"ID3"):
-            break
-        at += 10 + sum(byte << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
-    file.seek(at)
+    file.seek(after_tags(file, 0, _MOST_ZEROS))
     start = file.read(1024).lstrip(b"\0")
     if start.startswith(b"fLaC") and len(start) > 26:  # its 36 bits of a number of samples
         return start[21] & 15 == 0 and not any(start[22:26])

@@ -122,7 +122,7 @@ def find_parts(binary: BinaryIO, size: int) -> Iterator[Part | None]:
     start = _skip_junk(binary, 0, size) or 0
     ends: dict[bytes, Pages] = {}  # by kind: where the next of it begins
     while start < size:
-        behind = _after_tags(binary, start, size)
+        behind = after_tags(binary, start, size)
         if behind >= size and (start == 0 or behind > size):
             yield Part(binary, start, start, 0)  # which nothing decodes
         if behind >= size:
@@ -199,7 +199,7 @@ def _frame_bytes(header: bytes) -> int:
     return factor * 1000 * bitrates[bitrate - 1] // rates[rate] + (header[2] >> 1 & 1)
 
 
-def _after_tags(binary: BinaryIO, start: int, size: int) -> int:
+def after_tags(binary: BinaryIO, start: int, size: int) -> int:
     """Return where ID3 tags (id3.org, ID3v2.4, 3.1) and the zeros behind each of them end.
 
     That is beyond the size of the file if a tag says so, or if there are too many.
