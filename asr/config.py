@@ -100,12 +100,18 @@ class Config(FrozenModel):
             )
         is_of_ctc = (
             deepest or training.consistency or training.shared_sounds
-            or self.model.encoder.conditioning
+            or self.model.encoder.conditioning or self.model.encoder.sounds
         )  # fmt: skip
         if is_of_ctc and not has_ctc:
             raise ValueError(
-                "training.consistency, training.intermediate, training.shared_sounds and "
-                "model.encoder.conditioning go with a CTC head: set model.ctc_weight above 0"
+                "training.consistency, training.intermediate, training.shared_sounds, "
+                "model.encoder.conditioning and model.encoder.sounds go with a CTC head: set "
+                "model.ctc_weight above 0"
+            )
+        if self.model.encoder.sounds and self.tokenizer.kind != "char":
+            raise ValueError(
+                "model.encoder.sounds are those of characters, and tokenizer.kind is "
+                f"{self.tokenizer.kind}: use char"
             )
         if self.model.encoder.streaming and not has_ctc:
             raise ValueError(

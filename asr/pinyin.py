@@ -23,9 +23,9 @@ def units_of(kind: str) -> Units:
         from pypinyin import Style, lazy_pinyin
     except ImportError as error:
         raise ConfigError(
-            "training.intermediate, training.shared_sounds, model.encoder.conditioning and "
-            "decoding.method ctc_sounds are of Mandarin sounds, which pypinyin knows: "
-            "pip install 'lrt-asr[chinese]'"
+            "training.intermediate, training.shared_sounds, model.encoder.conditioning, "
+            "model.encoder.sounds and decoding.method ctc_sounds are of Mandarin sounds, which "
+            "pypinyin knows: pip install 'lrt-asr[chinese]'"
         ) from error
     letters: Any = list  # it takes a list of texts too, which its types do not say
 

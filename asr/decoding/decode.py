@@ -100,8 +100,8 @@ class SpeechDecoder:
     def _encoded(
         self, memory_BSD: Tensor, mask_BS: Tensor, requests: tuple[Request, ...] | None = None
     ) -> Encoded:
-        ctc_head = self.model.ctc_head
-        logp_BSV = ctc_head(memory_BSD).log_softmax(-1) if ctc_head is not None else None
+        has_ctc = self.model.ctc_head is not None
+        logp_BSV = self.model.ctc_logits(memory_BSD).log_softmax(-1) if has_ctc else None
         return Encoded(memory_BSD, mask_BS, logp_BSV, requests)
 
     @torch.inference_mode()

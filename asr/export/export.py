@@ -215,9 +215,12 @@ def compare(model: SpeechTransformer, n_freqs: int, encoder: Graph, decoder: Gra
         memory_BSD, mask_BS = model.encode(feats_BTF, lengths_B)
         state = model.decoder.start(memory_BSD, mask_BS)
         found, mask, *rest = encoder(feats_BTF, lengths_B)
-        differences += [_largest(mask.float(), mask_BS.float()), _largest(found, memory_BSD)]
+        differences += [
+            _largest(mask.float(), mask_BS.float()),
+            _largest(found, model.decoder.seen(memory_BSD)),
+        ]
         if model.ctc_head:
-            differences.append(_largest(rest.pop(0), model.ctc_head(memory_BSD).log_softmax(-1)))
+            differences.append(_largest(rest.pop(0), model.ctc_logits(memory_BSD).log_softmax(-1)))
         cache = [t.new_zeros(B, W, t.shape[1], 0, t.shape[3]) for t in rest]
         for _ in range(_COMPARED_STEPS):
             tokens_BW = torch.randint(model.decoder.embed.num_embeddings, (B, W), generator=rng)

@@ -43,8 +43,7 @@ class UtteranceGraph(nn.Module):
         # A step of padding more, so that there is always one.
         feats_BTF = pad(feats_BTF, (0, 0, 0, FRAMES_PER_STEP))
         memory_BSD, mask_BS = self.model.encode(feats_BTF, lengths_B)
-        assert self.model.ctc_head is not None
-        return without_special(self.model.ctc_head(first(memory_BSD, steps))), mask_BS.sum(1)
+        return without_special(self.model.ctc_logits(first(memory_BSD, steps))), mask_BS.sum(1)
 
 
 def _normalized(feats_BTF: Tensor, mask_BT: Tensor) -> Tensor:
@@ -129,8 +128,7 @@ class ChunkGraph(nn.Module):
         state = EncoderState(self._caches(layers), place_L <= n_steps_B[:, None])
         x_BCD = self.model.frontend.convolve(feats_BTF)
         mask_BC = torch.ones_like(x_BCD[..., 0]).bool()
-        assert self.model.ctc_head is not None
-        logits_BCV = self.model.ctc_head(self.model.encoder.step(x_BCD, mask_BC, state))
+        logits_BCV = self.model.ctc_logits(self.model.encoder.step(x_BCD, mask_BC, state))
         embed = torch.cat((following, held[:, size:]), 1).view_as(embed)
         stored = self._states(state, layers)
         return without_special(logits_BCV), *stored, embed, n_steps_B + self.chunk

@@ -61,10 +61,15 @@ class EncoderGraph(nn.Module):
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor) -> tuple[Tensor, ...]:
         """Return the outputs in the order of `describe`."""
         memory_BSD, mask_BS = self.model.encode(feats_BTF, lengths_B)
-        head = self.model.ctc_head
-        ctc = (head(memory_BSD).log_softmax(-1),) if head else ()
+        has_ctc = self.model.ctc_head is not None
+        ctc = (self.model.ctc_logits(memory_BSD).log_softmax(-1),) if has_ctc else ()
         memories = self.model.decoder.start(memory_BSD, mask_BS).memories
-        return memory_BSD, mask_BS, *ctc, *(t for memory in memories for t in memory)
+        return (
+            self.model.decoder.seen(memory_BSD),
+            mask_BS,
+            *ctc,
+            *(t for memory in memories for t in memory),
+        )
 
 
 class DecoderGraph(nn.Module):

@@ -166,7 +166,7 @@ def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> d
             "n_heads": model.n_heads,
             "frontend": {"kind": model.frontend.kind},
             "encoder": model.encoder.model_dump(
-                include={"n_layers", "convolution", "conditioning", "streaming"}
+                include={"n_layers", "convolution", "conditioning", "sounds", "streaming"}
             ),
         },
         "decoding": options.model_dump(include=kept),

@@ -265,10 +265,9 @@ def _batch(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
 def _model_log_probs(bundle: Bundle, feats: Sequence[Tensor]) -> list[Tensor]:
     """Return the log-probabilities (S, V') of the model for each utterance's features (T, F)."""
     found = []
-    assert bundle.model.ctc_head is not None
     for feats_TF in feats:
         memory_1SD, _ = bundle.model.encode(feats_TF[None], torch.tensor([len(feats_TF)]))
-        found.append(without_special(bundle.model.ctc_head(memory_1SD))[0])
+        found.append(without_special(bundle.model.ctc_logits(memory_1SD))[0])
     return found
 
 
@@ -280,8 +279,7 @@ def _stream(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
     feats_BTF = torch.randn(2, frames, graph.n_freqs, generator=rng) * 3 + 10
     normalized = bundle.features.normalized(feats_BTF)
     memory_BSD, _ = model.encode(normalized, torch.full((2,), frames), graph.chunk)
-    assert model.ctc_head is not None
-    wanted_BSV = without_special(model.ctc_head(memory_BSD))
+    wanted_BSV = without_special(model.ctc_logits(memory_BSD))
     found, states = [], graph.start(2)
     for chunk in range(_COMPARED_CHUNKS):
         part = feats_BTF[:, chunk * shift :][:, : graph.frames] - 2 * math.log(KALDI_SCALE)

@@ -202,8 +202,7 @@ class WaveformGraph(nn.Module):
         # A step of padding more, so that there is always one.
         padded_1TF = pad(feats_1TF, (0, 0, 0, FRAMES_PER_STEP))
         memory_1SD, _ = self.model.encode(padded_1TF, frames_1)
-        assert self.model.ctc_head is not None
-        logp_1SV = without_special(self.model.ctc_head(memory_1SD))
+        logp_1SV = without_special(self.model.ctc_logits(memory_1SD))
         n_repeated = (steps * self.step + self.frame - 1) // self.frame
         index = torch.arange(n_repeated, device=wave_1N.device) * self.frame // self.step
         return logp_1SV[:, index]

@@ -1,6 +1,6 @@
 """The encoder: layers over the front end's steps, of whole utterances or chunk by chunk.
 
-Legend: B batch, S encoder steps, C steps of a chunk, D d_model.
+Legend: B batch, S encoder steps, C steps of a chunk, D d_model, E memory (D, or 2 D with sounds).
 """
 
 import math
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
 import torch
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from asr.model.attention import EncoderAttentionConfig, FullAttentionConfig, share_between_layers
 from asr.model.conditioning import Conditioning, ConditioningConfig
 from asr.model.dropout import Dropout
 from asr.model.layers import EncoderLayer
+from asr.model.sounds import SoundsConfig
 from asr.model.streaming import EncoderState, StreamingConfig, seen_in_chunks
 from asr.schema import FrozenModel, Layers, Size
 
@@ -33,6 +34,7 @@ class EncoderConfig(FrozenModel):
     attention: EncoderAttentionConfig = FullAttentionConfig()
     convolution: Size | None = None
     conditioning: ConditioningConfig | None = None
+    sounds: SoundsConfig | None = Field(default=None, exclude_if=lambda chosen: chosen is None)
     streaming: StreamingConfig | None = None
 
     @property
@@ -48,12 +50,13 @@ class EncoderConfig(FrozenModel):
         return width
 
     @model_validator(mode="after")
-    def _conditions_a_layer(self) -> Self:
-        if self.conditioning and self.conditioning.layer >= self.n_layers:
-            raise ValueError(
-                f"conditioning names layer {self.conditioning.layer} of {self.n_layers}: give one "
-                "that has others above it"
-            )
+    def _heads_are_within(self) -> Self:
+        for name, head in (("conditioning", self.conditioning), ("sounds", self.sounds)):
+            if head and head.layer >= self.n_layers:
+                raise ValueError(
+                    f"{name} names layer {head.layer} of {self.n_layers}: give one that has others "
+                    "above it"
+                )
         return self
 
     @model_validator(mode="after")
@@ -94,10 +97,13 @@ class Encoder(nn.Module):
         chosen = config.encoder.conditioning
         self.conditioned = chosen.layer if chosen else None
         self.conditioning = Conditioning(config.d_model) if chosen else None
+        self.sounds_layer = config.encoder.sounds.layer if config.encoder.sounds else None
         self.norm = config.last_norm()
 
     def forward(self, x_BSD: Tensor, mask_BS: Tensor, chunk: int | None = None) -> Tensor:
-        """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, is ignored.
+        """Map (B, S, D) to memory (B, S, E); padding, where `mask_BS` is False, is ignored.
+
+        E is D; with `sounds` it is 2 D, where the second half is the output of the layer of sounds.
 
         With `streaming`, a step sees no more than a stream in chunks of `chunk` steps shows it.
         Without `chunk` the utterances are whole; in training it is drawn for the batch (dynamic
@@ -111,12 +117,12 @@ class Encoder(nn.Module):
             chunk = self.streaming.draw()
         if self.streaming is not None and chunk is not None and chunk < S:
             seen = seen_in_chunks(mask_BS, chunk, self.streaming.left)
-        x_BSD = self.dropout(x_BSD)
+        x_BSD, sounds_BSD = self.dropout(x_BSD), None
         for number, layer in enumerate(self.layers, 1):
             x_BSD = layer(x_BSD, mask_BS, None if seen is None else chunk, seen)
+            sounds_BSD = x_BSD if number == self.sounds_layer else sounds_BSD
             x_BSD = self._condition(x_BSD, number)
-        y_BSD: Tensor = self.norm(x_BSD)
-        return y_BSD
+        return self._memory(x_BSD, sounds_BSD)
 
     def start_stream(self, n_sessions: int = 1) -> EncoderState:
         """Return the state of sessions before their first chunks."""
@@ -126,19 +132,24 @@ class Encoder(nn.Module):
         return EncoderState(caches, torch.zeros(n_sessions, left, dtype=torch.bool, device=device))
 
     def step(self, x_BCD: Tensor, mask_BC: Tensor, state: EncoderState) -> Tensor:
-        """Map a chunk of each session (B, C, D) to (B, C, D); `state` advances by it.
+        """Map a chunk of each session (B, C, D) to (B, C, E); `state` advances by it.
 
         A session has no more chunks after one with steps where `mask_BC` is False. The result is
         that of `forward` for the whole stream with the same chunks.
         """
-        seen_BCS, caches = state.seen(mask_BC), []
+        seen_BCS, caches, sounds_BCD = state.seen(mask_BC), [], None
         for number, layer in enumerate(self._each_layer(), 1):
             x_BCD, cache = layer.step_chunk(x_BCD, mask_BC, state.caches[number - 1], seen_BCS)
+            sounds_BCD = x_BCD if number == self.sounds_layer else sounds_BCD
             x_BCD = self._condition(x_BCD, number)
             caches.append(cache)
         state.advance(mask_BC, caches)
-        y_BCD: Tensor = self.norm(x_BCD)
-        return y_BCD
+        return self._memory(x_BCD, sounds_BCD)
+
+    def _memory(self, x_BSD: Tensor, sounds_BSD: Tensor | None) -> Tensor:
+        """Return what the heads and the decoder see: (B, S, E)."""
+        y_BSD: Tensor = self.norm(x_BSD)
+        return y_BSD if sounds_BSD is None else torch.cat((y_BSD, sounds_BSD), -1)
 
     def _condition(self, x_BSD: Tensor, number: int) -> Tensor:
         """Add the guesses of the CTC head to the output of the layer that has one."""

@@ -20,6 +20,7 @@ from asr.model.factorization import apply_ranks
 from asr.model.frontend import Frontend, FrontendConfig, VggConfig, padding_mask
 from asr.model.layers import DecoderLayer
 from asr.model.places import paths_of
+from asr.model.sounds import SoundsHead
 from asr.model.streaming import EncoderState
 from asr.model.unit import LayerConfig
 from asr.schema import FrozenModel, Layers, Size
@@ -160,16 +161,20 @@ class Decoder(TokenDecoder):
 
     def _hidden(self, tokens_RU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the output of the layers (R, U, D); R is a multiple of B (see `DecoderLayer`)."""
-        x_RUD = self.embed_at(tokens_RU, 0)
+        x_RUD, memory_BSD = self.embed_at(tokens_RU, 0), self.seen(memory_BSD)
         for layer in self.layers:
             x_RUD = layer(x_RUD, memory_BSD, mask_BS)
         return x_RUD
 
     def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> DecoderState:
         """Return the state before the first token."""
-        layers = self.each_layer()
+        layers, memory_BSD = self.each_layer(), self.seen(memory_BSD)
         memories: list[Cache] = [layer.cross_attention.keys_values(memory_BSD) for layer in layers]
         return DecoderState([() for _ in memories], memories, mask_BS)
+
+    def seen(self, memory_BSE: Tensor) -> Tensor:
+        """Return what the decoder sees of the encoder's output: (B, S, D), without the sounds."""
+        return memory_BSE[..., : self.d_model]
 
     def step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
         """Return log-probabilities (B, W, V) of the next token; `state` advances by one."""
@@ -190,7 +195,10 @@ class Decoder(TokenDecoder):
 
 
 class SpeechTransformer(nn.Module):
-    """Front end, encoder, decoder, and a CTC head if `ctc_weight` is above 0."""
+    """Front end, encoder, decoder, and a CTC head if `ctc_weight` is above 0.
+
+    The encoder may have a head of sounds too (see `SoundsConfig`).
+    """
 
     def __init__(self, config: ModelConfig, n_freqs: int, vocab_size: int) -> None:
         super().__init__()
@@ -200,6 +208,7 @@ class SpeechTransformer(nn.Module):
         self.encoder = Encoder(config)
         self.decoder = Decoder(config, vocab_size)
         self.ctc_head = nn.Linear(config.d_model, vocab_size) if config.ctc_weight > 0 else None
+        self.sounds_head = SoundsHead(config.d_model, vocab_size) if config.encoder.sounds else None
 
     def encode(
         self, feats_BTF: Tensor, lengths_B: Tensor, chunk: int | None = None
@@ -224,10 +233,23 @@ class SpeechTransformer(nn.Module):
         x_BSD = self.frontend.convolve(feats_BTF)
         return x_BSD, self.encoder.step(x_BSD, padding_mask(steps_B, x_BSD.shape[1]), state)
 
+    def ctc_logits(self, memory_BSE: Tensor) -> Tensor:
+        """Return the logits (B, S, V) of CTC; those of sounds are added but in training.
+
+        The sum makes a product of two distributions (Hinton 2002), of which each is trained alone.
+        """
+        assert self.ctc_head is not None, "the model has no CTC head"
+        D = self.config.d_model
+        logits_BSV: Tensor = self.ctc_head(memory_BSE[..., :D])
+        if self.sounds_head is None or self.training:
+            return logits_BSV
+        sounds_BSV: Tensor = self.sounds_head(memory_BSE[..., D:])
+        return logits_BSV + sounds_BSV
+
     def forward(
         self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return logits (B, U, V) and of the CTC head (B, S, V), or None; and the mask (B, S)."""
         memory_BSD, mask_BS = self.encode(feats_BTF, lengths_B)
         logits_BUV = self.decoder(tokens_BU, memory_BSD, mask_BS)
-        return logits_BUV, self.ctc_head(memory_BSD) if self.ctc_head else None, mask_BS
+        return logits_BUV, self.ctc_logits(memory_BSD) if self.ctc_head else None, mask_BS

@@ -3,7 +3,7 @@
 Legend: B utterances, S encoder steps, D d_model, N units, V vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn.functional import ctc_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from asr.decoding.ctc_prefix import BLANK, steps_needed
-from asr.pinyin import units_of
+from asr.pinyin import Units, units_of
 from asr.training_config import IntermediateConfig
 
 
@@ -24,9 +24,11 @@ class UnitCtc(nn.Module):
     learned from hours of speech in which most of some thousand characters are rare.
     """
 
-    def __init__(self, kind: str, units: Sequence[str], layer: nn.Module, head: nn.Module) -> None:
+    def __init__(
+        self, split: Units, units: Sequence[str], layer: nn.Module, head: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__()
-        self._split, self.units, self.head = units_of(kind), units, head
+        self._split, self.units, self.head = split, units, head
         self._ids = {unit: i for i, unit in enumerate(units, BLANK + 1)}
         self._seen_BSD: Tensor | None = None
         self._encode = lru_cache(maxsize=1 << 16)(self._encoded)  # texts come in every epoch
@@ -69,7 +71,7 @@ def intermediate_ctc(
     split = units_of(config.unit)
     units = sorted({unit for text in texts for unit in split(text)})
     head = nn.Sequential(nn.LayerNorm(d_model), nn.Linear(d_model, len(units) + 1))
-    return UnitCtc(config.unit, units, layer, head)
+    return UnitCtc(split, units, layer, head)
 
 
 def ctc_sum(logits_BSV: Tensor, targets: Tensor, steps_B: Tensor, lengths_B: Tensor) -> Tensor:

@@ -20,10 +20,11 @@ from asr.evaluation.calibration import Calibration
 from asr.model.conditioning import SOUNDS
 from asr.model.projection import SetSparse, sparse_maps
 from asr.model.transformer import SpeechTransformer
+from asr.pinyin import units_of
 from asr.tokenizer import HAN_LETTER, PAD
 from asr.train.auxiliary import UnitCtc, consistency, ctc_sum, intermediate_ctc
 from asr.train.distributed import all_reduce_sum
-from asr.train.sounds import SharedSounds
+from asr.train.sounds import SharedSounds, sounds_ctc
 from asr.train.step import TrainingModule
 
 
@@ -60,8 +61,13 @@ class SpeechModule(TrainingModule):
         conditioned = self.config.model.encoder.conditioning
         if conditioned and (own := self.model.encoder.conditioning):
             kind = "initial_final" if any(map(HAN_LETTER.search, texts)) else "letter"
-            self.heads.append(UnitCtc(kind, SOUNDS, own.head, nn.Identity()))
+            self.heads.append(UnitCtc(units_of(kind), SOUNDS, own.head, nn.Identity()))
             weights["conditioning"] = conditioned.weight
+        below = self.config.model.encoder.sounds
+        if below and self.model.sounds_head:
+            layer, tokens = layers[below.layer - 1], bundle.tokenizer.tokens()
+            self.heads.append(sounds_ctc(self.model.sounds_head, layer, tokens, texts))
+            weights["sounds"] = below.weight
         weights |= {"consistency": training.consistency} if training.consistency else {}
         self.loss_weights = (1 - share, share, *(share * weight for weight in weights.values()))
         self.loss_names = ("attention", "ctc", *weights) if share else ("attention",)
@@ -77,10 +83,13 @@ class SpeechModule(TrainingModule):
         }
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the model's weights, the CTC head's with what the sounds add."""
+        """Return the model's weights, its heads' with what training alone knows of sounds."""
         found = super().weights()
         if self.sounds:
             found["ctc_head.weight"] = found["ctc_head.weight"] + self.sounds.added().detach()
+        if self.model.sounds_head:
+            rows = self.model.sounds_head.untied()
+            found |= {f"sounds_head.{name}": tensor for name, tensor in rows.items()}
         return found
 
     def on_train_epoch_start(self) -> None:

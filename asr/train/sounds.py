@@ -1,16 +1,20 @@
-"""Share output weights between Mandarin characters that sound alike.
+"""What Mandarin characters sound like, for output weights that those which sound alike share.
 
-Legend: B utterances, S encoder steps, D d_model, V vocabulary, P sounds of a character.
+Legend: B utterances, S encoder steps, D d_model, V vocabulary, P sounds of a character, N units.
 """
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from asr.decoding.ctc_prefix import BLANK
+from asr.model.sounds import SoundsHead
 from asr.pinyin import Units, units_of
-from asr.tokenizer import HAN_LETTER
+from asr.tokenizer import HAN_LETTER, normalize_text
+from asr.train.auxiliary import UnitCtc
 
 
 def _sounds() -> Units:
@@ -54,3 +58,45 @@ class SharedSounds(nn.Module):
 
     def _add(self, head: nn.Module, inputs: tuple[Tensor], logits_BSV: Tensor) -> Tensor:
         return logits_BSV + linear(inputs[0], self.added())
+
+
+class Readings:
+    """The syllables of texts; each character has the one that it has most often in them.
+
+    As a function it splits a text into syllables. One that is no character's most frequent one
+    becomes that of its character.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._syllables = units_of("syllable")
+        counts = defaultdict[str, Counter[str]](Counter)
+        for text in texts:
+            for character, syllable in self._pairs(text):
+                counts[character][syllable] += 1
+        self.usual = {c: min(n, key=lambda unit: (-n[unit], unit)) for c, n in counts.items()}
+        self.units = sorted(set(self.usual.values()))
+        self._known = frozenset(self.units)
+
+    def _pairs(self, text: str) -> Iterable[tuple[str, str]]:
+        """Yield the characters of a text with what they sound like there."""
+        return zip(normalize_text(text).replace(" ", ""), self._syllables(text), strict=True)
+
+    def __call__(self, text: str) -> list[str]:
+        """Return the syllables of a text."""
+        return [u if u in self._known else self.usual.get(c, u) for c, u in self._pairs(text)]
+
+
+def sounds_ctc(
+    head: SoundsHead, layer: nn.Module, tokens: Sequence[str], texts: Iterable[str]
+) -> UnitCtc:
+    """Return the loss of the head of sounds, whose rows are tied: one for each syllable.
+
+    Tokens without a sound in the texts, such as spaces and the special ones, have the blank's row.
+    """
+    readings = Readings(texts)
+    units = [readings.usual.get(normalize_text(token)) for token in tokens]
+    first = {unit: token for token, unit in reversed(list(enumerate(units))) if unit}
+    known = [unit for unit in readings.units if unit in first]
+    tied = [first[unit] if unit else BLANK for unit in units]
+    head.tie(torch.tensor(tied), torch.tensor([BLANK, *(first[unit] for unit in known)]))
+    return UnitCtc(readings, known, layer, head.of_units)

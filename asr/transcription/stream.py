@@ -104,8 +104,7 @@ def encode_chunks(
     steps_B = torch.tensor([chunk.steps for chunk in chunks], device=device)
     state = EncoderState.join(states)
     x_BCD, memory_BCD = model.encode_chunk(torch.stack(feats).to(device), steps_B, state)
-    assert model.ctc_head is not None, "a model with a streaming encoder has a CTC head"
-    logp_BCV = model.ctc_head(memory_BCD).log_softmax(-1)
+    logp_BCV = model.ctc_logits(memory_BCD).log_softmax(-1)
     return [
         EncodedChunk(
             x_BCD[b, : chunk.steps].clone(),  # a view would keep those of the others

@@ -20,12 +20,17 @@ export class Network {
       this.units.push(unit(SelfAttention, "self_attention"));
       if (model.encoder.convolution !== null) this.units.push(unit(Convolution, "convolution"));
       this.units.push(unit(FeedForward, "feed_forward"));
+      if (i + 1 === model.encoder.sounds?.layer) this.sounds = this.units.length; // units up to the layer
       if (i + 1 === model.encoder.conditioning?.layer) {
         this.units.push(new Conditioning(memory, weights, "encoder.conditioning"));
       }
     }
     this.last = options.isPre ? new Norm(memory, weights, "encoder.norm") : null;
     this.head = new Affine(memory, weights, "ctc_head");
+    if (this.sounds) {
+      this.soundsNorm = new Norm(memory, weights, "sounds_head.norm");
+      this.soundsHead = new Affine(memory, weights, "sounds_head.output");
+    }
   }
 
   /**
@@ -39,9 +44,14 @@ export class Network {
     const x = project.apply(address, stride, S);
     this.norm.into(x, S, x);
     if (this.hasPositions) addPositions(memory.floats, x, S, project.size);
-    for (const unit of this.units) unit.run(x, S, past);
+    let sounds = null; // what the head of sounds sees of its layer
+    this.units.forEach((unit, i) => {
+      if (i === this.sounds) sounds = this.soundsNorm.apply(x, S);
+      unit.run(x, S, past);
+    });
     this.last?.into(x, S, x);
     const logits = head.apply(x, project.size, S), V = head.size;
+    if (sounds !== null) this.soundsHead.add(sounds, project.size, S, logits, V);
     for (let s = 0; s < S; s++) logSoftmax(memory.floats, logits + s * V, V);
     const logp = memory.floats.slice(logits, logits + S * V);
     memory.top = top;

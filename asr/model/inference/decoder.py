@@ -98,6 +98,7 @@ class FastDecoder(Decoder):
 
     def start(self, memory_BSD: Tensor, mask_BS: Tensor) -> FastState:  # type: ignore[override]
         """Return the state before the first token."""
+        memory_BSD = self.seen(memory_BSD)
         B, S, _ = memory_BSD.shape
         stored_RX = self._memory(memory_BSD.flatten(0, 1), Scratch(memory_BSD), "memory")
         parts = stored_RX.view(B, S, -1).split([s.cross.n_stored for s in self._steps], -1)
