@@ -48,8 +48,7 @@ def by_torch(folder: Path, int8: bool) -> Run:
     @torch.inference_mode()
     def run(feats: np.ndarray) -> np.ndarray:
         memory, _ = model.encode(torch.from_numpy(feats[None]), torch.tensor([len(feats)]))
-        assert model.ctc_head is not None
-        return np.asarray(model.ctc_head(memory).log_softmax(-1))
+        return np.asarray(model.ctc_logits(memory).log_softmax(-1))
 
     return run
 

@@ -94,7 +94,7 @@ class Subject:
                 feats = torch.stack([extract(wave) for wave in waves[:batch]])
                 memory, keep = model.encode(feats, torch.full((batch,), feats.shape[1]))
                 if model.ctc_head:
-                    logp = model.ctc_head(memory).log_softmax(-1)  # not what is known
+                    logp = model.ctc_logits(memory).log_softmax(-1)  # not what is known
                     if "greedy" in self.flags:
                         greedy_texts(logp, keep.sum(1), GREEDY, torch.ones(VOCAB))
                         return

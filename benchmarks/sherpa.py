@@ -129,8 +129,7 @@ def largest_difference(bundle: Bundle, path: Path, waves: list[np.ndarray]) -> f
         lengths = torch.tensor([len(feats)])
         chunk = streaming.chunk if streaming else None
         memory, _ = bundle.model.encode(feats[None], lengths, chunk)
-        assert bundle.model.ctc_head is not None
-        wanted_SV = without_special(bundle.model.ctc_head(memory))[0].numpy()
+        wanted_SV = without_special(bundle.model.ctc_logits(memory))[0].numpy()
         logp_SV = np.concatenate([logp for _, logp in feed(wave, run)])
         if feed.kind == "omnilingual":
             logp_SV = logp_SV[WaveformGraph(bundle).places(len(wanted_SV))]

@@ -22,4 +22,6 @@ def parameters_by_part(model: SpeechTransformer) -> dict[str, int]:
     }
     if model.ctc_head is not None:
         parts["CTC head"] = model.ctc_head
+    if model.sounds_head is not None:
+        parts["CTC head of sounds"] = model.sounds_head
     return {name: count_parameters(module) for name, module in parts.items()}

@@ -149,7 +149,8 @@ def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: 
     recipe["model"] |= {"d_model": 8, "d_inner": 8, "projection": {"kind": "set_sparse"}}
     attention = {"kind": kind, **ENCODER[kind]}
     recipe["model"]["encoder"] = {
-        "n_layers": 2, "conditioning": {"layer": 1}, "attention": attention,
+        "n_layers": 2, "conditioning": {"layer": 1}, "sounds": {"layer": 1},
+        "attention": attention,
     }  # fmt: skip
     config = Config.model_validate(recipe)
     made = Bundle.create(config, Tokenizer.train(["一二三四五"], config.tokenizer))

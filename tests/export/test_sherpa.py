@@ -37,6 +37,7 @@ FOREVER = asr.Endpoint(silence_seconds=30, idle_seconds=30, longest_seconds=30)
 FBANK = {"kind": "fbank", "sherpa_onnx": True, "n_mels": 24}
 STREAMING = {"chunk": 5, "left_chunks": 3}
 ROTARY = STREAMING | {"rotary": True}
+ENCODER = {"n_layers": 2, "convolution": 5, "sounds": {"layer": 1}}
 
 
 def random_bundle(features: dict[str, Any], encoder: dict[str, Any]) -> Bundle:
@@ -74,8 +75,7 @@ def offline(bundle: Bundle, wave: np.ndarray) -> tuple[str, Tensor]:
     with torch.no_grad():
         feats = bundle.features(torch.from_numpy(wave))
         memory, _ = bundle.model.encode(feats[None], torch.tensor([len(feats)]))
-        assert bundle.model.ctc_head
-        logp = bundle.model.ctc_head(memory).log_softmax(-1)[0]
+        logp = bundle.model.ctc_logits(memory).log_softmax(-1)[0]
     logp = logp[:, [0, *range(len(SPECIAL), logp.shape[1])]]
     path = torch.unique_consecutive(logp.argmax(1))
     tokens = [t + len(SPECIAL) - 1 for t in path.tolist() if t]
@@ -263,7 +263,7 @@ def test_features_for_sherpa_onnx_are_those_of_kaldi_native_fbank() -> None:
 
 
 def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(tmp_path: Path) -> None:
-    bundle, waves = random_bundle(FBANK, {"n_layers": 1, "convolution": 5}), noises(20)
+    bundle, waves = random_bundle(FBANK, ENCODER), noises(20)
     export_in_8_bits(bundle, waves, tmp_path)
     recognizer, in_8_bits = (zipformer(tmp_path / "out", name) for name in MODELS)
     results = recognize(recognizer, waves)
@@ -307,7 +307,9 @@ def test_a_stream_has_the_text_of_our_streaming_recognizer(
     convolution: int | None, frontend: str, streaming: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    encoder = {"n_layers": 2, "convolution": convolution, "streaming": streaming}
+    encoder = {
+        "n_layers": 2, "convolution": convolution, "streaming": streaming, "sounds": {"layer": 1},
+    }  # fmt: skip
     bundle = random_bundle(FBANK | {"normalize": "corpus"}, encoder)
     if frontend == "strided":
         values = bundle.config.model_dump()

@@ -88,6 +88,7 @@ def test_the_cached_forward_is_the_masked_one_and_one_chunk_is_the_offline_one(
 @pytest.mark.parametrize("changes", [
     {"encoder": {"convolution": None}}, {"norm": "post"},
     {"encoder": {"conditioning": {"layer": 1}}}, {"encoder": {"convolution": 1}},
+    {"encoder": {"sounds": {"layer": 1}}},
     {"frontend": {"kind": "vgg_low_rank", "channels": [3, 5], "rank": 4}},
     {"frontend": {"kind": "strided", "channels": [3, 4]}},
     {"frontend": {"kind": "strided", "channels": [3, 4], "separable": True}},

@@ -160,6 +160,8 @@ def test_the_layers_above_get_a_guess_and_it_is_learned(tones: Path, tmp_path: P
         ({"consistency": 0.2}, {"ctc_weight": 0.0}, "go with a CTC head"),
         ({}, {"encoder": {"n_layers": 1, "conditioning": {"layer": 1}}}, "names layer 1 of 1"),
         ({}, {"encoder": {"conditioning": {"layer": 1}}, "ctc_weight": 0.0}, "go with a CTC head"),
+        ({}, {"encoder": {"n_layers": 2, "sounds": {"layer": 2}}}, "sounds names layer 2 of 2"),
+        ({}, {"encoder": {"sounds": {"layer": 1}}, "ctc_weight": 0.0}, "go with a CTC head"),
     ],
 )
 def test_what_does_not_fit_is_refused(training: dict, model: dict, words: str) -> None:

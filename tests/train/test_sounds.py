@@ -1,4 +1,4 @@
-"""Output weights that share sounds: by their sum, by what a rare character learns, and in a run."""
+"""What training knows of sounds: shared output weights, and the head of syllables; in runs too."""
 
 import csv
 from pathlib import Path
@@ -9,11 +9,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
 from asr.bundle import Bundle
+from asr.config import Config
 from asr.data.manifest import load_cuts
+from asr.decoding.ctc_prefix import BLANK
+from asr.decoding.options import DecodingOptions
 from asr.evaluation.evaluate import evaluate
-from asr.train.sounds import SharedSounds
+from asr.tokenizer import SPECIAL, Tokenizer
+from asr.train.module import SpeechModule
+from asr.train.sounds import Readings, SharedSounds
 from asr.transcription.recognizer import Recognizer
-from tests.helpers import run_cli, tones_recipe, write_recipe
+from tests.helpers import run_cli, speak, tones_recipe, write_recipe
 
 pytest.importorskip("pypinyin")
 TOKENS = ["<blank>", "中", "钟", "种", "猪", "国", "A", "中国"]
@@ -73,3 +78,53 @@ def test_the_bundle_has_the_sum_and_the_dev_cer_of_training(tones: Path, tmp_pat
     options = recognizer.config.decoding.model_copy(update={**decoding, "beam_size": 1})
     found = evaluate(recognizer, load_cuts(tones / "dev.jsonl.gz"), options)
     assert 100 * found.cer == pytest.approx(best, abs=1e-4)
+
+
+def test_a_character_has_the_reading_that_it_has_most_often() -> None:
+    readings = Readings(["银行", "银行", "行走", "OK 种子", "种"])
+    assert readings("银行") == ["yin2", "hang2"]
+    assert readings("行走") == ["hang2", "zou3"]  # no character has xing2 most often
+    assert readings("种子 ok") == ["zhong3", "zi5", "O", "K"]
+    assert readings.units == sorted({"yin2", "hang2", "zou3", "zhong3", "zi5", "O", "K"})
+
+
+@pytest.fixture
+def module(tones: Path) -> SpeechModule:
+    """A training of tokens of which some sound alike."""
+    encoder = {"n_layers": 2, "sounds": {"layer": 1, "weight": 0.7}}
+    config = Config.model_validate(tones_recipe(tones, model={"encoder": encoder}))
+    texts = ["中国", "钟", "果种", "A B"]
+    return SpeechModule(Bundle.create(config, Tokenizer.train(texts, config.tokenizer)), 1, texts)
+
+
+def test_characters_of_one_sound_have_one_row_in_the_weights(module: SpeechModule) -> None:
+    tokens = module.decoder.tokenizer.tokens()
+    rows = dict(zip(tokens, module.weights()["sounds_head.output.weight"], strict=True))
+    assert torch.equal(rows["中"], rows["钟"])
+    assert not torch.equal(rows["中"], rows["种"]) and not torch.equal(rows["国"], rows["果"])
+    for token in (*(tokens[i] for i in SPECIAL), "▁"):  # nobody says them
+        assert torch.equal(rows[token], rows[tokens[BLANK]])
+    (head,) = module.heads
+    zhong, guo, space = (ids.tolist() for ids in head.targets(["中种", "钟国", " "]))
+    assert zhong[0] == guo[0] != zhong[1] and space == []
+
+
+def test_the_bundle_knows_the_sounds_from_a_layer_below(tones: Path, tmp_path: Path) -> None:
+    recipe = tones_recipe(
+        tones, model={"encoder": {"n_layers": 2, "sounds": {"layer": 1}}}, training={"epochs": 12}
+    )
+    done = run_cli("train", write_recipe(tmp_path / "r.yaml", recipe), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    recognizer = Recognizer(Bundle.load(tmp_path / "run"), "cpu")
+    waves = [torch.from_numpy(speak(text, i)) for i, text in enumerate(("一二三四", "四二三"))]
+    options = DecodingOptions(method="ctc_greedy", confidence_threshold=0.0)
+    assert [text for text, _ in recognizer.texts(waves, options)] == ["一二三四", "四二三"]
+    model = recognizer.model
+    assert model.ctc_head and model.sounds_head
+    with torch.no_grad():  # the sounds alone
+        model.ctc_head.weight.zero_()
+        model.ctc_head.bias.zero_()
+    assert [text for text, _ in recognizer.texts(waves, options)] == ["一二三四", "四二三"]
+    with torch.no_grad():  # neither
+        dict(model.sounds_head.output.named_parameters())["weight"].zero_()
+    assert [text for text, _ in recognizer.texts(waves, options)] != ["一二三四", "四二三"]
