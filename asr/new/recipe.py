@@ -20,6 +20,7 @@ _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _VOICES_HOURS = 2.0
 _MANY_CHARACTERS = 1000
 _SPELLED = 0.8  # of the text, by the units of self-conditioning
+_WORD_SECONDS = 2.0  # most utterances of a corpus of single words are shorter
 _VOICES = {
     "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
     "overload": 0.3,
@@ -101,7 +102,8 @@ def choose(
     n_layers = math.ceil(positive_number(given, "model", "encoder", "n_layers") or size.n_layers[0])
     if n_layers > 1 and (has_pinyin() or not corpus.chinese):
         if corpus.is_mandarin:
-            _add_sounds(recipe, n_layers)
+            are_characters = not any(key.startswith("tokenizer") for key in keys)
+            _add_sounds(recipe, n_layers, corpus.longest <= _WORD_SECONDS and are_characters)
         elif size is _SIZES[0] and is_aligned and corpus.chinese + corpus.latin >= _SPELLED:
             why = "the guesses of a layer help those above it: fewer errors of 20 words"
             recipe.add("model.encoder.conditioning", {"layer": _guessing_layer(n_layers)}, why)
@@ -286,12 +288,19 @@ def has_pinyin() -> bool:
     return find_spec("pypinyin") is not None
 
 
-def _add_sounds(recipe: Recipe, n_layers: int) -> None:
-    """Add losses of initials and finals, and of syllables, at a third and two thirds of the way."""
+def _add_sounds(recipe: Recipe, n_layers: int, are_words: bool) -> None:
+    """Add losses of initials and finals, and of syllables, at a third and two thirds of the way.
+
+    Where the utterances are single words, the head of syllables stays in the model.
+    """
     first, second = _guessing_layer(n_layers), math.ceil(2 * n_layers / 3)
     why = "initials and finals of Mandarin; other languages: without these three"
     recipe.add("model.encoder.conditioning", {"layer": first}, why)
-    recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
+    if are_words and second < n_layers:
+        why = "syllables, by which words that are not in training are heard better"
+        recipe.add("model.encoder.sounds", {"layer": second}, why)
+    else:
+        recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")
     recipe.add("training.shared_sounds", True, "rare characters learn from all that sound so")
 
 

@@ -152,6 +152,14 @@ def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
         assert config.training.shared_sounds == (layers != 1)
         if sounds:
             assert sounds.layer <= syllables[0].layer <= config.model.encoder.n_layers
+    words = {"chinese": 0.97, "longest": 1.2}
+    for layers, below in ((None, 3), (2, None), (6, 4)):
+        overrides = [] if layers is None else [f"model.encoder.n_layers={layers}"]
+        config = Config.model_validate(choose(corpus_of(1.5, **words), Path("d"), overrides).values)
+        head = config.model.encoder.sounds
+        assert (head and head.layer) == below and bool(head) != bool(config.training.intermediate)
+    pieces = choose(corpus_of(1.5, **words), Path("d"), ["tokenizer.kind=bpe"])
+    assert Config.model_validate(pieces.values).model.encoder.sounds is None
     others = corpus_of(5, chinese=0.5)
     assert values_of(others).model.encoder.conditioning is None
     monkeypatch.setattr(recipe_module, "has_pinyin", lambda: False)
