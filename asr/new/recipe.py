@@ -297,7 +297,7 @@ def _add_sounds(recipe: Recipe, n_layers: int, are_words: bool) -> None:
     why = "initials and finals of Mandarin; other languages: without these three"
     recipe.add("model.encoder.conditioning", {"layer": first}, why)
     if are_words and second < n_layers:
-        why = "syllables, by which words that are not in training are heard better"
+        why = "syllables, by which words that are not in training have fewer errors"
         recipe.add("model.encoder.sounds", {"layer": second}, why)
     else:
         recipe.add("training.intermediate", [{"layer": second, "weight": 0.7}], "syllables")

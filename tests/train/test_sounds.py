@@ -102,7 +102,7 @@ def test_characters_of_one_sound_have_one_row_in_the_weights(module: SpeechModul
     rows = dict(zip(tokens, module.weights()["sounds_head.output.weight"], strict=True))
     assert torch.equal(rows["中"], rows["钟"])
     assert not torch.equal(rows["中"], rows["种"]) and not torch.equal(rows["国"], rows["果"])
-    for token in (*(tokens[i] for i in SPECIAL), "▁"):  # nobody says them
+    for token in (*(tokens[i] for i in SPECIAL), "▁"):  # no text has them
         assert torch.equal(rows[token], rows[tokens[BLANK]])
     (head,) = module.heads
     zhong, guo, space = (ids.tolist() for ids in head.targets(["中种", "钟国", " "]))
