@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from asr.decoding.ctc_prefix import BLANK
 from asr.model.sounds import SoundsHead
 from asr.pinyin import Units, units_of
-from asr.tokenizer import HAN_LETTER, normalize_text
+from asr.tokenizer import HAN_LETTER, SPECIAL, normalize_text
 from asr.train.auxiliary import UnitCtc
 
 
@@ -85,18 +85,28 @@ class Readings:
         """Return the syllables of a text."""
         return [u if u in self._known else self.usual.get(c, u) for c, u in self._pairs(text)]
 
+    def of_token(self, token: str) -> str | None:
+        """Return the syllable of a token of one character, None of one without a sound."""
+        character = normalize_text(token)
+        if character in self.usual or len(character) != 1 or not character.isalnum():
+            return self.usual.get(character)
+        (syllable,) = self._syllables(character)
+        return syllable
+
 
 def sounds_ctc(
     head: SoundsHead, layer: nn.Module, tokens: Sequence[str], texts: Iterable[str]
 ) -> UnitCtc:
     """Return the loss of the head of sounds, whose rows are tied: one for each syllable.
 
-    Tokens without a sound in the texts, such as spaces and the special ones, have the blank's row.
+    Tokens without a sound, such as spaces and the special ones, have the blank's row. Those that
+    the texts lack, as most of a bundle to fine-tune, have the row of their usual sound.
     """
     readings = Readings(texts)
-    units = [readings.usual.get(normalize_text(token)) for token in tokens]
+    said = tokens[len(SPECIAL) :]
+    units = [*(None for _ in SPECIAL), *map(readings.of_token, said)]
     first = {unit: token for token, unit in reversed(list(enumerate(units))) if unit}
-    known = [unit for unit in readings.units if unit in first]
+    known = sorted(first)
     tied = [first[unit] if unit else BLANK for unit in units]
     head.tie(torch.tensor(tied), torch.tensor([BLANK, *(first[unit] for unit in known)]))
     return UnitCtc(readings, known, layer, head.of_units)

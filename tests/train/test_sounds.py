@@ -109,6 +109,17 @@ def test_characters_of_one_sound_have_one_row_in_the_weights(module: SpeechModul
     assert zhong[0] == guo[0] != zhong[1] and space == []
 
 
+def test_tokens_that_the_texts_lack_keep_their_sound(module: SpeechModule) -> None:
+    known = module.weights()["sounds_head.output.weight"]
+    tokenizer, config = module.decoder.tokenizer, module.config
+    bundle = Bundle.create(config, tokenizer)
+    bundle.model.load_state_dict(module.weights())
+    fewer = SpeechModule(bundle, 1, ["国"])  # fine-tuning on other texts
+    assert torch.equal(fewer.weights()["sounds_head.output.weight"], known)
+    (head,) = fewer.heads
+    assert len(head.units) == 6  # all of them are told apart
+
+
 def test_the_bundle_knows_the_sounds_from_a_layer_below(tones: Path, tmp_path: Path) -> None:
     recipe = tones_recipe(
         tones, model={"encoder": {"n_layers": 2, "sounds": {"layer": 1}}}, training={"epochs": 12}
