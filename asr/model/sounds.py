@@ -1,8 +1,8 @@
 """A second CTC head, of the sounds of tokens, on an encoder layer below the last.
 
-What a word sounds like is learned from all words that share its syllables, how it is written from
-its own characters alone. The layers above learn the words of training, so that a lower one knows
-the syllables of new words better.
+What a word sounds like is learned from all words that share its syllables; how it is written is
+learned from its own characters alone. The layers above learn the words of training, so that a lower
+one knows the syllables of new words better.
 
 Legend: B batch, S encoder steps, D d_model, V vocabulary, N units.
 """
@@ -43,9 +43,15 @@ class SoundsHead(nn.Module):
         self.register_buffer("units_N", None, persistent=False)
 
     def tie(self, tied_V: Tensor, units_N: Tensor) -> None:
-        """Let the row of token v be that of token `tied_V[v]`, and the rows of units be these."""
+        """Let token v have the row of token `tied_V[v]`, and unit n that of token `units_N[n]`."""
         device = self.norm.weight.device
         self.tied_V, self.units_N = tied_V.to(device), units_N.to(device)
+
+    @property
+    def rows_VD(self) -> Tensor:
+        """Return the rows of tokens, as they are stored."""
+        last, _ = self._rows()
+        return last.weight.detach()
 
     def untied(self) -> dict[str, Tensor]:
         """Return the weights of the rows by name, such that they need no tie."""
@@ -62,12 +68,13 @@ class SoundsHead(nn.Module):
         return self._logits(x_BSD, self.units_N)
 
     def _logits(self, x_BSD: Tensor, rows: Tensor | None) -> Tensor:
-        x_BSD, (last, _) = self.norm(x_BSD), self._rows()
+        x_BSD = self.norm(x_BSD)
+        if rows is None:  # the map may be one of 8 bits
+            y_BSV: Tensor = self.output(x_BSD)
+            return y_BSV
         if isinstance(self.output, LowRank):
             x_BSD = self.output.E(x_BSD)
-        if rows is None:
-            y_BSV: Tensor = last(x_BSD)
-            return y_BSV
+        last, _ = self._rows()
         return linear(x_BSD, last.weight[rows], last.bias[rows])
 
     def _rows(self) -> tuple[nn.Linear, str]:

@@ -234,7 +234,7 @@ class SpeechTransformer(nn.Module):
         return x_BSD, self.encoder.step(x_BSD, padding_mask(steps_B, x_BSD.shape[1]), state)
 
     def ctc_logits(self, memory_BSE: Tensor) -> Tensor:
-        """Return the logits (B, S, V) of CTC; those of sounds are added but in training.
+        """Return the logits (B, S, V) of CTC; those of sounds are added, except in training.
 
         The sum makes a product of two distributions (Hinton 2002), of which each is trained alone.
         """

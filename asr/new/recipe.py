@@ -102,8 +102,10 @@ def choose(
     n_layers = math.ceil(positive_number(given, "model", "encoder", "n_layers") or size.n_layers[0])
     if n_layers > 1 and (has_pinyin() or not corpus.chinese):
         if corpus.is_mandarin:
-            are_characters = not any(key.startswith("tokenizer") for key in keys)
-            _add_sounds(recipe, n_layers, corpus.longest <= _WORD_SECONDS and are_characters)
+            is_char = not any(
+                o.startswith(("tokenizer.kind", "tokenizer=")) for o in overrides or []
+            )
+            _add_sounds(recipe, n_layers, corpus.longest <= _WORD_SECONDS and is_char)
         elif size is _SIZES[0] and is_aligned and corpus.chinese + corpus.latin >= _SPELLED:
             why = "the guesses of a layer help those above it: fewer errors of 20 words"
             recipe.add("model.encoder.conditioning", {"layer": _guessing_layer(n_layers)}, why)

@@ -77,9 +77,11 @@ class SpeechModule(TrainingModule):
             self.dev_metrics = ("val_loss", "val_wer_percent", "val_cer_percent")
         self.calibration = Calibration(bundle.tokenizer.normalize)
         units = [head.units for head in (*self.heads, *([self.sounds] if self.sounds else []))]
+        ties = None if self.model.sounds_head is None else self.model.sounds_head.tied_V
         self.identity = {
             "tokens": bundle.tokenizer.digest,
-            "units of training.intermediate": hashlib.sha256(repr(units).encode()).hexdigest(),
+            "units of training.intermediate": _digest(units),
+            "sounds of tokens": "" if ties is None else _digest(ties.tolist()),
         }
 
     def weights(self) -> dict[str, Tensor]:
@@ -128,7 +130,8 @@ class SpeechModule(TrainingModule):
     def losses(self, batch: Batch, feats_BTF: Tensor) -> Tensor:
         """Return the losses (L,), summed over the batch and of several views the mean.
 
-        They are cross-entropy with label smoothing, CTC, those of intermediate layers, and that of
+        They are cross-entropy with label smoothing, CTC (in validation with the scores of sounds,
+        as decoding has them), those of intermediate layers, and that of
         consistency, which a single view has none of.
         """
         n_views = len(feats_BTF) // len(batch.ids)
@@ -207,3 +210,7 @@ class SpeechModule(TrainingModule):
         self.log("val/cer_percent", 100 * self.calibration.errors(threshold).rate)
         if self.has_words:
             self.log("val/wer_percent", 100 * self.calibration.word_errors(threshold).rate)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()

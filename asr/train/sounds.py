@@ -16,6 +16,8 @@ from asr.pinyin import Units, units_of
 from asr.tokenizer import HAN_LETTER, SPECIAL, normalize_text
 from asr.train.auxiliary import UnitCtc
 
+_SPACE = "▁"  # as a token
+
 
 def _sounds() -> Units:
     syllable, initial_final = units_of("syllable"), units_of("initial_final")
@@ -63,8 +65,8 @@ class SharedSounds(nn.Module):
 class Readings:
     """The syllables of texts; each character has the one that it has most often in them.
 
-    As a function it splits a text into syllables. One that is no character's most frequent one
-    becomes that of its character.
+    As a function it splits a text into syllables. A syllable that is not the most frequent one of
+    any character is replaced by the most frequent one of its own character.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -85,13 +87,10 @@ class Readings:
         """Return the syllables of a text."""
         return [u if u in self._known else self.usual.get(c, u) for c, u in self._pairs(text)]
 
-    def of_token(self, token: str) -> str | None:
-        """Return the syllable of a token of one character, None of one without a sound."""
-        character = normalize_text(token)
-        if character in self.usual or len(character) != 1 or not character.isalnum():
-            return self.usual.get(character)
-        (syllable,) = self._syllables(character)
-        return syllable
+    def alone(self, character: str) -> str | None:
+        """Return the syllable of a character alone, None where pypinyin gives no single one."""
+        found = self._syllables(character)
+        return found[0] if len(found) == 1 else None
 
 
 def sounds_ctc(
@@ -99,14 +98,40 @@ def sounds_ctc(
 ) -> UnitCtc:
     """Return the loss of the head of sounds, whose rows are tied: one for each syllable.
 
-    Tokens without a sound, such as spaces and the special ones, have the blank's row. Those that
-    the texts lack, as most of a bundle to fine-tune, have the row of their usual sound.
+    The special tokens and the space, which have no sound, have the blank's row. Tokens that the
+    texts lack, as most of a bundle to fine-tune, keep theirs.
     """
     readings = Readings(texts)
-    said = tokens[len(SPECIAL) :]
-    units = [*(None for _ in SPECIAL), *map(readings.of_token, said)]
-    first = {unit: token for token, unit in reversed(list(enumerate(units))) if unit}
-    known = sorted(first)
-    tied = [first[unit] if unit else BLANK for unit in units]
-    head.tie(torch.tensor(tied), torch.tensor([BLANK, *(first[unit] for unit in known)]))
-    return UnitCtc(readings, known, layer, head.of_units)
+    characters = [normalize_text(token) for token in tokens]
+    units = [readings.usual.get(character) for character in characters]
+    tied = _ties(units, [readings.alone(c) for c in characters], head.rows_VD)
+    for token, character in enumerate(characters):
+        if token < len(SPECIAL) or character == _SPACE:
+            tied[token] = BLANK
+    rows = sorted(set(tied) - {BLANK})
+    head.tie(torch.tensor(tied), torch.tensor([BLANK, *rows]))
+    # A row that no text has is a unit too, from which the others are told apart.
+    names = [units[row] or f"={tokens[row]}" for row in rows]
+    return UnitCtc(readings, names, layer, head.of_units)
+
+
+def _ties(units: Sequence[str | None], alone: Sequence[str | None], rows_VD: Tensor) -> list[int]:
+    """Return for each token the one whose row it has, by its unit in the texts or its row so far.
+
+    `alone` are the usual syllables of tokens, such as a bundle's rows have most often.
+    """
+    first: dict[str, int] = {}
+    for is_usual in (True, False):
+        for token, unit in enumerate(units):
+            if unit and (unit == alone[token]) == is_usual:
+                first.setdefault(unit, token)
+    group_V = rows_VD.unique(dim=0, return_inverse=True)[1].tolist()
+    kept: dict[int, int] = {}
+    tied = []
+    for token, unit in enumerate(units):
+        same = first.get(unit or alone[token] or "")
+        if unit is None and (same is None or group_V[same] != group_V[token]):
+            same = kept.setdefault(group_V[token], token)
+        assert same is not None
+        tied.append(same)
+    return tied

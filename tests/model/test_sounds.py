@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from asr.model.factorization import apply_ranks
+from asr.model.inference.int8 import in_8_bits
 from asr.model.sounds import SoundsConfig, SoundsHead
 from asr.model.transformer import SpeechTransformer
 from tests.helpers import VOCAB, D, build, padded_batch, tiny
@@ -22,6 +23,17 @@ def plain_of(model: SpeechTransformer) -> SpeechTransformer:
     plain = build(model.config.model_copy(update={"encoder": encoder}))
     assert not plain.load_state_dict(model.state_dict(), strict=False).missing_keys
     return plain
+
+
+@torch.no_grad()
+def test_a_model_in_8_bits_has_the_head_too() -> None:
+    torch.manual_seed(2)
+    head, x = SoundsHead(64, 2000), torch.randn(3, 40, 64)
+    network = nn.ModuleDict({"sounds_head": head})
+    expected = head(x)
+    in_8_bits(network)
+    assert not isinstance(head.output, nn.Linear)
+    assert float((head(x) - expected).std() / expected.std()) < 0.05
 
 
 def product_of(head: SoundsHead) -> Tensor:

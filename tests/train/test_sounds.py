@@ -120,6 +120,22 @@ def test_tokens_that_the_texts_lack_keep_their_sound(module: SpeechModule) -> No
     assert len(head.units) == 6  # all of them are told apart
 
 
+@pytest.mark.parametrize("later", [["国"], ["进行，", "国"]])
+def test_a_character_of_two_readings_takes_no_other_with_it(later: list[str], tones: Path) -> None:
+    encoder = {"n_layers": 2, "sounds": {"layer": 1}}
+    config = Config.model_validate(tones_recipe(tones, model={"encoder": encoder}))
+    texts = ["银行，", "航空", "形状", "国进"]  # 行 is hang2 here, as 航, and alone it is xing2
+    bundle = Bundle.create(config, Tokenizer.train(texts, config.tokenizer))
+    old = SpeechModule(bundle, 1, texts).weights()
+    bundle.model.load_state_dict(old)
+    new, tokens = SpeechModule(bundle, 1, later).weights(), bundle.tokenizer.tokens()
+    name = "sounds_head.output.weight"
+    for token, before, after in zip(tokens, old[name], new[name], strict=True):
+        assert torch.equal(before, after), token
+    rows = dict(zip(tokens, new[name], strict=True))
+    assert torch.equal(rows["航"], rows["行"]) and not torch.equal(rows["形"], rows["行"])
+
+
 def test_the_bundle_knows_the_sounds_from_a_layer_below(tones: Path, tmp_path: Path) -> None:
     recipe = tones_recipe(
         tones, model={"encoder": {"n_layers": 2, "sounds": {"layer": 1}}}, training={"epochs": 12}
