@@ -174,7 +174,8 @@ class Decoder(TokenDecoder):
 
     def seen(self, memory_BSE: Tensor) -> Tensor:
         """Return what the decoder sees of the encoder's output: (B, S, D), without the sounds."""
-        return memory_BSE[..., : self.d_model]
+        has_sounds = memory_BSE.shape[-1] > self.d_model
+        return memory_BSE[..., : self.d_model] if has_sounds else memory_BSE
 
     def step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
         """Return log-probabilities (B, W, V) of the next token; `state` advances by one."""
@@ -239,11 +240,10 @@ class SpeechTransformer(nn.Module):
         The sum makes a product of two distributions (Hinton 2002), of which each is trained alone.
         """
         assert self.ctc_head is not None, "the model has no CTC head"
-        D = self.config.d_model
-        logits_BSV: Tensor = self.ctc_head(memory_BSE[..., :D])
+        logits_BSV: Tensor = self.ctc_head(self.decoder.seen(memory_BSE))
         if self.sounds_head is None or self.training:
             return logits_BSV
-        sounds_BSV: Tensor = self.sounds_head(memory_BSE[..., D:])
+        sounds_BSV: Tensor = self.sounds_head(memory_BSE[..., self.config.d_model :])
         return logits_BSV + sounds_BSV
 
     def forward(

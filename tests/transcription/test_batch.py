@@ -94,7 +94,7 @@ def test_a_killed_job_continues_where_it_was(
         os.kill(run.pid, signal.SIGKILL)
         assert run.result().returncode == -signal.SIGKILL
     assert bool(children) == (jobs > 1)
-    wait_for(lambda: not any(map(runs, children)), 5)  # they end with it
+    wait_for(lambda: not any(map(runs, children)), 20)  # they end with it
     done = list(tmp_path.rglob("*.json"))
     assert 0 < len(done) < N, "killed half-way"
     before = {path: path.stat().st_mtime_ns for path in done}
