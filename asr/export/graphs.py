@@ -64,12 +64,8 @@ class EncoderGraph(nn.Module):
         has_ctc = self.model.ctc_head is not None
         ctc = (self.model.ctc_logits(memory_BSD).log_softmax(-1),) if has_ctc else ()
         memories = self.model.decoder.start(memory_BSD, mask_BS).memories
-        return (
-            self.model.decoder.seen(memory_BSD),
-            mask_BS,
-            *ctc,
-            *(t for memory in memories for t in memory),
-        )
+        memory_BSD = self.model.decoder.seen(memory_BSD)
+        return memory_BSD, mask_BS, *ctc, *(t for memory in memories for t in memory)
 
 
 class DecoderGraph(nn.Module):

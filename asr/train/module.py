@@ -131,8 +131,8 @@ class SpeechModule(TrainingModule):
         """Return the losses (L,), summed over the batch and of several views the mean.
 
         They are cross-entropy with label smoothing, CTC (in validation with the scores of sounds,
-        as decoding has them), those of intermediate layers, and that of
-        consistency, which a single view has none of.
+        as decoding has them), those of intermediate layers, and that of consistency, which a single
+        view has none of.
         """
         n_views = len(feats_BTF) // len(batch.ids)
         batch = batch.repeated(n_views) if n_views > 1 else batch

@@ -76,8 +76,7 @@ class Readings:
             for character, syllable in self._pairs(text):
                 counts[character][syllable] += 1
         self.usual = {c: min(n, key=lambda unit: (-n[unit], unit)) for c, n in counts.items()}
-        self.units = sorted(set(self.usual.values()))
-        self._known = frozenset(self.units)
+        self.units = frozenset(self.usual.values())
 
     def _pairs(self, text: str) -> Iterable[tuple[str, str]]:
         """Yield the characters of a text with what they sound like there."""
@@ -85,7 +84,7 @@ class Readings:
 
     def __call__(self, text: str) -> list[str]:
         """Return the syllables of a text."""
-        return [u if u in self._known else self.usual.get(c, u) for c, u in self._pairs(text)]
+        return [u if u in self.units else self.usual.get(c, u) for c, u in self._pairs(text)]
 
     def alone(self, character: str) -> str | None:
         """Return the syllable of a character alone, None where pypinyin gives no single one."""
