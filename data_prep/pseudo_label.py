@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from lhotse import CutSet
+from lhotse.cut import Cut
 from pydantic import TypeAdapter, ValidationError
 
 from asr.bundle import WEIGHTS, load_bundle_config
@@ -57,14 +58,20 @@ class Labels:
     """
 
     def __init__(
-        self, bundle: Path, recordings: list[str], out: Path, dev: CutSet | None = None
+        self,
+        bundle: Path,
+        recordings: list[str],
+        out: Path,
+        dev: CutSet | None = None,
+        others: Iterable[CutSet] = (),
     ) -> None:
-        """Begin or continue in the folder `out`; the recordings of `dev` are left out.
+        """Begin or continue in the folder `out`; recordings of `dev` and `others` are left out.
 
         Raises ConfigError where the folder holds something else, BundleError and DataError as
         reading the bundle and finding the recordings do.
         """
         self.bundle, self.out, self.dev = bundle, out, dev
+        self._with_text = set(chain.from_iterable(map(_files, others)))
         self.failed: dict[Path, AudioError] = {}
         if url := next(filter(is_url, recordings), None):
             raise ConfigError(f"{url}: a training reads recordings often: give files on a disk")
@@ -120,7 +127,7 @@ class Labels:
                 "--dev: its recordings are inside archives, so it is not known whether they are "
                 "among those to label: give the manifest that the archives were made of"
             )
-        return {Path(path).resolve() for cut in self.dev or () for path, _ in origins(cut)}
+        return _files(self.dev or ())
 
     def todo(self, view: View) -> list[Task]:
         """Return the recordings that a decoding lacks, without those that are of no use."""
@@ -131,7 +138,10 @@ class Labels:
         """Return the reason why a recording has no decodings."""
         if error := self.failed.get(task.path):
             return error.code
-        return "in_dev" if task.path.resolve() in self.dev_files else None
+        path = task.path.resolve()
+        if path in self.dev_files:
+            return "in_dev"
+        return "has_text" if path in self._with_text else None
 
     def decode(
         self, view: View, device: str, jobs: int, on_progress: Callable[[float], object]
@@ -222,6 +232,11 @@ class Labels:
             left_out += [LeftOut(one.id, SPLIT, str(one.path), error.code) for one in labels]
             return []
         return [replace(one, path=flac, converted_from=path) for one in labels]
+
+
+def _files(cuts: Iterable[Cut]) -> set[Path]:
+    """Return the files that the recordings of cuts came from."""
+    return {Path(path).resolve() for cut in cuts for path, _ in origins(cut)}
 
 
 def _is_done(task: Task) -> bool:

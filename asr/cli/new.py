@@ -187,7 +187,7 @@ def _absolute(path: Path) -> str:
 
 
 def _prepare(folder: Path, source: _Recordings | _Words) -> "CorpusMeasures":
-    """Write cuts and measurements, unless they are there; where that fails, leave nothing."""
+    """Write cuts and measurements, unless they are there; leave nothing of what is refused."""
     from asr.new.measure import SAMPLED, CorpusMeasures, measure
     from asr.runtime.files import LOCK, PARTIAL, TEMPORARY, read_json, write_text
 
@@ -206,7 +206,7 @@ def _prepare(folder: Path, source: _Recordings | _Words) -> "CorpusMeasures":
         splits = [name for name, split in report.splits.items() if split.utterances]
         with progress("measuring", SAMPLED) as on_progress:
             corpus = measure(data, splits, on_progress, report.synthetic)
-    except Exception:
+    except (ConfigError, DataError):
         shutil.rmtree(data, ignore_errors=True)
         for name in (_SOURCES, LOCK):
             (folder / name).unlink(missing_ok=True)

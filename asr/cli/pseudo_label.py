@@ -48,8 +48,9 @@ def pseudo_label(
 ) -> None:
     """Label recordings by a model, keep what it is sure of: a manifest for data.train.
 
-    Each recording is decoded twice, the second time at another speed. The same command continues
-    what was interrupted; with other limits it takes seconds.
+    Each recording is decoded twice, the second time at another speed. Recordings of dev, and of
+    train and test beside it, are left out. The same command continues what was interrupted; with
+    other limits it takes seconds.
     """
     from asr.data.manifest import load_cuts
     from asr.evaluation.agreement import Limits
@@ -60,8 +61,9 @@ def pseudo_label(
     choose_device(device)  # before anything is written
     limits = Limits(confidence=confidence, disagreement=disagreement)
     cuts = load_cuts(dev) if dev else None
+    others = [load_cuts(path) for path in _beside(dev)] if dev else []
     with resumable(shlex.join(["asr", *sys.argv[1:]])):
-        labels = Labels(bundle, recordings, out_dir, cuts)
+        labels = Labels(bundle, recordings, out_dir, cuts, others)
         if not labels.knows_noise:
             note(
                 f"{bundle}: was trained without augment.pauses and may take noise for words: give "
@@ -75,6 +77,12 @@ def pseudo_label(
     show_report(report, out_dir)
     kept = report.splits[SPLIT].hours
     show(f"kept {kept:.2f} of {hours:.2f} h ({kept / hours:.0%}): {out_dir / SPLIT}.jsonl.gz")
+
+
+def _beside(dev: Path) -> list[Path]:
+    """Return the manifests of the same corpus, as `asr prepare` names them."""
+    paths = [dev.with_name(f"{split}.jsonl.gz") for split in ("train", "test")]
+    return [path for path in paths if path.is_file() and path != dev]
 
 
 def _decode(labels: "Labels", device: str, jobs: int) -> None:

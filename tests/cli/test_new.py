@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -291,6 +292,23 @@ def test_words_alone_become_a_model_that_says_who_spoke(tmp_path: Path) -> None:
     with (tmp_path / "words.txt").open("ab") as file:
         file.write(b"one\n")
     assert "words.txt: has changed since" in refusal(*words)
+
+
+def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path) -> None:
+    """A killed worker ends the command, not what it had made; the same command would continue."""
+    (tmp_path / "words.txt").write_text("\n".join(f"word {i}" for i in range(100)))
+    command = ["new", tmp_path / "mine", "--words", tmp_path / "words.txt", "--language", "en-us"]
+    listed = [sys.executable, "-m", "asr.cli", *map(str, command)]
+    with subprocess.Popen(listed, stderr=subprocess.PIPE, text=True) as process:
+        while not (spoken := set(tmp_path.glob("mine/data/wav/**/*.wav"))):
+            assert process.poll() is None
+            time.sleep(0.05)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        os.kill(int(workers[0]), signal.SIGKILL)
+        said = process.communicate()[1]
+    assert process.returncode == 1 and "a process died" in said and "are kept" in said
+    assert all(path.exists() for path in spoken) and (tmp_path / "mine/sources.json").exists()
 
 
 @pytest.mark.parametrize(

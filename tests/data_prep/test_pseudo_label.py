@@ -33,7 +33,7 @@ FILES = ("train.jsonl.gz", "left_out.tsv", "report.json", "expected.json")
 
 @pytest.fixture(scope="session")
 def takes(once, tones: Path) -> Path:
-    """Recordings without text: speech, two silences, noise, a damaged file, one of dev."""
+    """Recordings without text: speech, two silences, noise, a damaged file, one of each split."""
 
     def fill(folder: Path) -> None:
         for i, (name, text) in enumerate(SAID.items()):
@@ -46,7 +46,8 @@ def takes(once, tones: Path) -> Path:
             wave = np.random.default_rng(i).normal(0, level, RATE)
             sf.write(folder / f"noise{i}.wav", wave, RATE)
         (folder / "damaged.wav").write_bytes(b"RIFF and nothing else")
-        (folder / "of_dev.wav").symlink_to(tones / "wav/dev0.wav")
+        for split in ("dev", "train", "test"):
+            (folder / f"of_{split}.wav").symlink_to(tones / f"wav/{split}0.wav")
 
     return once("takes_without_text", fill)
 
@@ -84,6 +85,7 @@ def test_what_is_sure_is_kept_and_all_else_has_a_reason(labels: Path, takes: Pat
     why = reasons(labels)
     assert why.pop("digital_silence") == why.pop("offset_silence") == "no_speech"
     assert why.pop("damaged") == "unsupported_media"
+    assert why.pop("of_train") == why.pop("of_test") == "has_text"
     assert why.pop("of_dev") == "in_dev" and why.pop("five") == "disagreement"
     assert why.keys() == {f"noise{i}" for i in range(4)}
     assert set(why.values()) <= {"low_confidence", "disagreement", "no_speech"}
