@@ -85,14 +85,24 @@ def new(
         config = _recipe(folder, corpus, overrides, device)
         _train(folder, config, device)
         show(f"\n{_evaluate(folder, corpus, config, device)}\n\nNext:")
-    longer = f"training.epochs={2 * config.training.epochs}"
     model = str(folder / _MODEL)
     for line in (
         ["asr", "transcribe", model, "FILE.wav"],
         ["asr", "serve", model],
-        [*command, "--set", longer],
+        _longer(command, 2 * config.training.epochs),
     ):
         show(f"  {shlex.join(line)}")
+
+
+def _longer(command: list[str], epochs: int) -> list[str]:
+    """Return a command with another number of epochs in place of those that it has."""
+    name, kept = "training.epochs=", list[str]()
+    for one in command:
+        if one.startswith(name):
+            kept.pop()  # its --set
+        elif not one.startswith(f"--set={name}"):
+            kept.append(one)
+    return [*kept, "--set", f"{name}{epochs}"]
 
 
 @dataclass(frozen=True)

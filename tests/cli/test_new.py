@@ -90,6 +90,7 @@ def test_recordings_become_a_model_that_transcribes(made: Path, tmp_path: Path) 
     for line in ("transcribe", "serve", "new"):
         assert f"  asr {line} {made}" in shown
     assert shown.rstrip().endswith("--set training.epochs=4")
+    assert shown.rpartition("asr new")[2].count("training.epochs=") == 1, "not the two that it had"
 
 
 def test_a_second_run_does_nothing_and_says_so(made: Path, takes: Path) -> None:
