@@ -3,6 +3,7 @@
 So is an MP3 or FLAC whose header gives no length: lhotse would read a part of it, or none.
 """
 
+import os
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,8 @@ from asr.audio.recording import Recording
 from asr.errors import AudioError
 from asr.runtime.files import open_regular, write_atomically
 from data_prep.probe import has_no_length
+
+_LONGEST = 255  # bytes of a name, for file systems
 
 
 def needs_conversion(path: Path) -> bool:
@@ -33,6 +36,16 @@ def needs_ffmpeg(path: Path) -> bool:
             return media_format(file, 0) not in (None, "ogg")
     except OSError:
         return False  # which is reported where it is read
+
+
+def copy_name(name: str) -> str:
+    """Return the file name of a recording's copy; of a too long one the end, behind a hash."""
+    whole, copy = os.fsencode(name), f"{name}.flac"
+    if len(os.fsencode(copy)) <= _LONGEST:
+        return copy
+    mark = f"{sha256(whole).hexdigest()[:16]}-"
+    end = whole[len(mark) + len(".flac") - _LONGEST :].decode(errors="ignore")
+    return f"{mark}{end}.flac"
 
 
 def to_flac(source: Path, target: Path) -> None:

@@ -21,18 +21,18 @@ class Recordings:
     def __init__(self, root: Path | str, beside: Path, converted: Path) -> None:
         self.root, self.beside = root, beside
         self.exact: dict[str, Path | RemoteFile] = {}
-        self.similar: dict[str, set[Path | RemoteFile]] = defaultdict(set)
-        found = dict(_recordings(root, converted))
-        usual = {path.with_suffix("") for path in found.values() if _suffix(path) in SUFFIXES}
-        self.within = {  # x.sph beside x.wav, which was made of it, is not another one
-            path: within
-            for path, within in found.items()
-            if _suffix(within) in SUFFIXES or within.with_suffix("") not in usual
-        }
+        self.by_path: dict[str, set[Path | RemoteFile]] = defaultdict(set)
+        self.by_name: dict[str, set[Path | RemoteFile]] = defaultdict(set)
+        self.within = dict(_recordings(root, converted))
+        usual = {path.with_suffix("") for path in self.within.values() if _suffix(path) in SUFFIXES}
         for path, within in self.within.items():
             self.exact[within.as_posix()] = path
-            for similar in (within, within.with_suffix(""), within.name, within.stem):
-                self.similar[key_of(str(similar))].add(path)
+            short = within.with_suffix("")
+            if short in usual and _suffix(within) not in SUFFIXES:
+                short = within  # x is x.wav, and not the x.sph beside it, of which it was made
+            for similar in (within, short):
+                self.by_path[key_of(str(similar))].add(path)
+                self.by_name[key_of(similar.name)].add(path)
 
     def find(self, audio: str) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
@@ -44,14 +44,15 @@ class Recordings:
         for place in places:
             if place in self.exact:
                 return self.exact[place]
-        for place in places:
-            found = self.similar.get(key_of(place), set())
-            if len(found) > 1:
-                raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
-            if found:
-                return next(iter(found))
-        inside = (place for place in places if not place.startswith(".."))
-        if isinstance(self.root, Path) and any((self.root / place).is_file() for place in inside):
+        for known in (self.by_path, self.by_name):
+            for place in places:
+                found = known.get(key_of(place), set())
+                if len(found) > 1:
+                    raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
+                if found:
+                    return next(iter(found))
+        inside = [Path(self.root, place) for place in places if not place.startswith("..")]
+        if any(map(os.path.isfile, inside)):  # Path.is_file raises OSError for what is no name
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
 

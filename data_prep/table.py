@@ -25,7 +25,7 @@ from asr.runtime.files import remove_stale
 from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
 from asr.tokenizer import normalize_text
-from data_prep.convert import needs_conversion, needs_ffmpeg, to_flac
+from data_prep.convert import copy_name, needs_conversion, needs_ffmpeg, to_flac
 from data_prep.corpus_writer import LeftOut, Report, write_corpus
 from data_prep.cuts import Cluster, Utterance
 from data_prep.recordings import Recordings, key_of
@@ -104,7 +104,7 @@ def _utterances(
             said.append(f"{table.path}, line {line.number}: {error}")
             continue
         # A person is one, however the name is written.
-        speaker = speakers.setdefault(key_of(line.speaker or ""), line.speaker or "")
+        speaker = speakers.setdefault(_key_of_speaker(line.speaker or ""), line.speaker or "")
         one = _utterance(line, speaker, path, files.within[path])
         part = None if line.seconds is None else (line.start, line.seconds)
         if owners.setdefault(one.id, (path, part)) != (path, part):
@@ -126,9 +126,17 @@ def _utterances(
     return pairs
 
 
+def _key_of_speaker(name: str) -> str:
+    """Return a name as it is compared: widths, cases and spaces are written in several ways."""
+    return key_of(normalize_text(name))
+
+
 def _say_unnamed(found: Pairs, files: Recordings) -> None:
-    """Tell how many recordings of the folder are not used, where others are."""
-    unnamed = sorted(map(str, files.within.keys() - {one.path for _, one in found}))
+    """Tell how many recordings of the folder are not used, in any format, where others are."""
+    used = {files.within[one.path].with_suffix("") for _, one in found}
+    unnamed = sorted(
+        str(p) for p, within in files.within.items() if within.with_suffix("") not in used
+    )
     if found and unnamed:
         log.warning("%d of %d recordings in %s have no line in the table that can be used, such as "
                     "%s", len(unnamed), len(files.within), files.root, unnamed[0])  # fmt: skip
@@ -223,7 +231,9 @@ def _converted(
     if foreign:
         _check_convertible(foreign, copies)
         assert copies and isinstance(root, Path)
-        copy_of = {path: copies / f"{path.relative_to(root)}.flac" for path in foreign}
+        copy_of = {
+            path: copies / path.parent.relative_to(root) / copy_name(path.name) for path in foreign
+        }
         for folder in {copy.parent for copy in copy_of.values()}:
             remove_stale(folder)
         with ThreadPoolExecutor(jobs or usable_cpus()) as pool:

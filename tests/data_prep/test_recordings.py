@@ -148,6 +148,50 @@ def test_what_a_recording_was_made_of_is_not_another_one(tmp_path: Path) -> None
     assert texts == {str(takes / "x.wav"): "one", str(takes / "y.au"): "two"} and not left_out
 
 
+def test_a_path_precedes_names_in_subfolders(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    for name in ("0.wav", "old/0.wav", "old/1.wav", "x/1.wav"):
+        write_wave(takes / name)
+    texts, left_out = prepared(takes, {"0": "a", "old/0": "b", "1": "c"}, tmp_path / "out")
+    assert texts == {str(takes / "0.wav"): "a", str(takes / "old/0.wav"): "b"}
+    assert left_out == {"missing": 1}
+
+
+@pytest.mark.parametrize("named", ["0.au", "0.AU"])
+def test_what_a_recording_was_made_of_is_used_where_it_is_named(
+    named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_wave(tmp_path / "takes/0.wav")
+    original = write_wave(tmp_path / "takes/0.au")
+    texts, left_out = prepared(tmp_path / "takes", {named: "a"}, tmp_path / "out")
+    assert texts == {str(original): "a"} and not left_out
+    assert "recordings in" not in caplog.text, "none is unused: 0.wav is the same one"
+
+
+def test_a_sentence_in_the_place_of_a_recording_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_wave(tmp_path / "takes/0.wav")
+    rows = {"0.wav": "a", "很长的句子" * 30: "b", "x/" * 3000: "c"}
+    texts, left_out = prepared(tmp_path / "takes", rows, tmp_path / "out")
+    assert list(texts.values()) == ["a"] and left_out == {"missing": 2}
+    assert "很长的句子 is not in" in caplog.text
+
+
+def test_the_copy_of_a_recording_with_the_longest_name_has_a_name_too(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    names = [f"{first}{'很' * 83}.m4a" for first in "ab"]  # of 254 bytes
+    for i, name in enumerate(names):
+        encode(takes / name, seconds=1.0 + i)
+    rows = dict(zip(names, "ab", strict=True))
+    for _ in range(2):  # the second time, copies are no recordings
+        texts, left_out = prepared(takes, rows, takes / "out")
+        copies = sorted((takes / "out/audio").iterdir())
+        assert texts.keys() == set(map(str, copies)) and not left_out
+        assert all(copy.name.endswith("很.m4a.flac") for copy in copies)
+    assert sorted(round(sf.info(copy).duration) for copy in copies) == [1, 2]
+
+
 def test_copies_can_be_the_recordings_of_another_corpus(tmp_path: Path) -> None:
     encode(tmp_path / "takes/1.m4a")
     prepared(tmp_path / "takes", {"1.m4a": "one"}, tmp_path / "out")

@@ -542,6 +542,20 @@ def test_a_line_without_a_speaker_keeps_the_others_apart(
     assert "1 lines name no speaker: they are in train" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "names", [("S01", "Ｓ01"), ("Anna  Smith", "anna smith"), ("张 三", "张三"), ("Groß", "GROẞ")]
+)
+def test_one_person_is_never_two(names: tuple[str, str], takes: Path, tmp_path: Path) -> None:
+    """Or one would be in train and in test."""
+    rows = [f"{take}.wav,{text}" for take, text in TEXTS.items()]
+    people = [*names, "bob", "cat"]
+    said = "".join(f"{row},{who}\n" for row, who in zip(rows, people, strict=True))
+    table = write(tmp_path / "t.csv", f"file,text,speaker\n{said}")
+    prepare(takes, table, tmp_path / "out", dev=0.25, test=0.25)
+    found = [cut.supervisions[0].speaker for cut in all_cuts(tmp_path / "out")]
+    assert sorted(found) == sorted([names[0], names[0], "bob", "cat"])
+
+
 def test_several_texts_of_one_recording_are_left_out(takes: Path, tmp_path: Path) -> None:
     rows = lines("{}.wav,{}\n")
     again = rows.splitlines()[0].partition(",")[0]
