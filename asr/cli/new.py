@@ -79,9 +79,10 @@ def new(
 
     command = ["asr", *sys.argv[1:]]
     with resumable(shlex.join(command)):
-        _begin(folder, source.sources())
+        sources = source.sources()
+        _check(folder, sources)
         with lock_folder(folder):
-            corpus = _prepare(folder, source)
+            corpus = _prepare(folder, source, sources)
         config = _recipe(folder, corpus, overrides, device)
         _train(folder, config, device)
         show(f"\n{_evaluate(folder, corpus, config, device)}\n\nNext:")
@@ -162,28 +163,37 @@ def _digest(lines: Sequence[object]) -> str:
     return hashlib.sha256("".join(map(repr, lines)).encode()).hexdigest()
 
 
-def _begin(folder: Path, sources: Sources) -> None:
-    """Note in the folder what it is made of. Raises ConfigError where that is something else."""
-    from asr.runtime.files import read_json, write_text
+def _check(folder: Path, sources: Sources) -> None:
+    """Raise ConfigError where a folder holds what these sources do not continue.
 
+    Others may take their place until there is a corpus.
+    """
     _absolute(folder)
-    before = read_json(folder / _SOURCES, Sources, "what `asr new` wrote: give a new folder")
+    before = _sources_of(folder)
+    names = (_DATA, _CORPUS, _RECIPE, _MODEL)
+    there = [name for name in names if (folder / name).exists()]
     if before is None:
-        for name in (_DATA, _CORPUS, _RECIPE, _MODEL):
-            if (folder / name).exists():
-                raise ConfigError(
-                    f"{folder}: holds {name}, which `asr new` did not make: give a new folder"
-                )
-        write_text(folder / _SOURCES, sources.model_dump_json(indent=2) + "\n")
+        if there:
+            raise ConfigError(
+                f"{folder}: holds {there[0]}, which `asr new` did not make: give a new folder"
+            )
+    elif before == sources or there in ([], [_DATA]):
+        return
     elif before.options != sources.options:
         options = " ".join(f"{name} {value}" for name, value in before.options.items())
         raise ConfigError(f"{folder}: was made with {options}: give these, or a new folder")
-    elif before != sources:
+    else:
         path = sources.options.get("--transcripts") or sources.options["--words"]
         raise ConfigError(
             f"{path}: has changed since {folder} was begun: give a new folder, or the file as it "
             "was"
         )
+
+
+def _sources_of(folder: Path) -> Sources | None:
+    from asr.runtime.files import read_json
+
+    return read_json(folder / _SOURCES, Sources, "what `asr new` wrote: give a new folder")
 
 
 def _absolute(path: Path) -> str:
@@ -196,7 +206,7 @@ def _absolute(path: Path) -> str:
     return absolute
 
 
-def _prepare(folder: Path, source: _Recordings | _Words) -> "CorpusMeasures":
+def _prepare(folder: Path, source: _Recordings | _Words, sources: Sources) -> "CorpusMeasures":
     """Write cuts and measurements, unless they are there; leave nothing of what is refused."""
     from asr.new.measure import SAMPLED, CorpusMeasures, measure
     from asr.runtime.files import LOCK, PARTIAL, TEMPORARY, read_json, write_text
@@ -206,6 +216,11 @@ def _prepare(folder: Path, source: _Recordings | _Words) -> "CorpusMeasures":
     if corpus:
         note(f"{data}: is prepared already")
         return corpus
+    if _sources_of(folder) != sources:
+        if data.exists():
+            note(f"{data}: is of other recordings or texts, which made no corpus: it is removed")
+            shutil.rmtree(data)
+        write_text(folder / _SOURCES, sources.model_dump_json(indent=2) + "\n")
     for left in data.glob(f"{PARTIAL}*"):  # by a killed run
         shutil.rmtree(left)
     for left in data.rglob(TEMPORARY):

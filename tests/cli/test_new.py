@@ -179,6 +179,7 @@ def test_other_sources_are_refused(made: Path, takes: Path, tmp_path: Path) -> N
         "--transcripts": str(tmp_path / "same/t.csv"),
     }
     (begun / "sources.json").write_text(json.dumps(sources))
+    shutil.copy(made / "corpus.json", begun)
     with (tmp_path / "same/t.csv").open("a") as table:
         table.write("a/0.wav,一,a\n")
     assert "t.csv: has changed since" in refusal(*command(tmp_path / "same", begun))
@@ -310,6 +311,27 @@ def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path) -> None:
         said = process.communicate()[1]
     assert process.returncode == 1 and "a process died" in said and "are kept" in said
     assert all(path.exists() for path in spoken) and (tmp_path / "mine/sources.json").exists()
+    (tmp_path / "words.txt").write_text("another")
+    said = refusal(*command, "--set", "model.d_modle=4")  # which is met when the corpus is there
+    assert "data: is of other recordings or texts" in said and "did you mean" in said
+    assert not any(path.exists() for path in spoken) and (tmp_path / "mine/corpus.json").exists()
+    (tmp_path / "words.txt").write_text("a third")
+    assert "words.txt: has changed since" in refusal(*command)
+
+
+def test_a_table_may_be_corrected_until_there_is_a_corpus(takes: Path, tmp_path: Path) -> None:
+    """Whatever ended the first preparation: here a disk that is full, as its system says."""
+    (tmp_path / "takes").symlink_to(takes / "takes")
+    table = (takes / "t.csv").read_text("utf-8")
+    (tmp_path / "t.csv").write_text(table.replace("b/", "other/"))
+    full = """import os, data_prep.table as m
+def full(*_, **__): raise OSError(28, os.strerror(28))
+m.divide = full"""
+    given = command(tmp_path, tmp_path / "mine", small=["model.d_modle=4"])
+    assert run_cli(*given, before=full).returncode == 1
+    (tmp_path / "t.csv").write_text(table)
+    assert "did you mean model.d_model?" in refusal(*given), "the corpus is there"
+    assert len(texts_of_split(tmp_path / "mine/data", "train")) == 40
 
 
 @pytest.mark.parametrize(
