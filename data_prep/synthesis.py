@@ -44,6 +44,10 @@ VOICES = {
 }
 # Words per minute, of which a Chinese character is one.
 _RATES, _OTHER_RATES = {"cmn": (240, 340)}, (130, 230)
+_NO_ERRNO = 255  # the status of a process that ends for another reason than its system's
+_DIED = (
+    "a process died (out of memory?): run it again with fewer --jobs; finished recordings are kept"
+)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def speak(
     """Synthesize the lines of each split in `out`/wav; return them as utterances.
 
     Recordings of an earlier run, even a killed one, are kept. Raises DataError if a recording
-    cannot be written, AsrError if a process dies.
+    cannot be written or nothing is spoken, AsrError if a process dies.
     """
     from data_prep.cuts import Utterance
 
@@ -130,6 +134,11 @@ def speak(
         for i, line in enumerate(some)
     }
     _synthesize(plan, jobs)
+    if plan and not any(path.exists() for path in plan):
+        language = next(iter(plan.values())).language
+        raise DataError(
+            f"--language {language}: espeak-ng speaks none of the {len(plan)} texts: give another"
+        )
     splits: dict[str, list[Utterance]] = {split: [] for split in lines}
     for path, line in plan.items():
         splits[path.parts[-3]].append(Utterance(path.stem, path, line.text, line.voice))
@@ -150,26 +159,21 @@ def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
     try:
         with ProcessPoolExecutor(jobs or usable_cpus(), mp_context=context) as pool:
             done = pool.map(_synthesize_in_fork, takes, chunksize=4)
-            for error in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
-                if error:
-                    pool.shutdown(cancel_futures=True)
-                    raise DataError(error)
+            for _ in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
+                pass
     except BrokenProcessPool as died:
-        raise AsrError(
-            "a process died (out of memory?): run it again with fewer --jobs; finished recordings "
-            "are kept"
-        ) from died
+        raise AsrError(_DIED) from died
 
 
-def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> str | None:
-    """Write the wavs of a take in a fork of this process; return an error message, if any.
+def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> None:
+    """Write the wavs of a take in a fork of this process; raise what `_synthesize` does.
 
     espeak-ng's noise and flutter depend on everything that it has synthesized since it was loaded;
     its seed does not reset all of it. So a process synthesizes one take only, and all of it.
     """
     _espeak()
     if (child := os.fork()) == 0:
-        status = 1
+        status = _NO_ERRNO
         try:
             for path, line in take:
                 wave_N = _waveform(line)
@@ -177,13 +181,15 @@ def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> str | None:
                     _write(path, wave_N)
             status = 0
         except (AsrError, OSError) as error:
-            status = getattr(error.__cause__ or error, "errno", None) or 1
+            status = getattr(error.__cause__ or error, "errno", None) or _NO_ERRNO
         finally:
             os._exit(status)
-    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        folder, reason = take[0][0].parent.parent, os.strerror(abs(status))
-        return f"{folder}: cannot be written ({reason}): free some space and run it again"
-    return None
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0 or status == _NO_ERRNO:  # < 0: a signal ended it
+        raise AsrError(_DIED)
+    if status:
+        folder, reason = take[0][0].parent.parent, os.strerror(status)
+        raise DataError(f"{folder}: cannot be written ({reason}): free some space and run it again")
 
 
 def _write(path: Path, wave_N: np.ndarray) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -296,8 +297,16 @@ def test_words_alone_become_a_model_that_says_who_spoke(tmp_path: Path) -> None:
     assert "words.txt: has changed since" in refusal(*words)
 
 
-def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path) -> None:
-    """A killed worker ends the command, not what it had made; the same command would continue."""
+def children(process: str) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:  # it has ended
+        return []
+
+
+@pytest.mark.parametrize("killed", ["worker", "its fork"])
+def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path, killed: str) -> None:
+    """A killed process ends the command, not what it had made; the same command would continue."""
     (tmp_path / "words.txt").write_text("\n".join(f"word {i}" for i in range(100)))
     command = ["new", tmp_path / "mine", "--words", tmp_path / "words.txt", "--language", "en-us"]
     listed = [sys.executable, "-m", "asr.cli", *map(str, command)]
@@ -305,9 +314,14 @@ def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path) -> None:
         while not (spoken := set(tmp_path.glob("mine/data/wav/**/*.wav"))):
             assert process.poll() is None
             time.sleep(0.05)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        workers = [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
-        os.kill(int(workers[0]), signal.SIGKILL)
+        found = children(str(process.pid))
+        workers = [c for c in found if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        if killed == "worker":
+            os.kill(int(workers[0]), signal.SIGKILL)
+        while killed == "its fork" and process.poll() is None:
+            for fork in children(workers[0]):
+                with suppress(ProcessLookupError):
+                    os.kill(int(fork), signal.SIGKILL)
         said = process.communicate()[1]
     assert process.returncode == 1 and "a process died" in said and "are kept" in said
     assert all(path.exists() for path in spoken) and (tmp_path / "mine/sources.json").exists()
@@ -341,6 +355,7 @@ m.divide = full"""
         (["--words", "w.txt", "--recordings", "."], "or --words alone"),
         (["--words", "w.txt", "--language", "xx"], "--language xx: espeak-ng has none"),
         (["--words", "w.txt", "--language", "../cmn"], "espeak-ng has none"),
+        (["--words", "w.txt", "--language", "fo"], "fo: espeak-ng speaks none of the 260 texts"),
         (["--words", "empty.txt"], "empty.txt: is empty"),
         (["--words", "signs.txt"], "--language: is not known from !?"),
         (["--words", "none.txt"], "none.txt: cannot be read"),
