@@ -35,6 +35,10 @@ FIXES = {
     "no_speech": "look whether the recordings hold speech of the model's language",
     "low_confidence": "train a better model first, or give a lower --confidence",
     "disagreement": "train a better model first, or give a higher --disagreement",
+    "endless_text": "train a better model first",
+    "changed": "give the same command again when no other program writes the recordings",
+    "in_dev": "give other recordings: these are in dev",
+    "has_text": "give other recordings: these have a text",
 }
 
 

@@ -17,28 +17,27 @@ from pathlib import Path
 
 from lhotse import CutSet
 from lhotse.cut import Cut
-from pydantic import TypeAdapter, ValidationError
 
 from asr.bundle import WEIGHTS, load_bundle_config
 from asr.data.cuts import origins, recordings_of
 from asr.decoding.options import DecodingOptions
 from asr.errors import AudioError, ConfigError, DataError
 from asr.evaluation.agreement import DevGuesses, Expected, Guess, Limits, View, digest, views
-from asr.runtime.files import LOCK, PARTIAL, read_bytes, read_json, write_text
+from asr.runtime.files import LOCK, PARTIAL, read_json, write_text
 from asr.runtime.storage import is_url
 from asr.runtime.tensors import read_metadata
 from asr.schema import FrozenModel
 from asr.transcription.batch import transcribe_all
 from asr.transcription.jobs import Task, find_tasks
 from asr.transcription.transcript import Transcript
-from data_prep.convert import needs_conversion, to_flac
+from data_prep.convert import copy_name, needs_conversion, to_flac
 from data_prep.corpus_writer import LeftOut, Report, write_corpus
 from data_prep.cuts import Utterance
+from data_prep.decodings import begin, is_done, read
 
 SPLIT = "train"
 _SOURCE, _GUESSES, _EXPECTED = "source.json", "dev.json", "expected.json"
 _DECODED, _CONVERTED = "decoded", "audio"
-_TRANSCRIPT = TypeAdapter(Transcript)
 _NOT_IN_ID = r"[\s/]"
 
 
@@ -67,8 +66,8 @@ class Labels:
     ) -> None:
         """Begin or continue in the folder `out`; recordings of `dev` and `others` are left out.
 
-        Raises ConfigError where the folder holds something else, BundleError and DataError as
-        reading the bundle and finding the recordings do.
+        Raises ConfigError where the folder holds something else, DataError where no recording is
+        left, BundleError and DataError as reading the bundle and finding the recordings do.
         """
         self.bundle, self.out, self.dev = bundle, out, dev
         self._with_text = set(chain.from_iterable(map(_files, others)))
@@ -87,7 +86,11 @@ class Labels:
         self.tasks = [p for p in pairs if own not in p[0].path.resolve().parents]
         names = Counter(self._id(first) for first, _ in self.tasks)
         self._alike = {name for name, n in names.items() if n > 1}  # a/x.wav and a_x.wav
-        _ = self.dev_files  # which may be refused
+        if all(self._unusable(first) for first, _ in self.tasks):
+            raise DataError(
+                f"{', '.join(recordings)}: all {len(self.tasks)} recordings are in dev or have a "
+                "text already: give recordings without text"
+            )
         source = Source(
             bundle=str(bundle.resolve()),
             weights=read_metadata(bundle / WEIGHTS),
@@ -132,7 +135,7 @@ class Labels:
     def todo(self, view: View) -> list[Task]:
         """Return the recordings that a decoding lacks, without those that are of no use."""
         tasks = [pair[self.views.index(view)] for pair in self.tasks]
-        return [task for task in tasks if not (_is_done(task) or self._unusable(task))]
+        return [task for task in tasks if not (is_done(task) or self._unusable(task))]
 
     def _unusable(self, task: Task) -> str | None:
         """Return the reason why a recording has no decodings."""
@@ -150,6 +153,8 @@ class Labels:
         todo = self.todo(view)
         if not todo:
             return
+        for task in todo:
+            begin(task)
         changes, speed = view.changes, view.speed
         for task, found in transcribe_all(
             todo, self.bundle, device, False, changes, jobs, on_progress, speed
@@ -169,7 +174,7 @@ class Labels:
             whole, reason = self._whole(first), self._unusable(first)
             parts: list[tuple[Utterance, Guess]] = []
             if not reason:
-                one, other = _read(first), _read(second)
+                one, other = read(first), read(second)
                 seconds += one.duration
                 parts = _parts(whole, one, other)
                 reason = None if parts else "changed"
@@ -225,7 +230,7 @@ class Labels:
         assert isinstance(path, Path)
         if not labels or not needs_conversion(path):
             return labels
-        flac = self.out / _CONVERTED / f"{whole.id}.flac"
+        flac = self.out / _CONVERTED / copy_name(whole.id)
         try:
             to_flac(path, flac)
         except AudioError as error:
@@ -237,23 +242,6 @@ class Labels:
 def _files(cuts: Iterable[Cut]) -> set[Path]:
     """Return the files that the recordings of cuts came from."""
     return {Path(path).resolve() for cut in cuts for path, _ in origins(cut)}
-
-
-def _is_done(task: Task) -> bool:
-    """Return whether a recording has a decoding that is not older."""
-    if not (task.is_done and task.out):
-        return False
-    recording = task.path
-    return not recording.exists() or task.out.stat().st_mtime >= recording.stat().st_mtime
-
-
-def _read(task: Task) -> Transcript:
-    """Read a decoding. Raises DataError where it is damaged."""
-    assert task.out
-    try:
-        return _TRANSCRIPT.validate_json(read_bytes(task.out))
-    except (ValidationError, OSError) as error:
-        raise DataError(f"{task.out}: is no decoding of `asr pseudo-label`: remove it") from error
 
 
 def _parts(whole: Utterance, one: Transcript, other: Transcript) -> list[tuple[Utterance, Guess]]:

@@ -175,9 +175,11 @@ def test_long_recordings_become_parts_and_foreign_formats_flac(
     (foreign,) = (cut for cut in cuts if "tone" in cut.id)
     assert foreign.recording.sources[0].source == str(tmp_path / "out/audio/pseudo-tone.flac")
     assert len(read_wave(foreign, RATE)) == pytest.approx(RATE // 2, rel=0.1)
+    encode(tmp_path / "in/other.webm", seconds=0.5)
     as_dev = Labels(learned, [str(tmp_path / "in")], tmp_path / "others", cuts)
     assert as_dev.dev_files == {tmp_path / "in/long.wav", tmp_path / "in/tone.webm"}
-    assert not any(as_dev.todo(view) for view in as_dev.views), "it is of dev in each format"
+    for view in as_dev.views:
+        assert [task.path.name for task in as_dev.todo(view)] == ["other.webm"]
 
 
 def test_what_is_recorded_again_is_decoded_again_and_own_copies_never(
@@ -195,6 +197,65 @@ def test_what_is_recorded_again_is_decoded_again_and_own_copies_never(
     later = time.time() + 60
     os.utime(tmp_path / "tone.webm", (later, later))
     assert all(len(again.todo(view)) == 1 for view in again.views)
+
+
+def test_recordings_that_change_their_names_keep_their_texts(learned: Path, tmp_path: Path) -> None:
+    """`mv` changes no time: a decoding is of a file, not of whatever has its name later."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def decoded() -> dict[str, str]:
+        made = Labels(learned, [str(folder)], tmp_path / "labels")
+        for view in made.views:
+            assert not list(made.decode(view, "cpu", 1, lambda _: None))
+        made.write(Limits(confidence=0, disagreement=9))
+        assert not any(made.todo(view) for view in made.views)
+        return {cut.id[-1]: text_of(cut) for cut in load_cuts(tmp_path / "labels/train.jsonl.gz")}
+
+    for name, text in {"a": "一", "b": "三四"}.items():
+        sf.write(folder / f"{name}.wav", speak(text, 700), RATE)
+    assert decoded() == {"a": "一", "b": "三四"}
+    for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
+        (folder / f"{old}.wav").rename(folder / f"{new}.wav")
+    assert decoded() == {"a": "三四", "b": "一"}
+    for state in (tmp_path / "labels/decoded").rglob("*.stat"):  # which an older version had not
+        state.unlink()
+    again = Labels(learned, [str(folder)], tmp_path / "labels")
+    assert all(len(again.todo(view)) == 2 for view in again.views)
+
+
+def test_where_nothing_is_left_to_label_nothing_is_decoded(
+    learned: Path, tones: Path, tmp_path: Path
+) -> None:
+    for split in ("dev", "test"):
+        (tmp_path / f"{split}.wav").symlink_to(tones / f"wav/{split}0.wav")
+    done = run_cli(*command(learned, tmp_path, tmp_path / "out", tones / "dev.jsonl.gz"))
+    assert done.returncode == 3 and "decoding dev" not in done.stderr
+    assert "all 2 recordings are in dev or have a text already: give" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_decodings_of_other_audio_come_with_advice(learned: Path, tmp_path: Path) -> None:
+    sf.write(tmp_path / "a.wav", speak("一"), RATE)
+    made = Labels(learned, [str(tmp_path / "a.wav")], tmp_path / "out")
+    for view in made.views:
+        assert not list(made.decode(view, "cpu", 1, lambda _: None))
+    second = tmp_path / "out/decoded/second/a.json"
+    second.write_text(json.dumps(json.loads(second.read_text("utf-8")) | {"segments": []}))
+    with pytest.raises(DataError, match=r"'changed': 1.*when no other program writes"):
+        made.write(LIMITS)
+
+
+def test_a_long_path_of_a_foreign_format_becomes_flac(learned: Path, tmp_path: Path) -> None:
+    encode(tmp_path / "in" / ("x" * 200) / f"{'y' * 100}.webm", seconds=0.5)
+    made = Labels(learned, [str(tmp_path / "in")], tmp_path / "out")
+    for view in made.views:
+        assert not list(made.decode(view, "cpu", 1, lambda _: None))
+    made.write(Limits(confidence=0, disagreement=9))
+    (copy,) = (tmp_path / "out/audio").iterdir()
+    (cut,) = load_cuts(tmp_path / "out/train.jsonl.gz")
+    assert cut.recording.sources[0].source == str(copy) and copy.name.endswith("y.flac")
+    assert cut.id == f"pseudo-{'x' * 200}_{'y' * 100}"
 
 
 def test_manifests_may_number_their_utterances_alike(tones: Path, tmp_path: Path) -> None:
