@@ -79,7 +79,7 @@ def _add_middleware(app: FastAPI) -> None:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
+            allow_headers=["*"],  # OpenAI's clients tell of themselves in many
             expose_headers=["x-request-id", "retry-after"],
         )
     app.add_middleware(AccessLogMiddleware, metrics=app.state.metrics)

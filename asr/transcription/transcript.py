@@ -23,7 +23,8 @@ class Segment:
     `text`, `score`, `ended`, `token_ids` and `confidences` are those of the best hypothesis (see
     `asr.decoding.hypothesis.Hypothesis`). `tokens` have their times, and their texts together are
     the segment's; it is None where the times are unknown: the model has no CTC head, or too few
-    frames for the text. `nbest` is empty where a recording has several segments.
+    frames for the text. `nbest` is empty where a recording has several segments, but for those
+    whose text was too uncertain: it is the second of them.
     """
 
     start: float
@@ -77,11 +78,13 @@ class Transcript:
     def join(
         cls, segments: Sequence[Segment], duration: float, warnings: tuple[str, ...]
     ) -> "Transcript":
-        """Return the transcript of a recording's segments; several go without their n best."""
+        """Return the transcript of a recording's segments; of several, few have an n best."""
         segments = tuple(segments)
         uncertain = [left_out(s) for s in segments if s.ended == "uncertain"]
         if len(segments) > 1:
-            segments = tuple(replace(segment, nbest=()) for segment in segments)
+            segments = tuple(
+                s if s.ended == "uncertain" else replace(s, nbest=()) for s in segments
+            )
         return cls(
             text=normalize_text(" ".join(segment.text for segment in segments), "keep"),
             score=sum(segment.score for segment in segments),

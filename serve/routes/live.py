@@ -64,13 +64,17 @@ class FinalSegment(BaseModel):
 
 
 class SessionEnd(BaseModel):
-    """The last message: the whole text, its subtitles, and the seconds of audio received."""
+    """The last message: the whole text, its subtitles, and the seconds of audio received.
+
+    `warnings` tell the texts that are left out as too uncertain.
+    """
 
     type: Literal["end"] = "end"
     text: str
     srt: str
     vtt: str
     duration: float
+    warnings: list[str]
 
 
 LiveMessage = PartialText | FinalSegment | SessionEnd
@@ -167,4 +171,7 @@ async def _answer(websocket: WebSocket, session: LiveSession) -> None:
     whole = Transcript.join(segments, session.seconds, ())
     # Those of an hour take longer than other sessions can wait.
     srt, vtt = [await asyncio.to_thread(written, whole) for written in (as_srt, as_vtt)]
-    await send(SessionEnd(text=whole.text, srt=srt, vtt=vtt, duration=whole.duration))
+    end = SessionEnd(
+        text=whole.text, srt=srt, vtt=vtt, duration=whole.duration, warnings=list(whole.warnings)
+    )
+    await send(end)

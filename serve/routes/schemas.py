@@ -7,7 +7,7 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from starlette.datastructures import UploadFile as Part
 
-from asr.decoding.hotwords import MOST_CHARACTERS, MOST_PHRASES, of_request
+from asr.decoding.hotwords import MOST_CHARACTERS, MOST_PHRASES, Hotword, of_request
 from asr.decoding.hypothesis import Ended
 from asr.errors import ConfigError
 from asr.transcription.transcript import Segment
@@ -37,15 +37,26 @@ class RecordingForm(BaseModel):
     prompt: str = Field(
         "", description="Its names, which stand between punctuation, are hotwords too."
     )
+    keywords: list[str] = Field(
+        [], alias="keywords[]", description="OpenAI's name of hotwords, one in each field."
+    )
 
     @field_validator("hotwords")
     @classmethod
     def _are_hotwords(cls, value: str) -> str:
-        try:
-            of_request(value)
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+        _check_hotwords(value)
         return value
+
+    @field_validator("keywords")
+    @classmethod
+    def _are_few_with_hotwords(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        _check_hotwords("\n".join((info.data.get("hotwords", ""), *value)))
+        return value
+
+    @property
+    def phrases(self) -> tuple[Hotword, ...]:
+        """Return the hotwords of all fields."""
+        return of_request("\n".join((self.hotwords, *self.keywords)), self.prompt)
 
     @field_validator("file", mode="before")
     @classmethod
@@ -53,6 +64,14 @@ class RecordingForm(BaseModel):
         if not isinstance(value, Part):
             raise ValueError("send a file part with a file name, as `curl -F file=@a.wav` does")
         return value
+
+
+def _check_hotwords(text: str) -> None:
+    """Raise ValueError for hotwords beyond the limits, and for impossible weights."""
+    try:
+        of_request(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 class NativeForm(RecordingForm):

@@ -10,7 +10,6 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from python_multipart.multipart import parse_options_header
 
-from asr.decoding.hotwords import of_request
 from asr.transcription.writers import FORMATS
 from serve.engine.client import EngineClient, Event, Job
 from serve.engine.messages import Done, Partial
@@ -133,8 +132,8 @@ async def _submit(request: Request, form: RecordingForm, partials: bool) -> Job:
     model = settings.find_model(form.model)
     if model is None:
         raise unknown_model(form.model, settings.models)
-    hotwords = of_request(form.hotwords, form.prompt)
-    return engine.submit(model, await form.file.read(), partials=partials, hotwords=hotwords)
+    pcm = await form.file.read()
+    return engine.submit(model, pcm, partials=partials, hotwords=form.phrases)
 
 
 async def _events(request: Request, job: Job) -> Events:

@@ -28,7 +28,7 @@ def recording() -> tuple[bytes, bytes, str]:
 def test_a_request_has_its_own_hotwords(trained_service: Service, url: str) -> None:
     file, _, phrase = recording()
 
-    def ask(**fields: str) -> dict:
+    def ask(**fields: Any) -> dict:
         reply = trained_service.post(file, url, **fields)
         assert reply.status_code == 200, reply.text
         found: dict = reply.json()
@@ -37,6 +37,7 @@ def test_a_request_has_its_own_hotwords(trained_service: Service, url: str) -> N
     plain = ask()["text"]
     assert phrase not in plain
     assert phrase in ask(hotwords=f"三三三,{phrase}")["text"]
+    assert phrase in ask(**{"keywords[]": ["三三三", phrase]})["text"], "OpenAI's name of them"
     found = ask(hotwords=f"龍\n{phrase}\t0.01")
     assert found["text"] == plain and "龍" in found["warnings"][0]
     found = ask(prompt=f"请听：{phrase}。")
@@ -50,6 +51,8 @@ def test_a_stranger_cannot_send_too_many(trained_service: Service) -> None:
     for hotwords in lists:
         reply = trained_service.post(file, hotwords=hotwords)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "hotwords"
+    reply = trained_service.post(file, hotwords="一", **{"keywords[]": lists[0]})
+    assert reply.status_code == 400 and "1002 hotwords" in reply.json()["error"]["message"]
     assert trained_service.post(file, prompt="三五," * 10000).status_code == 200
 
 

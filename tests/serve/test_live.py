@@ -20,6 +20,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import asr
+from asr.bundle import load_bundle_config, write_bundle_config
 from asr.evaluation.tune import write_decoding
 from asr.tokenizer import normalize_text
 from asr.transcription.recognizer import Recognizer
@@ -100,6 +101,24 @@ def test_segments_have_the_text_of_the_library(trained_service, library):
     assert sum(len(segment["text"]) for segment in finals) > 60
 
 
+def test_what_is_too_uncertain_is_told_at_the_end(trained_bundle, tmp_path):
+    """A live segment of several pieces, all of which the model is not sure enough of."""
+    copy = Path(shutil.copytree(trained_bundle, tmp_path / "unsure"))
+    config = load_bundle_config(copy)
+    unsure = config.decoding.changed({"confidence_threshold": 0.9999, "chunk_seconds": 3.0})
+    write_bundle_config(copy, config.model_copy(update={"decoding": unsure}))
+    with running(copy) as service, live_session(service) as socket:
+        send_audio(socket, recording(12))
+        *received, end = answers(socket)
+        assert socket.close_code == 1000
+    finals = [message["segment"] for message in received if message["type"] == "final"]
+    left_out = [segment for segment in finals if segment["ended"] == "uncertain"]
+    assert len(left_out) > 2 and all(segment["nbest"][1]["text"] for segment in left_out)
+    for segment, warning in zip(left_out, end["warnings"], strict=True):
+        assert warning.startswith(f"{segment['start']:.1f} to {segment['end']:.1f} s: left out")
+        assert warning.endswith(segment["nbest"][1]["text"])
+
+
 def test_partial_texts_grow_while_one_speaks(trained_service, library):
     audio = recording(3, seed=50)
     with live_session(trained_service) as socket:
@@ -152,7 +171,8 @@ def test_silence_and_nothing_have_no_text(trained_service):
     assert (final["segment"]["text"], final["segment"]["ended"]) == ("", "no_speech")
     with live_session(trained_service) as socket:
         send_audio(socket, b"")
-        end = {"type": "end", "duration": 0.0, "text": "", "srt": "", "vtt": "WEBVTT\n\n"}
+        end = {"type": "end", "duration": 0.0, "text": "", "srt": "", "vtt": "WEBVTT\n\n",
+               "warnings": []}  # fmt: skip
         assert answers(socket) == [end]
 
 

@@ -139,6 +139,20 @@ def test_a_failure_has_the_id_of_its_request(tiny_bundle, monkeypatch, caplog):
     assert record.fields["request"] == reply.headers["x-request-id"]
 
 
+def test_openai_s_client_in_a_page_may_call(tiny_bundle):
+    """It tells of itself in many headers, for which a browser asks first."""
+    origin, own = "https://a.test", "authorization,x-stainless-lang,x-stainless-retry-count"
+    asked = {"origin": origin, "access-control-request-method": "POST",
+             "access-control-request-headers": own}  # fmt: skip
+    with running(tiny_bundle, cors_origins=(origin,)) as service:
+        reply = service.client.options(URL, headers=asked)
+        assert reply.status_code == 200 and reply.headers["access-control-allow-headers"] == own
+        asked["origin"] = "https://b.test"
+        other = service.client.options(URL, headers=asked)
+        assert other.status_code in (400, 403)
+        assert "access-control-allow-origin" not in other.headers
+
+
 def test_a_client_that_leaves_its_upload_is_no_bad_request(service):
     before = is_cancelled(service)
     lines = [f"POST {URL} HTTP/1.1", "host: localhost", "content-length: 1000",
