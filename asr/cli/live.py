@@ -30,6 +30,8 @@ def transcribe_live(
     assert isinstance(sys.stdin.buffer, BufferedReader), "standard input of a process is buffered"
     model = asr.load(arguments[0], device, int8)
     options = model.config.decoding.changed(changes)
+    if warning := model.decoder.hotwords(options).warning:
+        note(warning)
     blocks = blocks_of(sys.stdin.buffer, model.sample_rate, raw_rate or model.sample_rate)
     for result in model.stream(blocks, options):
         if sys.stdout.isatty():

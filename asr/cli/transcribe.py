@@ -224,7 +224,7 @@ def _report(results: "Results", shown: str | None, alone: bool) -> int:
         if not isinstance(result, str):
             for warning in result.warnings:
                 if not (warning.startswith("hotwords ") and warning in told):
-                    note(warning)  # that of hotwords is the same for all recordings
+                    note(task.named(warning))  # that of hotwords is the same for all recordings
                 told.add(warning)
         if shown:
             text = result if isinstance(result, str) else FORMATS[shown](result)
@@ -236,7 +236,8 @@ def _check_options(
     arguments: list[str], server: str | None, model: str | None, local: dict[str, object]
 ) -> None:
     """Raise ConfigError for options that apply only here, or only to a server."""
-    given = [key for key, value in local.items() if value not in (None, False, "auto")]
+    # 0 is a value too, as that of --confidence.
+    given = [key for key, value in local.items() if str(value) not in ("None", "False", "auto")]
     if server and given:
         option = given[0].replace("_", "-").removesuffix("-size").removesuffix("-threshold")
         raise ConfigError(f"--{option} is the server's decision: leave it out with --server")

@@ -105,6 +105,12 @@ class DecodingOptions(FrozenModel):
                 "--lm-bonus is for an n-gram: give --lm, --lm-weight, and --method ctc_beam or "
                 "rescore"
             )
+        is_of_sounds = values["method"] == "ctc_sounds" and given.get("confidence_threshold")
+        if is_of_sounds and values["hotwords"]:
+            raise ConfigError(
+                "--confidence with --method ctc_sounds is of sounds, and --hotwords looks for "
+                "characters: leave one of them out"
+            )
         try:
             return DecodingOptions(**values)
         except ValidationError as error:

@@ -24,6 +24,10 @@ SUFFIXES = {
     ".3gp", ".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3",
     ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma",
 }  # fmt: skip
+_RARER = {".aifc", ".au", ".m4b", ".mpeg", ".mpga", ".rf64", ".snd", ".sph", ".w64", ".wave"}
+_SUFFIXES = ", ".join(sorted(SUFFIXES | _RARER))
+
+_Found = Sequence[tuple[Path | RemoteFile, PurePath]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Task:
         """Return the recording's path, which is on this machine."""
         assert isinstance(self.recording, Path), "it is at a URL"
         return self.recording
+
+    def named(self, warning: str) -> str:
+        """Return a warning with the name of the recording, unless it is of hotwords."""
+        name = "standard input" if self.is_stdin else str(self.recording)
+        return warning if warning.startswith((name, "hotwords ")) else f"{name}: {warning}"
 
     @property
     def source(self) -> Path | RemoteFile | BinaryIO:
@@ -160,7 +169,7 @@ def _check_places(tasks: list[Task]) -> None:
             )
 
 
-def _found(argument: str) -> Sequence[tuple[Path | RemoteFile, PurePath]]:
+def _found(argument: str) -> _Found:
     """Return the recordings of an argument, and their paths relative to it."""
     if not argument:
         raise ConfigError("an empty argument stands for no recording: give files or folders")
@@ -168,13 +177,10 @@ def _found(argument: str) -> Sequence[tuple[Path | RemoteFile, PurePath]]:
         return _found_remote(argument)
     path = Path(argument)
     if S_ISDIR(_mode(path)):
-        below = _files(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+        below = _files(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES | _RARER)
         if not below:
-            raise DataError(
-                f"{argument}: no recording in this folder ({', '.join(sorted(SUFFIXES))}): give "
-                "another"
-            )
-        return [(p, p.relative_to(path)) for p in below]
+            raise DataError(f"{argument}: no recording in this folder ({_SUFFIXES}): give another")
+        return _without_twins([(p, p.relative_to(path)) for p in below])
     if has_magic(argument) and not _mode(path):
         root = next(p for p in path.parents if not has_magic(str(p)))
         try:
@@ -187,15 +193,25 @@ def _found(argument: str) -> Sequence[tuple[Path | RemoteFile, PurePath]]:
     return [(path, Path(path.name))]
 
 
-def _found_remote(url: str) -> Sequence[tuple[RemoteFile, PurePath]]:
+def _found_remote(url: str) -> _Found:
     try:
-        found = find_remote(url, SUFFIXES)
+        found = find_remote(url, SUFFIXES | _RARER)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"{url}: cannot be listed ({reason}): check the URL and the key") from error
     if not found:
-        raise DataError(f"{url}: no recording there ({', '.join(sorted(SUFFIXES))}): give another")
-    return found
+        raise DataError(f"{url}: no recording there ({_SUFFIXES}): give another")
+    return _without_twins(found)
+
+
+def _without_twins(found: _Found) -> _Found:
+    """Leave out x.sph beside x.wav, which was made of it."""
+    usual = {path.with_suffix("") for _, path in found if path.suffix.lower() in SUFFIXES}
+    return [
+        (recording, path)
+        for recording, path in found
+        if path.suffix.lower() in SUFFIXES or path.with_suffix("") not in usual
+    ]
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:

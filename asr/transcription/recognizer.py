@@ -167,7 +167,7 @@ class Recognizer:
     ) -> ChunkedRecording:
         """Return a recording that is read chunk by chunk; see `Recording` for `any_format`."""
         options = options or self.config.decoding
-        seconds = min(longest_seconds(self.config), options.chunk_seconds or _CHUNK_SECONDS)
+        seconds = _chunk_seconds(self.config, options)
         recording = Recording(
             source, self.sample_rate, max_seconds=max_seconds, max_samples=max_samples,
             any_format=any_format,
@@ -211,7 +211,7 @@ class Recognizer:
         self, waves: Sequence[Tensor], options: DecodingOptions | None = None
     ) -> list[tuple[str, list[list[Hypothesis]]]]:
         """Return the text of each waveform (N,) of any length, and the n best of its chunks."""
-        rate, longest = self.sample_rate, longest_seconds(self.config)
+        rate, longest = self.sample_rate, _chunk_seconds(self.config, options)
         cut = [list(split_at_silence([w.numpy()], rate, longest)) for w in waves]
         results = iter(self.hypotheses([torch.from_numpy(c) for cs in cut for c in cs], options))
         found = [[next(results) for _ in chunks] for chunks in cut]
@@ -292,6 +292,12 @@ def longest_seconds(config: Config) -> float:
     # Features whose frames are centered on samples have one more where the last hop is complete.
     sample = 1 / config.features.sample_rate
     return min(_CHUNK_SECONDS, steps * config.step_seconds - sample)
+
+
+def _chunk_seconds(config: Config, options: DecodingOptions | None) -> float:
+    """Return the seconds of the longest chunk of a recording with these options."""
+    chosen = (options or config.decoding).chunk_seconds
+    return min(longest_seconds(config), chosen or _CHUNK_SECONDS)
 
 
 def result_of(recording: ChunkedRecording) -> Transcript | AudioError:

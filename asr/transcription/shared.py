@@ -22,6 +22,7 @@ from asr.errors import AsrError, AudioError
 from asr.runtime.load import follow_load
 from asr.runtime.processes import end_with_parent
 from asr.transcription.attempts import Failure, Output, Share
+from asr.transcription.jobs import Task
 from asr.transcription.leases import Worker, as_buckets
 from asr.transcription.shares import Job, JobStore, announce, failures
 from asr.transcription.writers import FORMATS
@@ -222,13 +223,14 @@ class _Decoder:
         tasks = [self._work.job.tasks[share.outputs[item]] for item in items]
         found = self._recognizer.transcribe_all((task.source for task in tasks), options)
         loop = asyncio.get_running_loop()
-        for item in items:
-            yield item, self._outcome(await loop.run_in_executor(self._thread, next, found))
+        for item, task in zip(items, tasks, strict=True):
+            result = await loop.run_in_executor(self._thread, next, found)
+            yield item, self._outcome(task, result)
 
-    def _outcome(self, result: "Transcript | AudioError") -> Output | Failure:
+    def _outcome(self, task: Task, result: "Transcript | AudioError") -> Output | Failure:
         if isinstance(result, AudioError):
             return Failure(str(result))
         if self._work.format != "json":  # which holds them
             for warning in result.warnings:
-                log.warning("%s", warning)
+                log.warning("%s", task.named(warning))
         return Output(FORMATS[self._work.format](result).encode(), result.duration)

@@ -2,17 +2,17 @@
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from html import escape
 
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
 
 # A subtitle holds two lines of 20 Chinese characters or 40 Latin ones, for 7 seconds at most, and
-# ends at a pause.
+# ends at a pause. It stays for as long as one word takes to read, where the next one lets it.
 _COLUMNS, _LINES = 40, 2
-_LONGEST, _PAUSE = 7.0, 0.8  # seconds
+_LONGEST, _SHORTEST, _PAUSE = 7.0, 0.7, 0.8  # seconds
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,19 @@ FORMATS: dict[str, Callable[[Transcript], str]] = {
 }
 
 
-def cues(segments: Iterable[Segment]) -> Iterator[Cue]:
+def cues(segments: Sequence[Segment]) -> Iterator[Cue]:
     """Yield the subtitles of segments, in order and without overlap.
 
     They end at pauses and with their segment, at the latest when they are full.
     """
+    found = list(_full_cues(segments))
+    limits = [cue.start for cue in found[1:]] + [segment.end for segment in segments[-1:]]
+    for cue, latest in zip(found, limits, strict=False):
+        yield replace(cue, end=max(cue.end, min(cue.start + _SHORTEST, latest)))
+
+
+def _full_cues(segments: Sequence[Segment]) -> Iterator[Cue]:
+    """Yield the subtitles of segments, which end with their last word."""
     for segment in segments:
         cue, lines = list[Word](), list[str]()
         for word in words(segment):

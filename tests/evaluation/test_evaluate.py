@@ -4,6 +4,8 @@ from pathlib import Path
 
 import jiwer
 import pytest
+import soundfile as sf
+import torch
 from lhotse import CutSet
 from lhotse.utils import fastcopy
 
@@ -13,6 +15,9 @@ from asr.errors import DataError
 from asr.evaluation import tune as tuning
 from asr.evaluation.evaluate import evaluate
 from asr.evaluation.records import UtteranceErrors
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
+from tests.helpers import RATE, say
 
 
 def test_errors_are_those_of_jiwer_and_what_has_no_text_is_told(
@@ -46,6 +51,22 @@ def test_utterances_left_out_as_uncertain_are_counted(learned: Path, tones: Path
     assert strict.uncertain > 0
     assert strict.deletions - sure.deletions >= strict.uncertain
     assert f"text of {strict.uncertain} left out as uncertain" in str(strict)
+
+
+def test_what_is_evaluated_is_what_a_user_gets(learned: Path, tmp_path: Path) -> None:
+    """A long utterance is cut as `asr transcribe` cuts it."""
+    wave, said = say(20, 3)
+    sf.write(tmp_path / "long.wav", wave, RATE)
+    text = "".join(text for text, _, _ in said)
+    cut = Utterance("long", tmp_path / "long.wav", text, "")
+    write_corpus({"dev": [cut]}, tmp_path, corpus="long")
+    model, found = asr.load(learned, "cpu"), list[UtteranceErrors]()
+    options = model.config.decoding.changed({"chunk_seconds": 1.5})
+    cuts = load_cuts(tmp_path / "dev.jsonl.gz")
+    evaluate(model, cuts, options, on_group=lambda _, each: found.extend(each))
+    given = model.transcribe(tmp_path / "long.wav", options)
+    assert len(given.segments) > 2 and found[0].hypothesis == given.text != ""
+    assert given.text != model.texts([torch.tensor(wave)])[0][0], "one piece has another text"
 
 
 def test_tuning_uses_what_is_decoded_in_one_piece(

@@ -65,6 +65,14 @@ def test_files_folders_and_globs_are_found_once(folder: Path, tmp_path: Path) ->
     assert len(find_tasks([str(folder / "**" / "*.wav")], tmp_path, "txt")) == N
 
 
+def test_rarer_formats_of_a_folder_are_found_but_not_twice(tmp_path: Path) -> None:
+    for name in ("a.sph", "b.W64", "c.au", "d.sph", "d.wav", "e.txt"):
+        (tmp_path / name).touch()
+    assert names(find_tasks([str(tmp_path)], tmp_path / "out", "txt")) == [
+        "a.sph", "b.W64", "c.au", "d.wav",  # d.sph is what d.wav was made of
+    ]  # fmt: skip
+
+
 def test_what_stands_for_nothing_or_for_two_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x\*\.wav: no file matches"):
         find_tasks([str(folder / "x*.wav")], None, "txt")

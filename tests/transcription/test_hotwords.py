@@ -44,6 +44,8 @@ def test_options_hold_hotwords_and_check_them() -> None:
     assert "hotwords" not in DecodingOptions().model_dump()
     with pytest.raises(ConfigError, match="weight"):
         DecodingOptions().changed({"hotwords": [("三", -1.0)]})
+    with pytest.raises(ConfigError, match="--confidence with --method ctc_sounds is of sounds"):
+        options.changed({"method": "ctc_sounds", "confidence_threshold": 0.5})
 
 
 @pytest.fixture(scope="module")

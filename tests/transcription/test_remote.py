@@ -130,6 +130,7 @@ def test_keys_and_names(trained_bundle, folder, tmp_path):
         (["a.wav", "--server", "localhost:8000"], "http"),
         (["a.wav", "--server", "http://127.0.0.1:9"], "cannot be reached"),
         (["a.wav", "--server", "http://127.0.0.1:9", "--beam", "3"], "--beam"),
+        (["a.wav", "--server", "http://127.0.0.1:9", "--confidence", "0"], "--confidence is the"),
         (["a.wav", "b.wav", "--model", "x"], "--server"),
         (["a.wav"], "--server"),
     ],

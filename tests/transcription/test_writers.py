@@ -47,18 +47,18 @@ TALK = transcript(
 def test_exact_texts() -> None:
     assert as_txt(TALK) == "你好吗A<B &\n"
     assert as_srt(TALK) == (
-        "1\n00:00:00,500 --> 00:00:01,000\n你好\n\n"
-        "2\n00:00:02,000 --> 00:00:02,250\n吗\n\n"
-        "3\n01:02:03,000 --> 01:02:03,600\nA<B &\n\n"
+        "1\n00:00:00,500 --> 00:00:01,200\n你好\n\n"
+        "2\n00:00:02,000 --> 00:00:02,700\n吗\n\n"
+        "3\n01:02:03,000 --> 01:02:03,700\nA<B &\n\n"
     )
     assert as_vtt(TALK) == (
         "WEBVTT\n\n"
-        "00:00:00.500 --> 00:00:01.000\n你好\n\n"
-        "00:00:02.000 --> 00:00:02.250\n吗\n\n"
-        "01:02:03.000 --> 01:02:03.600\nA&lt;B &amp;\n\n"
+        "00:00:00.500 --> 00:00:01.200\n你好\n\n"
+        "00:00:02.000 --> 00:00:02.700\n吗\n\n"
+        "01:02:03.000 --> 01:02:03.700\nA&lt;B &amp;\n\n"
     )
     assert as_tsv(TALK) == (
-        "start\tend\ttext\n500\t1000\t你好\n2000\t2250\t吗\n3723000\t3723600\tA<B &\n"
+        "start\tend\ttext\n500\t1200\t你好\n2000\t2700\t吗\n3723000\t3723700\tA<B &\n"
     )
 
 
@@ -115,7 +115,14 @@ def test_a_word_whose_space_is_a_token_begins_when_it_is_said() -> None:
               Token("O", 5.0, 5.1), Token("N", 5.1, 5.2))  # fmt: skip
     said = Segment(0, 6, "GO ON", 0, "eos", (), (0.9, 0.8, 0.1, 0.7, 0.6), tokens)
     assert words(said) == [Word("GO", 0.2, 0.4, 0.8), Word(" ON", 5.0, 5.2, 0.6)]
-    assert [(c.start, c.end, c.text) for c in cues([said])] == [(0.2, 0.4, "GO"), (5.0, 5.2, "ON")]
+    assert [(c.start, c.text) for c in cues([said])] == [(0.2, "GO"), (5.0, "ON")]
+
+
+def test_a_short_word_stays_until_it_can_be_read() -> None:
+    tokens = [("一", 0.0, 0.08), ("二", 2.0, 2.08)]
+    parts = [segment(tokens, 0.0, 2.2), segment([("三", 2.3, 2.38)], 2.2, 2.9)]
+    spans = [(round(cue.start, 3), round(cue.end, 3)) for cue in cues(parts)]
+    assert spans == [(0.0, 0.7), (2.0, 2.3), (2.3, 2.9)], "to the next one, and to the end"
 
 
 @st.composite
