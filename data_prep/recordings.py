@@ -9,10 +9,8 @@ from pathlib import Path, PurePath
 
 from asr.errors import DataError
 from asr.runtime.storage import RemoteFile, find_remote
-from asr.transcription.jobs import SUFFIXES
+from asr.transcription.jobs import RARER, SUFFIXES
 from data_prep.corpus_writer import REPORT
-
-_RARER = {".aifc", ".au", ".sph", ".w64", ".wave"}
 
 
 class Recordings:
@@ -72,7 +70,7 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
     """Yield the recordings below a folder, without converted ones, and their paths in it."""
     if isinstance(root, str):
         try:
-            yield from find_remote(root, SUFFIXES | _RARER)
+            yield from find_remote(root, SUFFIXES | RARER)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise DataError(
@@ -81,7 +79,7 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
         return
     for path in _files(root):
         is_own = Path(path.stem).suffix.lower() in SUFFIXES and _is_copy(path, root, converted)
-        if _suffix(path) in SUFFIXES | _RARER and path.is_file() and not is_own:
+        if _suffix(path) in SUFFIXES | RARER and path.is_file() and not is_own:
             yield path, path.relative_to(root)
 
 

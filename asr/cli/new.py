@@ -168,7 +168,12 @@ def _check(folder: Path, sources: Sources) -> None:
 
     Others may take their place until there is a corpus.
     """
-    _absolute(folder)
+    own = Path(_absolute(folder)) / _DATA
+    for name in ("--recordings", "--transcripts", "--words"):
+        if own in (given := Path(sources.options.get(name, ""))).parents or own == given:
+            raise ConfigError(
+                f"{given}: is in {own}, which `asr new` writes: give another folder for the model"
+            )
     before = _sources_of(folder)
     names = (_DATA, _CORPUS, _RECIPE, _MODEL)
     there = [name for name in names if (folder / name).exists()]
@@ -219,7 +224,11 @@ def _prepare(folder: Path, source: _Recordings | _Words, sources: Sources) -> "C
     if _sources_of(folder) != sources:
         if data.exists():
             note(f"{data}: is of other recordings or texts, which made no corpus: it is removed")
-            shutil.rmtree(data)
+            for left in data.iterdir():  # data may be a link
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
         write_text(folder / _SOURCES, sources.model_dump_json(indent=2) + "\n")
     for left in data.glob(f"{PARTIAL}*"):  # by a killed run
         shutil.rmtree(left)

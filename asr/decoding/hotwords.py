@@ -4,7 +4,7 @@ No torch, so that services can use it.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,14 +74,18 @@ def as_text(hotwords: Iterable[Hotword]) -> str:
     return "\n".join(p if w is None else f"{p}\t{w:g}" for p, w in hotwords)
 
 
-def of_request(hotwords: str, prompt: str = "") -> tuple[Hotword, ...]:
+def of_request(
+    hotwords: str, prompt: str = "", keywords: Sequence[str] = ()
+) -> tuple[Hotword, ...]:
     """Return the hotwords of a request to a service, with those of its prompt.
 
-    `hotwords` has a phrase a line, or phrases between commas. Raises ConfigError beyond the limits
-    on their number and length. The names in a prompt, which stand between punctuation, have the
-    default weight; its sentences, and what is beyond a limit, are left out.
+    `hotwords` has a phrase a line, or phrases between commas; each keyword is a phrase. Raises
+    ConfigError beyond the limits on their number and length. The names in a prompt, which stand
+    between punctuation, have the default weight; its sentences, and what is beyond a limit, are
+    left out.
     """
-    found = parse_hotwords(re.sub("[,，、]", "\n", hotwords))
+    listed = parse_hotwords(re.sub("[,，、]", "\n", hotwords))
+    found = (*listed, *(Hotword(keyword.strip()) for keyword in keywords if keyword.strip()))
     if len(found) > MOST_PHRASES:
         raise ConfigError(f"{len(found)} hotwords: give {MOST_PHRASES} or fewer")
     for phrase, _ in found:

@@ -19,7 +19,6 @@ from asr.errors import DataError
 from asr.evaluation.cer import ErrorCounts, character_errors
 from asr.evaluation.evaluate import readable_groups
 from asr.schema import FrozenModel
-from asr.transcription.chunks import at_speed
 from asr.transcription.recognizer import Recognizer, longest_seconds
 
 _SPEED = 0.9  # of the second decoding
@@ -146,11 +145,10 @@ def expect(guesses: DevGuesses, limits: Limits) -> Expected:
 
 def _guesses(recognizer: Recognizer, waves: Sequence[Tensor]) -> list[Guess]:
     """Return the guesses of waveforms (N,); the least confidence of its chunks is that of each."""
-    rate, texts = recognizer.sample_rate, []
+    texts = []
     for view in views(recognizer.config):
         options = recognizer.config.decoding.changed(view.changes)
-        played = [at_speed(wave, rate, view.speed) for wave in waves]
-        texts.append(recognizer.texts(played, options))
+        texts.append(recognizer.texts(waves, options, view.speed))
     return [
         Guess(one, other, min(h.confidence for h in _best(nbests)), _is_whole(nbests))
         for (one, nbests), (other, _) in zip(*texts, strict=True)

@@ -24,8 +24,8 @@ SUFFIXES = {
     ".3gp", ".aac", ".aif", ".aiff", ".amr", ".flac", ".m4a", ".mka", ".mkv", ".mov", ".mp3",
     ".mp4", ".oga", ".ogg", ".opus", ".wav", ".webm", ".wma",
 }  # fmt: skip
-_RARER = {".aifc", ".au", ".m4b", ".mpeg", ".mpga", ".rf64", ".snd", ".sph", ".w64", ".wave"}
-_SUFFIXES = ", ".join(sorted(SUFFIXES | _RARER))
+RARER = {".aifc", ".au", ".m4b", ".mpeg", ".mpga", ".rf64", ".snd", ".sph", ".w64", ".wave"}
+_SUFFIXES = ", ".join(sorted(SUFFIXES | RARER))
 
 _Found = Sequence[tuple[Path | RemoteFile, PurePath]]
 
@@ -177,7 +177,7 @@ def _found(argument: str) -> _Found:
         return _found_remote(argument)
     path = Path(argument)
     if S_ISDIR(_mode(path)):
-        below = _files(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES | _RARER)
+        below = _files(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES | RARER)
         if not below:
             raise DataError(f"{argument}: no recording in this folder ({_SUFFIXES}): give another")
         return _without_twins([(p, p.relative_to(path)) for p in below])
@@ -195,7 +195,7 @@ def _found(argument: str) -> _Found:
 
 def _found_remote(url: str) -> _Found:
     try:
-        found = find_remote(url, SUFFIXES | _RARER)
+        found = find_remote(url, SUFFIXES | RARER)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"{url}: cannot be listed ({reason}): check the URL and the key") from error
@@ -206,12 +206,13 @@ def _found_remote(url: str) -> _Found:
 
 def _without_twins(found: _Found) -> _Found:
     """Leave out x.sph beside x.wav, which was made of it."""
-    usual = {path.with_suffix("") for _, path in found if path.suffix.lower() in SUFFIXES}
-    return [
-        (recording, path)
-        for recording, path in found
-        if path.suffix.lower() in SUFFIXES or path.with_suffix("") not in usual
-    ]
+    kept = [each for each in found if each[1].suffix.lower() in SUFFIXES]
+    taken = {path.with_suffix("") for _, path in kept}
+    for recording, path in found:
+        if path.suffix.lower() in RARER and path.with_suffix("") not in taken:
+            taken.add(path.with_suffix(""))
+            kept.append((recording, path))
+    return sorted(kept, key=lambda each: each[1])
 
 
 def _files(paths: Iterable[Path]) -> list[Path]:

@@ -208,13 +208,17 @@ class Recognizer:
         return results
 
     def texts(
-        self, waves: Sequence[Tensor], options: DecodingOptions | None = None
+        self, waves: Sequence[Tensor], options: DecodingOptions | None = None, speed: float = 1.0
     ) -> list[tuple[str, list[list[Hypothesis]]]]:
-        """Return the text of each waveform (N,) of any length, and the n best of its chunks."""
+        """Return the text of each waveform (N,) of any length, and the n best of its chunks.
+
+        They are decoded as `transcribe_all` decodes them at this speed.
+        """
         rate, longest = self.sample_rate, _chunk_seconds(self.config, options)
         cut = [list(split_at_silence([w.numpy()], rate, longest)) for w in waves]
-        results = iter(self.hypotheses([torch.from_numpy(c) for cs in cut for c in cs], options))
-        found = [[next(results) for _ in chunks] for chunks in cut]
+        chunks = [at_speed(torch.from_numpy(c), rate, speed) for cs in cut for c in cs]
+        results = iter(self.hypotheses(chunks, options))
+        found = [[next(results) for _ in cs] for cs in cut]
         texts = (" ".join(nbest[0].text for nbest in nbests) for nbests in found)
         return [(normalize_text(t, "keep"), n) for t, n in zip(texts, found, strict=True)]
 

@@ -114,7 +114,7 @@ function draw(whole = true) {
     transcript.clear();
     result?.segments.forEach((segment) => transcript.add(segment));
     if (result && !result.text) transcript.addNothing();
-    transcript.addHypotheses(result?.segments[0]?.nbest ?? []);
+    transcript.addHypotheses(result?.segments.length === 1 ? result.segments[0].nbest : []);
     $("take").hidden = $("how").hidden = !result;
     $("warnings").textContent = (result?.warnings ?? []).join(" ");
     $("warnings").hidden = !result?.warnings?.length;

@@ -1,5 +1,6 @@
 """Forms of requests and bodies of responses, as OpenAI's clients know them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,13 +51,13 @@ class RecordingForm(BaseModel):
     @field_validator("keywords")
     @classmethod
     def _are_few_with_hotwords(cls, value: list[str], info: ValidationInfo) -> list[str]:
-        _check_hotwords("\n".join((info.data.get("hotwords", ""), *value)))
+        _check_hotwords(info.data.get("hotwords", ""), value)
         return value
 
     @property
     def phrases(self) -> tuple[Hotword, ...]:
         """Return the hotwords of all fields."""
-        return of_request("\n".join((self.hotwords, *self.keywords)), self.prompt)
+        return of_request(self.hotwords, self.prompt, self.keywords)
 
     @field_validator("file", mode="before")
     @classmethod
@@ -66,10 +67,10 @@ class RecordingForm(BaseModel):
         return value
 
 
-def _check_hotwords(text: str) -> None:
+def _check_hotwords(hotwords: str, keywords: Sequence[str] = ()) -> None:
     """Raise ValueError for hotwords beyond the limits, and for impossible weights."""
     try:
-        of_request(text)
+        of_request(hotwords, keywords=keywords)
     except ConfigError as error:
         raise ValueError(str(error)) from error
 

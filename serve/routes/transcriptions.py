@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from python_multipart.multipart import parse_options_header
 
+from asr.decoding.hotwords import MOST_PHRASES
 from asr.transcription.writers import FORMATS
 from serve.engine.client import EngineClient, Event, Job
 from serve.engine.messages import Done, Partial
@@ -51,7 +52,7 @@ router = APIRouter(
     prefix="/v1",
     tags=["audio"],
     route_class=_FormRoute,
-    form_limits={"max_files": 4, "max_fields": 100, "max_part_size": 2**17},
+    form_limits={"max_files": 4, "max_fields": 100 + MOST_PHRASES, "max_part_size": 2**17},
     responses={
         "4XX": {"model": ErrorReply, "description": "The request cannot be answered"},
         "5XX": {"model": ErrorReply, "description": "The service failed, or is too busy"},

@@ -208,6 +208,13 @@ def test_mistakes_are_sentences_and_leave_no_folder(
     assert not (tmp_path / "mine").exists()
 
 
+def test_what_asr_new_writes_is_no_place_for_recordings(takes: Path, tmp_path: Path) -> None:
+    shutil.copytree(takes, tmp_path / "mine/data")
+    said = refusal(*command(tmp_path / "mine/data", tmp_path / "mine"))
+    assert "is in" in said and "which `asr new` writes" in said
+    assert (tmp_path / "mine/data/t.csv").exists()
+
+
 def test_a_wrong_override_is_a_sentence_and_writes_no_recipe(takes: Path, tmp_path: Path) -> None:
     said = refusal(*command(takes, tmp_path / "mine", small=["model.d_modle=4"]))
     assert "did you mean model.d_model?" in said
@@ -318,7 +325,8 @@ def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path, killed: str) -
         workers = [c for c in found if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
         if killed == "worker":
             os.kill(int(workers[0]), signal.SIGKILL)
-        while killed == "its fork" and process.poll() is None:
+        deadline = time.monotonic() + 60
+        while killed == "its fork" and process.poll() is None and time.monotonic() < deadline:
             for fork in children(workers[0]):
                 with suppress(ProcessLookupError):
                     os.kill(int(fork), signal.SIGKILL)

@@ -67,6 +67,9 @@ def test_what_is_evaluated_is_what_a_user_gets(learned: Path, tmp_path: Path) ->
     given = model.transcribe(tmp_path / "long.wav", options)
     assert len(given.segments) > 2 and found[0].hypothesis == given.text != ""
     assert given.text != model.texts([torch.tensor(wave)])[0][0], "one piece has another text"
+    short = [torch.tensor(wave[: int(1.45 * RATE)])]
+    pieces = [len(model.texts(short, options, speed)[0][1]) for speed in (1.0, 0.9)]
+    assert pieces == [1, 1], "it is cut, then slowed, as recordings are"
 
 
 def test_tuning_uses_what_is_decoded_in_one_piece(

@@ -189,7 +189,7 @@ def test_subtitles_are_ours() -> None:
         return transcript(segments, 1);
         """,
         segments=[{"text": s.text, "tokens": [vars(t) for t in s.tokens or ()], "score": 0,
-                   "confidences": s.confidences} for s in segments],
+                   "confidences": s.confidences, "end": s.end} for s in segments],
     )  # fmt: skip
     assert found["srt"] == as_srt(transcript) and found["vtt"] == as_vtt(transcript)
     assert found["text"] == transcript.text and "&lt;b" in found["vtt"]

@@ -51,7 +51,7 @@ def test_a_stranger_cannot_send_too_many(trained_service: Service) -> None:
     for hotwords in lists:
         reply = trained_service.post(file, hotwords=hotwords)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "hotwords"
-    reply = trained_service.post(file, hotwords="一", **{"keywords[]": lists[0]})
+    reply = trained_service.post(file, hotwords="一", **{"keywords[]": lists[0].split()})
     assert reply.status_code == 400 and "1002 hotwords" in reply.json()["error"]["message"]
     assert trained_service.post(file, prompt="三五," * 10000).status_code == 200
 

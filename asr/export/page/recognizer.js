@@ -111,7 +111,7 @@ export function transcript(segments, duration) {
   const cues = cuesOf(segments);
   const warnings = segments.filter(({ ended }) => ended === "uncertain").map(({ start, end, nbest }) =>
     `${tenths(start)} to ${tenths(end)} s: left out as uncertain, confidence ${nbest[1].confidence.toFixed(2)}: ${nbest[1].text}`);
-  if (segments.length > 1) for (const segment of segments) segment.nbest = [];
+  for (const segment of segments) if (segments.length > 1 && segment.ended !== "uncertain") segment.nbest = [];
   return {
     text: tidy(segments.map(({ text }) => text).join(" ")),
     score: segments.reduce((sum, { score }) => sum + score, 0),

@@ -1,7 +1,7 @@
 // Words, and subtitles of them (asr/transcription/writers.py).
 
 const COLUMNS = 40, LINES = 2;
-const LONGEST = 7, PAUSE = 0.8; // seconds
+const LONGEST = 7, SHORTEST = 0.7, PAUSE = 0.8; // seconds
 const WIDE = /^[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\ua960-\ua97f\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff01-\uff60\uffe0-\uffe6\u{1f300}-\u{1faff}\u{20000}-\u{3fffd}]/u;
 const HAN = "\\u3007\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
 const SPACE_BESIDE_HAN = new RegExp(`(?<=[${HAN}]) | (?=[${HAN}])`, "gu");
@@ -78,7 +78,10 @@ export function cuesOf(segments) {
     }
     finish();
   }
-  return found;
+  return found.map((cue, i) => {
+    const latest = found[i + 1]?.start ?? segments.at(-1).end;
+    return { ...cue, end: Math.max(cue.end, Math.min(cue.start + SHORTEST, latest)) };
+  });
 }
 
 /** The nearest whole number, of two the even one, as Python rounds. */
