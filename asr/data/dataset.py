@@ -11,6 +11,7 @@ import torch
 from lhotse.cut import Cut
 from lhotse.cut.data import DataCut
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, get_worker_info
 
@@ -28,6 +29,9 @@ _ID_BYTES = 200
 # So many bytes are kept for the next epochs: features of 37 h at 40 bins and a hop of 20 ms, or
 # samples of 4.6 h at 16 kHz.
 _KEPT_BYTES = 2**30
+# Batches are padded to multiples of these, so that few sizes recur and a library that compiles a
+# kernel for each finds it compiled.
+_FRAMES, _TOKENS = 16, 4
 
 
 @dataclass
@@ -83,8 +87,10 @@ class SpeechDataset(Dataset[MicroBatches]):
         sample_rate: int,
         num_workers: int = 0,
         voices: VoicesConfig | None = None,
+        most_frames: int | None = None,
     ) -> None:
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
+        self.most_frames = most_frames  # that the model takes
         self.voices = Voices(voices, features) if voices else None
         self.failed: set[str] = set()
         self._kept: dict[tuple[str, bool], tuple[Cut, Tensor]] = {}
@@ -106,12 +112,17 @@ class SpeechDataset(Dataset[MicroBatches]):
     def _batch(self, read: list[tuple[Cut, Tensor]]) -> Batch:
         texts = [text_of(cut) for cut, _ in read]
         tokens = [torch.tensor([SOS, *self.tokenizer.encode(text), EOS]) for text in texts]
+        feats_BTF = pad_sequence([feats for _, feats in read], batch_first=True)
+        tokens_BU = pad_sequence(tokens, batch_first=True, padding_value=PAD)
+        n_frames = feats_BTF.shape[1]
+        most = max(n_frames, self.most_frames or n_frames + _FRAMES)
         return Batch(
             ids=[cut.id for cut, _ in read],
             texts=texts,
-            feats_BTF=pad_sequence([feats for _, feats in read], batch_first=True),
+            feats_BTF=pad(feats_BTF, (0, 0, 0, min(-n_frames % _FRAMES, most - n_frames))),
             frames_B=torch.tensor([len(feats) for _, feats in read]),
-            tokens_BU=pad_sequence(tokens, batch_first=True, padding_value=PAD),
+            # The decoder's input is without the last one.
+            tokens_BU=pad(tokens_BU, (0, (1 - tokens_BU.shape[1]) % _TOKENS), value=PAD),
             lengths_B=torch.tensor([len(t) for t in tokens]),
         )
 

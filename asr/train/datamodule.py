@@ -125,7 +125,11 @@ class SpeechDataModule(TrainingData):
         """Set the features and the tokenizer of the batches."""
         rate, workers = self.config.features.sample_rate, self.config.data.num_workers
         voices = self.config.augment.voices if self.config.augment else None
-        self.dataset = SpeechDataset(bundle.features, bundle.tokenizer, rate, workers, voices)
+        longest = self.config.model.encoder.longest
+        most_frames = longest and 4 * longest
+        self.dataset = SpeechDataset(
+            bundle.features, bundle.tokenizer, rate, workers, voices, most_frames
+        )
 
     def largest(self, epoch: int | None) -> MicroBatches:
         """Read the micro-batch of a training epoch, or of dev, that takes most memory.

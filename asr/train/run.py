@@ -28,7 +28,7 @@ from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
 from asr.runtime.devices import choose_device
 from asr.runtime.files import read_bytes, write_atomically, write_text
-from asr.runtime.memory import keep_buffers
+from asr.runtime.memory import keep_buffers, keep_kernels
 from asr.tokenizer import Tokenizer
 from asr.train.callbacks import MemoryProbe
 from asr.train.checkpoints import Checkpoints, average_into, check_room, has_run, states
@@ -94,6 +94,7 @@ def _train(
             log.info("%s: this run is finished, nothing is left to do", out)
             return
         keep_buffers()
+        keep_kernels()
         L.seed_everything(config.seed, verbose=False)
         datamodule, bundle = _prepare(config, state)
         dev_texts = (config.tokenizer.normalize(text_of(cut)) for cut in datamodule.dev_cuts)

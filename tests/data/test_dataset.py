@@ -15,7 +15,7 @@ from asr.data.dataset import SpeechDataset
 from asr.data.manifest import load_cuts, text_of
 from asr.data.pauses import augment_with_pauses
 from asr.data.voices import with_voice_seeds
-from asr.tokenizer import Tokenizer, TokenizerConfig
+from asr.tokenizer import PAD, Tokenizer, TokenizerConfig
 from tests.helpers import RATE
 
 
@@ -94,3 +94,24 @@ def test_with_voices_a_recording_is_read_once_and_each_epoch_has_its_own(
     for epoch, feats_BTF in zip(epochs, kept, strict=True):
         assert torch.equal(dataset(cuts, voices=voices)[[epoch]].batches[0].feats_BTF, feats_BTF)
     assert kept[0].shape != kept[1].shape or not torch.equal(kept[0], kept[1])
+
+
+def test_batches_are_padded_to_few_sizes_and_never_beyond_what_the_model_takes(
+    cuts: list[Cut],
+) -> None:
+    data, hop = dataset(cuts), RATE // 100
+    sizes = set()
+    for n in range(1, 40):
+        cut = cuts[0].truncate(duration=(8 + n) * hop / RATE)
+        (batch,) = data[[[cut]]].batches
+        frames, tokens = int(batch.frames_B[0]), int(batch.lengths_B[0])
+        assert batch.feats_BTF.shape[1] - frames in range(16)
+        assert not batch.feats_BTF[:, frames:].any()
+        assert (batch.tokens_BU.shape[1] - 1) % 4 == 0  # what the decoder reads
+        assert batch.tokens_BU.shape[1] - tokens in range(4)
+        assert (batch.tokens_BU[:, tokens:] == PAD).all()
+        sizes.add(batch.feats_BTF.shape[1])
+        data.most_frames = frames + 1
+        assert data[[[cut]]].batches[0].feats_BTF.shape[1] <= frames + 1
+        data.most_frames = None
+    assert len(sizes) <= 5

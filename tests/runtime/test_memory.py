@@ -1,9 +1,11 @@
 """A training process keeps freed buffers."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's allocator")
@@ -24,3 +26,29 @@ print(faults() - before)
         return int(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
 
     assert faults("keep") < faults("leave") / 5
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_training_process_keeps_the_kernels_of_many_sizes() -> None:
+    code = """
+import sys, torch
+from asr.runtime.memory import keep_kernels
+if sys.argv[1] == "keep": keep_kernels()
+weight = torch.ones(8, 8, 3, 3)
+convolve = lambda n: torch.nn.functional.conv2d(torch.ones(2, 8, n, 16), weight)
+for n in range(3, 1203): convolve(n)
+print("again", flush=True)
+convolve(3)
+"""
+
+    def compiled_again(how: str) -> bool:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ONEDNN")}
+        found = subprocess.run(
+            [sys.executable, "-c", code, how], capture_output=True, text=True, check=True,
+            env=environment | {"ONEDNN_VERBOSE": "2"},
+        )  # fmt: skip
+        after = found.stdout.partition("\nagain\n")[2]
+        assert "create:cache_" in after
+        return "create:cache_miss" in after
+
+    assert compiled_again("leave") and not compiled_again("keep")
