@@ -171,7 +171,7 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
     recipe.add("features.sample_rate", rate, f"{wide:.0%} of the audio has 16000 Hz or more")
     why = f"for {_amount(corpus)}"
     if corpus.is_mandarin:
-        why = "tones are in the pitch, which 40 bins resolve less: more words were right with 80"
+        why = "tones are in the pitch, which fewer bins resolve less"
     recipe.add("features.n_mels", _bins(corpus, size, rate), why)
     seconds = corpus.seconds_per_character * (1 - corpus.silence)
     spoken = f"a character takes {seconds:.3f} s without silence"

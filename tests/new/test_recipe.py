@@ -106,6 +106,9 @@ def test_values_follow_the_measurements() -> None:
     ]
     assert hops == [20, 10]  # a Mandarin character is two sounds, its initial and its final
     assert (slow.features.hop_ms, fast.features.hop_ms) == (20, 10)
+    rates = ({16000: 3.0}, {8000: 3.0})
+    bins = [values_of(corpus_of(3, chinese=1.0, sample_rates=r)).features for r in rates]
+    assert [each.n_freqs for each in bins] == [80, 64]  # tones are in the pitch
     english = {"characters": 40, "words": 20_000, "seconds_per_character": 0.07}
     assert [values_of(corpus_of(h, **english)).tokenizer.kind for h in (3, 50)] == ["char", "bpe"]
     assert values_of(corpus_of(50)).tokenizer.kind == "char"
