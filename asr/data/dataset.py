@@ -29,9 +29,7 @@ _ID_BYTES = 200
 # So many bytes are kept for the next epochs: features of 37 h at 40 bins and a hop of 20 ms, or
 # samples of 4.6 h at 16 kHz.
 _KEPT_BYTES = 2**30
-# Batches are padded to multiples of these, so that few sizes recur and a library that compiles a
-# kernel for each finds it compiled.
-_FRAMES, _TOKENS = 16, 4
+_TOKENS = 4  # the decoder's input is padded to multiples of so many
 
 
 @dataclass
@@ -71,6 +69,17 @@ class MicroBatches:
     def to(self, device: torch.device) -> "MicroBatches":
         """Return the batches on a device (Lightning's hook)."""
         return MicroBatches([batch.to(device) for batch in self.batches], self.unreadable)
+
+
+def padded_frames(n_frames: int, most: int | None = None) -> int:
+    """Return how many frames a batch is padded to: at most a sixteenth more, to multiples of 4.
+
+    So few sizes recur, and a library that compiles a kernel for each finds it compiled. `most` is
+    the limit of the model, which utterances themselves may exceed.
+    """
+    unit = max(4, (1 << n_frames.bit_length()) // 32)
+    rounded = -(-n_frames // unit) * unit
+    return rounded if most is None else max(n_frames, min(rounded, most))
 
 
 class SpeechDataset(Dataset[MicroBatches]):
@@ -115,11 +124,11 @@ class SpeechDataset(Dataset[MicroBatches]):
         feats_BTF = pad_sequence([feats for _, feats in read], batch_first=True)
         tokens_BU = pad_sequence(tokens, batch_first=True, padding_value=PAD)
         n_frames = feats_BTF.shape[1]
-        most = max(n_frames, self.most_frames or n_frames + _FRAMES)
+        more = padded_frames(n_frames, self.most_frames) - n_frames
         return Batch(
             ids=[cut.id for cut, _ in read],
             texts=texts,
-            feats_BTF=pad(feats_BTF, (0, 0, 0, min(-n_frames % _FRAMES, most - n_frames))),
+            feats_BTF=pad(feats_BTF, (0, 0, 0, more)),
             frames_B=torch.tensor([len(feats) for _, feats in read]),
             # The decoder's input is without the last one.
             tokens_BU=pad(tokens_BU, (0, (1 - tokens_BU.shape[1]) % _TOKENS), value=PAD),

@@ -24,6 +24,7 @@ from asr.finetune.outcome import Change, Outcome, Rates, read_outcome, write_out
 from asr.finetune.recipe import WITHOUT_LM, adapt, limits
 from asr.runtime.devices import choose_device
 from asr.runtime.files import lock_folder
+from asr.runtime.memory import keep_kernels
 from asr.train.checkpoints import has_run, states
 from asr.train.run import train
 from asr.transcription.recognizer import Recognizer
@@ -54,6 +55,7 @@ class Finetuning:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("asr finetune works in one process: start it without torchrun")
         choose_device(device)  # which may be refused
+        keep_kernels()  # before the recordings are transcribed
         bundle, digest = _without_lm(Bundle.load(self.source)), _digest(self.source)
         outcome = self._begun(resume, digest)
         is_new = outcome is None and not self.out.exists()

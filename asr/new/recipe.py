@@ -194,7 +194,7 @@ def _add_augmentation(recipe: Recipe, corpus: CorpusMeasures, size: _Size, epoch
     masks = "masked bands and spans, so that no single one decides (SpecAugment)"
     recipe.add("augment.freq_masks", 2, masks)
     n_mels = recipe.values["features"]["n_mels"]
-    width = round(0.15 * n_mels) if is_small else 27
+    width = round((0.15 if is_small else 0.34) * n_mels)
     recipe.add("augment.freq_width", width, f"bins of {n_mels}")
     recipe.add("augment.time_masks", 1 if size.hours < 5 else 4)
     recipe.add("augment.time_ratio", 0.05)

@@ -11,7 +11,8 @@ from asr.train.module import SpeechModule
 class MemoryProbe(Callback):
     """Runs the largest batches before the first step, so that too little memory is known at once.
 
-    Features that are kept for later epochs, and voices that speak more slowly, come on top.
+    Features and kernels that are kept for later epochs, and voices that speak more slowly, come on
+    top.
     """
 
     def __init__(self, datamodule: SpeechDataModule) -> None:

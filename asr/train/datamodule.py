@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from asr.bundle import Bundle
 from asr.config import Config
 from asr.data.cuts import origins
-from asr.data.dataset import MicroBatches, SpeechDataset
+from asr.data.dataset import MicroBatches, SpeechDataset, padded_frames
 from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_wave, text_of
 from asr.data.places import allowed_by
 from asr.data.replay import Replay
@@ -140,7 +140,9 @@ class SpeechDataModule(TrainingData):
         if epoch is not None and self.config.training.curriculum:
             epoch = max(epoch, self.config.training.curriculum.epochs)
         parts = [part for batch in self.plan(epoch) for part in split_batch(batch, self.n_parts)]
-        return self.dataset[[max(filter(None, parts), key=_padded_seconds)]]
+        hop = self.config.features.hop_ms / 1000
+        frames = functools.partial(_padded_frames, hop_seconds=hop)
+        return self.dataset[[max(filter(None, parts), key=frames)]]
 
     def train_dataloader(self) -> DataLoader[MicroBatches]:
         """Return a loader of the epoch's remaining steps."""
@@ -208,5 +210,6 @@ def split_batch(batch: CutSet, n_parts: int) -> list[list[Cut]]:
     return [ordered[i::n_parts] for i in range(n_parts)]
 
 
-def _padded_seconds(cuts: list[Cut]) -> float:
-    return len(cuts) * max(float(cut.duration) for cut in cuts)
+def _padded_frames(cuts: list[Cut], hop_seconds: float) -> int:
+    longest = max(float(cut.duration) for cut in cuts)
+    return len(cuts) * padded_frames(round(longest / hop_seconds))
