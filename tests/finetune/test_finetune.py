@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -211,6 +212,21 @@ def test_a_refusal_leaves_the_run_of_another_process(
         Finetuning(learned, more, out).run(device="cpu")
     assert (out / "training/lock").exists()
     others[0].communicate()
+
+
+def test_kernels_are_kept_before_the_first_transcription(
+    learned: Path, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+
+    def transcribe(*_: object) -> None:
+        raise ConfigError(f"{os.environ[name]} kernels")
+
+    monkeypatch.setattr(finetuning, "_rates", transcribe)
+    with pytest.raises(ConfigError, match="8192 kernels"):
+        Finetuning(learned, more, tmp_path / "out").run(device="cpu")
 
 
 def test_another_script_is_refused_though_it_has_the_same_spaces_and_signs(
