@@ -169,10 +169,11 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
     recipe.add("features.kind", "log_mel")
     rate = 16000 if wide >= 0.9 else 8000
     recipe.add("features.sample_rate", rate, f"{wide:.0%} of the audio has 16000 Hz or more")
-    why = f"for {_amount(corpus)}"
-    if corpus.is_mandarin:
-        why = "tones are in the pitch, which fewer bins resolve less"
-    recipe.add("features.n_mels", _bins(corpus, size, rate), why)
+    has_tones = corpus.is_mandarin and size is not _SIZES[0]  # few words are known without them
+    # At half the bandwidth fewer bins are as close to each other.
+    bins = (80 if rate == 16000 else 64) if has_tones else size.n_mels
+    why = "tones are in the pitch, which fewer bins resolve less"
+    recipe.add("features.n_mels", bins, why if has_tones else f"for {_amount(corpus)}")
     seconds = corpus.seconds_per_character * (1 - corpus.silence)
     spoken = f"a character takes {seconds:.3f} s without silence"
     # A Mandarin character is two sounds, and speeds and people are faster than the mean too.
@@ -180,13 +181,6 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
     recipe.add("features.window_ms", 40 if is_slow else 20)
     why = "half the work, and still two encoder steps" if is_slow else "an encoder step is 0.04 s"
     recipe.add("features.hop_ms", 20 if is_slow else 10, f"{spoken}: {why}")
-
-
-def _bins(corpus: CorpusMeasures, size: _Size, rate: int) -> int:
-    """Return the mel bins; at half the bandwidth fewer are as close to each other."""
-    if not corpus.is_mandarin:
-        return size.n_mels
-    return 80 if rate == 16000 else 64
 
 
 def _add_augmentation(recipe: Recipe, corpus: CorpusMeasures, size: _Size, epochs: int) -> None:

@@ -109,6 +109,7 @@ def test_values_follow_the_measurements() -> None:
     rates = ({16000: 3.0}, {8000: 3.0})
     bins = [values_of(corpus_of(3, chinese=1.0, sample_rates=r)).features for r in rates]
     assert [each.n_freqs for each in bins] == [80, 64]  # tones are in the pitch
+    assert values_of(corpus_of(1.0, chinese=1.0)).features.n_freqs == 40
     english = {"characters": 40, "words": 20_000, "seconds_per_character": 0.07}
     assert [values_of(corpus_of(h, **english)).tokenizer.kind for h in (3, 50)] == ["char", "bpe"]
     assert values_of(corpus_of(50)).tokenizer.kind == "char"
