@@ -129,7 +129,8 @@ def test_values_follow_the_measurements() -> None:
 
 def test_what_learned_sentences_is_chosen_for_them() -> None:
     recorded = load_config(Path("benchmarks/recipes/commonvoice_zh.yaml"))
-    chosen = values_of(corpus_of(9.5, characters=3300, longest=7.0, seconds_per_character=0.25))
+    sizes = {"characters": 3300, "longest": 7.0, "seconds_per_character": 0.25}
+    chosen = values_of(corpus_of(9.5, chinese=1.0, **sizes))
     model = recorded.model.model_dump() | {"encoder": chosen.model.encoder.model_dump()}
     assert chosen.model.model_dump() == model
     assert chosen.model.encoder.convolution == recorded.model.encoder.convolution
