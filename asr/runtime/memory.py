@@ -7,8 +7,8 @@ import platform
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h; older ones refuse a large M_MMAP_THRESHOLD
-# oneDNN keeps 1024 by default. A training in bfloat16 has some thousands, of 0.3 MB at most each.
-_KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192"
+# oneDNN keeps 1024 by default. A training of sentences in bfloat16 has some 3,000, of 0.1 MB each.
+_KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "4096"
 
 
 def keep_kernels() -> None:

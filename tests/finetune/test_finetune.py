@@ -225,7 +225,7 @@ def test_kernels_are_kept_before_the_first_transcription(
         raise ConfigError(f"{os.environ[name]} kernels")
 
     monkeypatch.setattr(finetuning, "_rates", transcribe)
-    with pytest.raises(ConfigError, match="8192 kernels"):
+    with pytest.raises(ConfigError, match="4096 kernels"):
         Finetuning(learned, more, tmp_path / "out").run(device="cpu")
 
 
