@@ -72,7 +72,7 @@ class MicroBatches:
 
 
 def padded_frames(n_frames: int, most: int | None = None) -> int:
-    """Return how many frames a batch is padded to: at most a sixteenth more, to multiples of 4.
+    """Return how many frames a batch is padded to: a sixteenth or 3 more at most.
 
     So few sizes recur, and a library that compiles a kernel for each finds it compiled. `most` is
     the limit of the model, which utterances themselves may exceed.

@@ -15,7 +15,7 @@ def keep_kernels() -> None:
     """Keep the kernels that oneDNN compiles for each size of a matrix or a convolution.
 
     A training has more sizes than oneDNN keeps by default, and compiling again those that were
-    dropped took a fifth of its time (bfloat16, AMX). It has no effect after oneDNN has computed
+    dropped took a sixth of its time (bfloat16, AMX). It has no effect after oneDNN has computed
     anything, as in a program that transcribed before. A number that the variable has stays.
     """
     os.environ.setdefault(*_KERNELS)
