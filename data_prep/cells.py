@@ -17,13 +17,17 @@ _QUOTED = re.compile(
 )
 
 
-def read_cells(path: Path, text: str, encoding: str) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-    """Return what is between the cells of a table, and its rows with their lines, from 1.
+Row = tuple[range, list[str]]  # the numbers of its lines, from 1, and its cells
+
+
+def read_cells(path: Path, text: str, encoding: str) -> tuple[str, Iterator[Row]]:
+    """Return what is between the cells of a table, and its rows.
 
     Reading the rows raises DataError where they are none of a table.
     """
-    first = next((line for line in text.split("\n") if line.strip()), "")
-    delimiter = next((one for one in "\t|" if one in first), max(";,", key=first.count))
+    lines = [line for line in text.split("\n") if line.strip()][:_MOST_LINES] or [""]
+    usual = max(";,", key=lambda one: (sum(one in line for line in lines), lines[0].count(one)))
+    delimiter = next((one for one in "\t|" if one in lines[0]), usual)
     has_quotes = delimiter in ";,"
     if excel := _EXCEL.match(text):
         delimiter, text, has_quotes = excel[1], text[excel.end() :], True
@@ -34,9 +38,7 @@ def read_cells(path: Path, text: str, encoding: str) -> tuple[str, Iterator[tupl
     return delimiter, _rows(path, text, delimiter, has_quotes)
 
 
-def _rows(
-    path: Path, text: str, delimiter: str, has_quotes: bool
-) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, text: str, delimiter: str, has_quotes: bool) -> Iterator[Row]:
     file = io.StringIO(text, newline="")
     if has_quotes:
         reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True)
@@ -50,7 +52,7 @@ def _rows(
                 start = number
                 raise csv.Error("a quote opens there and is not closed")
             if any(cell.strip() for cell in cells):
-                yield number, cells
+                yield range(number, start), cells
     except csv.Error as error:
         raise DataError(
             f"{path}, line {start}: not a row of a table ({error}): correct it, or save the table "

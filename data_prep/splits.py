@@ -64,3 +64,12 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
                 "--test 0 or " if shares.get("test") else "",
             )  # fmt: skip
     return splits
+
+
+def with_dev(splits: Splits, share: float) -> Splits:
+    """Return splits in which a share of train is dev, if a table names none for it."""
+    if splits["dev"] or not splits["train"] or not share:
+        return splits
+    log.warning("the table names no dev: %.0f %% of its train become dev", 100 * share)
+    divided = divide(splits["train"], {"dev": share})
+    return splits | {"train": divided["train"], "dev": divided["dev"]}

@@ -30,7 +30,7 @@ from data_prep.corpus_writer import LeftOut, Report, write_corpus
 from data_prep.cuts import Cluster, Utterance
 from data_prep.recordings import Recordings, key_of
 from data_prep.remote import folder_for
-from data_prep.splits import Splits, divide
+from data_prep.splits import Splits, divide, with_dev
 from data_prep.transcripts import Line, Transcripts, read_transcripts
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,9 @@ def prepare(
     """Write the cuts of a folder of recordings and its table to `out`; strings are URLs.
 
     `dev` and `test` are shares of the utterances. Where the table has no column of splits, whole
-    speakers go to dev and test; with too few speakers whole recordings do, which is said. Raises
-    DataError where the table cannot be read or nothing in it can be used.
+    speakers go to dev and test; with too few speakers whole recordings do, which is said. Where its
+    splits lack dev, a share of train is dev. Raises DataError where the table cannot be read or
+    nothing in it can be used.
     """
     if dev + test >= 1:
         raise ConfigError(f"dev and test are {dev:g} and {test:g} of all: leave some for training")
@@ -66,13 +67,18 @@ def prepare(
         raise DataError(f"{recordings}: there is no such folder: give the folder of the recordings")
     table = read_transcripts(transcripts, columns)
     if table.encoding != "utf-8":
-        log.warning("%s is read as %s: save it as UTF-8 if its text looks wrong",
-                    table.path, table.encoding)  # fmt: skip
+        foreign = next((one for one in table.lines if not one.text.isascii()), table.lines[0])
+        log.warning("%s is read as %s: save it as UTF-8 if line %d does not say: %s",
+                    table.path, table.encoding, foreign.number, foreign.text)  # fmt: skip
     left_out: list[LeftOut] = []
     with folder_for(out) as folder:
         pairs = _utterances(table, recordings, folder, left_out)
         splits = _as_the_table_says(table.path, pairs, left_out)
-        splits = splits or divide([one for _, one in pairs], {"test": test, "dev": dev})
+        if splits:
+            splits = with_dev(splits, dev)
+        else:
+            _say_speakers(table)
+            splits = divide([one for _, one in pairs], {"test": test, "dev": dev})
         copies = out / _CONVERTED if isinstance(out, Path) else None
         usable = _converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
@@ -124,6 +130,13 @@ def _utterances(
             f"{', '.join(table.columns.values()) or 'no header'})"
         )
     return pairs
+
+
+def _say_speakers(table: Transcripts) -> None:
+    """Tell which columns may hold the speaker, where none is known to."""
+    if "speaker" not in table.columns and table.unused:
+        log.warning("%s: no column is known to hold the speaker: if one of %s does, name it with "
+                    "--speaker-column", table.path, ", ".join(table.unused))  # fmt: skip
 
 
 def _key_of_speaker(name: str) -> str:

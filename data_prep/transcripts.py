@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,14 @@ NAMES = {
               "path", "file", "wav", "recording", "clip", "id"),
     "text": ("text", "sentence", "transcript", "transcription", "normalized_text", "label", "words",
              "word"),
-    "speaker": ("speaker", "speaker_id", "client_id", "spk", "spk_id", "reader"),
+    "speaker": ("speaker", "speaker_id", "speaker_name", "client_id", "user_id", "spk", "spk_id",
+                "reader"),
     "split": ("split", "subset", "set", "partition"),
     "start": ("offset", "start"),
     "end": ("end", "stop"),
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
+_UNNAMED = {"?", "-", "unknown", "none", "null", "nan", "n/a", "anonymous"}  # in place of a name
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -60,12 +63,16 @@ class Fault:
 
 @dataclass
 class Transcripts:
-    """The lines of a table, the faults of those that cannot be used, and its columns."""
+    """The lines of a table, the faults of those that cannot be used, and its columns by kind.
+
+    `unused` are the names of columns of no known kind.
+    """
 
     path: Path
     lines: list[Line] = field(default_factory=list)
     faults: dict[int, Fault] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
     encoding: str = "utf-8"
 
 
@@ -116,6 +123,7 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     names = dict.fromkeys(name for _, cells in rows for name in cells)
     if names:
         table.columns = _find_columns(table.path, list(names), named)
+        table.unused = [n for n in names if n and n not in table.columns.values()]
     for number, cells in rows:
         _add(table, number, {key: cells.get(name, "") for key, name in table.columns.items()})
 
@@ -138,6 +146,7 @@ def _add(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("bad_text", "it has half of a character (\\uD800 to \\uDFFF)")
     else:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
+        speaker = "" if speaker.casefold() in _UNNAMED else speaker
         channel = int(cells["channel"]) if cells.get("channel") else None
         line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
         table.lines.append(line)
@@ -170,7 +179,8 @@ def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
 def _json_cell(value: Any) -> str:
     """Return a string or number as text; what is neither is empty."""
     is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return str(value) if is_text else ""
+    is_none = isinstance(value, float) and math.isnan(value)  # as pandas writes it
+    return str(value) if is_text and not is_none else ""
 
 
 def _cell_rows(
@@ -179,29 +189,37 @@ def _cell_rows(
     """Yield the rows of a delimited file by the names in its header."""
     delimiter, rows = read_cells(table.path, text, table.encoding)
     header: list[str] = []
-    for number, cells in rows:
+    for numbers, cells in rows:
         if not header:
             header = [cell.strip() for cell in cells]
             if _is_header(header, named):
                 continue
             header = _usual_header(table.path, header, delimiter)
         if any(delimiter in cell.partition("\n")[2] for cell in cells):
-            what = "a quote opens there and takes in further lines: close it"
-            table.faults[number] = Fault("bad_row", what)
-            continue
-        if len(cells) != len(header):
+            what = "a quote opens there and takes in further lines: close it, or write one line"
+        elif len(cells) != len(header):
             what = f"it has {len(cells)} cells, the first line has {len(header)}"
-            table.faults[number] = Fault("bad_row", what)
+        else:
+            yield numbers[0], {name: cells[header.index(name)] for name in header}
             continue
-        yield number, {name: cells[header.index(name)] for name in header}
+        table.faults[numbers[0]] = Fault("bad_row", what)
+        for number in numbers[1:]:
+            what = f"it is within a quote that opens in line {numbers[0]}"
+            table.faults[number] = Fault("bad_row", what)
 
 
 def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
     """Tell whether a first row has names: known ones, or any if some are given."""
-    # "stop" may be a word that is said, and an end alone makes no header.
-    known = {name for kind, names in NAMES.items() if kind != "end" for name in names}
+    # "start" and "stop" may be words that are said, and alone they make no header.
+    kinds = NAMES.keys() - {"start", "end"}
+    known = {name for kind in kinds for name in NAMES[kind]}
     has_file = any(Path(cell).suffix.lower() in SUFFIXES for cell in cells)
-    return bool(named) or (not has_file and any(cell.lower() in known for cell in cells))
+    return bool(named) or (not has_file and any(_plain(cell) in known for cell in cells))
+
+
+def _plain(name: str) -> str:
+    """Return the name of a column as it is compared: `Speaker ID` is `speaker_id`."""
+    return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
 def _usual_header(path: Path, cells: list[str], delimiter: str) -> list[str]:
@@ -219,12 +237,12 @@ def _usual_header(path: Path, cells: list[str], delimiter: str) -> list[str]:
             "column's: give it a header such as audio,text,speaker, or name its columns with "
             "--audio-column and --text-column"
         )
-    return ["audio", *(f"column {i}" for i in range(2, len(cells))), "text"]
+    return ["audio", *[""] * (len(cells) - 2), "text"]
 
 
 def _find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> dict[str, str]:
     """Return the column of each kind. Raises DataError where a needed or named one is missing."""
-    lower = {name.lower(): name for name in reversed(header)}
+    lower = {_plain(name): name for name in reversed(header)}
     found: dict[str, str] = {}
     for kind, names in NAMES.items():
         given, taken = named.get(kind), {*named.values(), *found.values()}

@@ -88,7 +88,9 @@ def train_lm(
     out: Annotated[
         Path | None, typer.Option(help="Default: BUNDLE/lm; with --order BUNDLE/lm.arpa.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Default: 10.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Default: 10, or a resumed run's.")
+    ] = None,
     resume: Resume = False,
     device: Device = "auto",
 ) -> None:
@@ -112,7 +114,6 @@ def train_lm(
     else:
         from asr.train.language_model import train_lm as run
 
-        epochs = epochs or 10
         with resumable(_again()):
             run(Loaded.load(bundle), texts or [], out, epochs, resume, choose_device(device))
     show(f"{out}")

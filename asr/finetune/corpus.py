@@ -24,14 +24,16 @@ _SHOWN = 10  # characters in a message
 class Corpus:
     """A folder of `asr prepare`, seen by a bundle.
 
-    `rates` are hours by sample rate, `n_characters` those of all texts but spaces and punctuation,
-    and `unknown` the characters of the texts that the bundle has no tokens for.
+    `rates` are hours by sample rate, `longest` and `p99` the longest utterance's seconds and their
+    99th percentile, `n_characters` those of all texts but spaces and punctuation, and `unknown` the
+    characters of the texts that the bundle has no tokens for.
     """
 
     folder: Path
     utterances: int
     rates: dict[int, float]
     longest: float
+    p99: float
     n_characters: int
     unknown: Counter[str]
 
@@ -72,11 +74,13 @@ def read_corpus(folder: Path, bundle: Bundle, data: DataConfig) -> Corpus:
     for cut in usable:
         rates[cut.sampling_rate] = rates.get(cut.sampling_rate, 0.0) + cut.duration / 3600
     texts = [text_of(cut) for cut in usable]
+    seconds = sorted(float(cut.duration) for cut in usable)
     return Corpus(
         folder=folder,
         utterances=len(usable),
         rates=rates,
-        longest=max(float(cut.duration) for cut in usable),
+        longest=seconds[-1],
+        p99=seconds[len(seconds) * 99 // 100],
         n_characters=sum(_is_written(c) for text in texts for c in normalize(text)),
         unknown=bundle.tokenizer.unknown(texts),
     )

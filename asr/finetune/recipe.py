@@ -44,10 +44,11 @@ def adapt(
     }
     values["tokenizer"]["vocab_size"] = None  # it grows
     # Training finds the threshold anew; a language model has other tokens. Long recordings are
-    # cut as before, however short the new ones are, and later where those are longer.
+    # cut as before, however short the new ones are, and later where more than a few of them are
+    # longer: what is longer than nearly all of training is recognized badly.
     values["decoding"] |= {"confidence_threshold": None} | WITHOUT_LM
     if seconds := values["decoding"]["chunk_seconds"]:
-        values["decoding"]["chunk_seconds"] = max(seconds, min(round(corpus.longest, 1), _LONGEST))
+        values["decoding"]["chunk_seconds"] = max(seconds, min(round(corpus.p99, 1), _LONGEST))
     if values["augment"] and values["augment"]["pauses"]:
         values["augment"]["pauses"]["from_epoch"] = 1  # the alignment is known already
     values["training"] |= {

@@ -4,6 +4,7 @@ Legend: N samples.
 """
 
 import random
+import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -42,7 +43,7 @@ class CorpusMeasures(FrozenModel):
     """What a corpus is like; all but `splits` is of the training utterances of at most 30 s.
 
     `speakers` are those that are named, `characters` and `words` the different ones; `chinese` is
-    the share of Chinese characters in the text, `latin` that of English letters and digits. A space
+    the share of Chinese characters among letters and digits, `latin` that of English ones. A space
     is a character too in `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence`
     is the share of frames 35 dB below the loudest of their utterance. `too_long` counts utterances
     of more than 30 s.
@@ -110,7 +111,7 @@ def measure(
     texts = [normalize_text(text_of(cut)) for cut in train]  # as a recipe does, where none is given
     durations = [float(cut.duration) for cut in train]
     whole = "".join(texts)
-    n_letters = max(1, len(whole.replace(" ", "")))
+    n_letters = max(1, sum(unicodedata.category(c)[0] in "LMN" for c in whole))
     rates = {cut.sampling_rate: 0.0 for cut in sorted(train, key=lambda cut: cut.sampling_rate)}
     for cut in train:
         rates[cut.sampling_rate] += cut.duration / 3600

@@ -219,7 +219,7 @@ def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
         and per_character < 0.12
     )
     why = f"{corpus.characters:,} different characters"
-    if not corpus.chinese:
+    if corpus.chinese < 0.5:
         recipe.add("tokenizer.case", "lower", "upper would merge ß with ss and ı with i")
     if is_bpe:
         recipe.add("tokenizer.kind", "bpe", f"{why}, {corpus.words:,} words: an alphabet")

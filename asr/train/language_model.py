@@ -25,6 +25,7 @@ from asr.data.sampling import EpochSteps
 from asr.errors import ConfigError, DataError
 from asr.lm.texts import read_texts
 from asr.lm.transformer import LanguageTransformer, LmConfig
+from asr.runtime.files import write_text
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 from asr.train.checkpoints import Checkpoints, check_room, has_run
 from asr.train.datamodule import TrainingData
@@ -36,6 +37,8 @@ from asr.training_config import LinearSchedule, TrainingConfig
 log = logging.getLogger(__name__)
 
 _BATCH_TOKENS = 2000
+_EPOCHS = 10  # where none are given
+_STORED = "begun_with.txt"  # in `training`: how many a run was begun with
 
 
 class TextDataModule(TrainingData):
@@ -77,13 +80,19 @@ class LanguageModule(TrainingModule):
 
 
 def train_lm(
-    bundle: Bundle, texts: list[Path], out: Path, epochs: int, resume: bool, device: torch.device
+    bundle: Bundle,
+    texts: list[Path],
+    out: Path,
+    epochs: int | None,
+    resume: bool,
+    device: torch.device,
 ) -> None:
     """Train on the transcripts of the bundle's training cuts, or on text files or manifests.
 
     The model has the recognizer's own sizes; `out` holds the epoch of the lowest loss on the dev
-    cuts' texts. Raises ConfigError where `out` holds a bundle, or a run already, or one of other
-    tokens or texts is to be resumed; DataError where there is no text.
+    cuts' texts. None `epochs` are those of a run that is resumed, else 10. Raises ConfigError where
+    `out` holds a bundle, or a run already, or one of other tokens or texts or of more epochs is to
+    be resumed; DataError where there is no text.
     """
     if (out / TOKENIZER).exists():
         raise ConfigError(
@@ -91,7 +100,13 @@ def train_lm(
             "--out"
         )
     with sole_run(out / "training"):
-        has_run(out, resume)
+        before = _read_epochs(out) if has_run(out, resume) else None
+        if before and epochs and epochs < before:
+            raise ConfigError(
+                f"{out}: was begun with {before} epochs, not {epochs}: continue it without "
+                "--epochs, or with more"
+            )
+        epochs = epochs or before or _EPOCHS
         _train_lm(bundle, texts, out, epochs, device)
 
 
@@ -125,11 +140,18 @@ def _train_lm(
     for name, found in (("texts", train), ("dev texts", dev)):
         module.identity[name] = hashlib.sha256(str(found).encode()).hexdigest()
     datamodule = TextDataModule(config, train, dev)
+    write_text(out / "training" / _STORED, f"{epochs}\n")
     # An epoch that is the best so far has the model's own weights, `average` being 1.
     checkpoints = Checkpoints(
         out / "training", module, datamodule, lambda _: model.save(out, tokenizer)
     )
     fit(module, checkpoints, device)
+
+
+def _read_epochs(out: Path) -> int | None:
+    """Return how many epochs a run was begun with; one of an older version does not say."""
+    path = out / "training" / _STORED
+    return int(path.read_text()) if path.is_file() else None
 
 
 def _encode(texts: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:

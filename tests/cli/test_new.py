@@ -255,6 +255,20 @@ def test_silence_rates_and_long_utterances_are_measured(tmp_path: Path) -> None:
         measure(tmp_path / "long", ["train", "dev", "test"])
 
 
+def test_signs_between_commands_do_not_hide_that_they_are_mandarin(tmp_path: Path) -> None:
+    (tmp_path / "takes").mkdir()
+    texts = ["开灯。", "关窗！", "停。", "你好，小明。", "开A灯。"]
+    for i, _ in enumerate(texts):
+        wave = 0.1 * np.random.default_rng(i).standard_normal(8000)
+        sf.write(tmp_path / f"takes/{i}.wav", wave, 16000)
+    rows = [f"{i}.wav,{text},{'train' if i else 'dev'}" for i, text in enumerate(texts)]
+    (tmp_path / "t.csv").write_text("\n".join(["file,text,split", *rows]) + "\n")
+    prepare(tmp_path / "takes", tmp_path / "t.csv", tmp_path / "data")
+    corpus = measure(tmp_path / "data", ["train", "dev"])
+    assert corpus.is_mandarin
+    assert (corpus.chinese, corpus.latin) == pytest.approx((9 / 10, 1 / 10))
+
+
 def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
     from asr.reporting.results import read_evaluation
 

@@ -154,7 +154,7 @@ def test_a_line_without_a_split_is_left_out_where_others_have_one(
     splits = ["train", "", "test", "train"]
     rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), splits, strict=True)]
     table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
-    report = prepare(takes, table, tmp_path / "out")
+    report = prepare(takes, table, tmp_path / "out", dev=0.0)
     assert {k: v.utterances for k, v in report.splits.items()} == {"train": 2, "test": 1}
     assert report.left_out == {"no_split": 1}
     assert "line 3: its cell of the column of splits is empty: left out" in caplog.text

@@ -157,7 +157,7 @@ def test_a_grown_tokenizer_writes_more_and_splits_old_texts_as_before(kind: Any)
 
 
 def corpus_of(rates: dict[int, float], unknown: str, n: int = 100) -> Corpus:
-    return Corpus(Path("mine"), 9, rates, 3.0, n, Counter(unknown))
+    return Corpus(Path("mine"), 9, rates, 3.0, 3.0, n, Counter(unknown))
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
         assert config.model == bundle.config.model and config.features == bundle.config.features
         assert config.decoding.confidence_threshold is None and config.training.init == tmp_path
         assert config.decoding.chunk_seconds == 3.0 > bundle.config.decoding.chunk_seconds
-    longer = replace(corpus_of({8000: 1.0}, ""), longest=12.34)
+    longer = replace(corpus_of({8000: 1.0}, ""), longest=18.0, p99=12.34)
     chunk = adapt(bundle.config, longer, tmp_path, None, [], []).decoding.chunk_seconds
     assert chunk == 12.3 and bundle.config.decoding.chunk_seconds < chunk
     assert epochs == sorted(epochs, reverse=True) and epochs[0] > epochs[2] >= 4

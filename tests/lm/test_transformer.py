@@ -135,7 +135,9 @@ def test_a_resumed_run_ends_with_the_same_weights(
             patch.setattr(LanguageModule, "training_step", crash)
             train_lm(fresh, text, tmp_path / f"{stop}", 2, False, CPU)
         assert (tmp_path / f"{stop}" / "model.safetensors").is_file() == (stop > n_steps)
-        train_lm(fresh, text, tmp_path / f"{stop}", 2, True, CPU)
+        with pytest.raises(ConfigError, match="was begun with 2 epochs, not 1: "):
+            train_lm(fresh, text, tmp_path / f"{stop}", 1, True, CPU)
+        train_lm(fresh, text, tmp_path / f"{stop}", None, True, CPU)
         assert losses(tmp_path / f"{stop}") == losses(tmp_path / "one")
     one, *resumed = (
         LanguageTransformer.load(tmp_path / name, fresh.tokenizer).state_dict()

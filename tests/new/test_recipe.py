@@ -113,6 +113,8 @@ def test_values_follow_the_measurements() -> None:
     english = {"characters": 40, "words": 20_000, "seconds_per_character": 0.07}
     assert [values_of(corpus_of(h, **english)).tokenizer.kind for h in (3, 50)] == ["char", "bpe"]
     assert values_of(corpus_of(50)).tokenizer.kind == "char"
+    cases = [values_of(corpus_of(3, chinese=share)).tokenizer.case for share in (0.0, 0.03, 1.0)]
+    assert cases == ["lower", "lower", "upper"]  # a foreign name makes no Chinese corpus
     assert values_of(corpus_of(3, seconds_per_character=0.03)).model.ctc_weight == 0.3
     large = values_of(corpus_of(50))  # decoded with the share that it has in training
     assert large.decoding.ctc_weight == large.model.ctc_weight == 0.5

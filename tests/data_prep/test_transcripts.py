@@ -1,0 +1,133 @@
+"""Tests of tables as people write them: what is told of a line that is not used, and of a guess."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+from data_prep.table import prepare
+from data_prep.transcripts import read_transcripts
+
+
+def csv(tmp_path: Path, *rows: str, encoding: str = "utf-8") -> Path:
+    path = tmp_path / "t.csv"
+    path.write_bytes("\n".join(rows).encode(encoding) + b"\n")
+    return path
+
+
+def takes(tmp_path: Path, n: int) -> Path:
+    """Return a folder of so many recordings: 0.wav, 1.wav, …"""
+    folder = tmp_path / "takes"
+    folder.mkdir()
+    for i in range(n):
+        sf.write(folder / f"{i}.wav", 0.1 * np.random.default_rng(i).standard_normal(8000), 16000)
+    return folder
+
+
+def speakers_of(out: Path) -> dict[str, int]:
+    """Return the counts of named speakers by split."""
+    report = json.loads((out / "report.json").read_text())
+    return {name: split["speakers"] for name, split in report["splits"].items()}
+
+
+def test_every_line_within_a_quote_that_is_not_closed_is_told(tmp_path: Path) -> None:
+    rows = ["file,text", "0.wav,one", '1.wav,"two', "2.wav,three", '3.wav,four"', "4.wav,five"]
+    found = read_transcripts(csv(tmp_path, *rows))
+    assert [line.number for line in found.lines] == [2, 6]
+    assert sorted(found.faults) == [3, 4, 5]
+    assert "close it" in found.faults[3].what and "opens in line 3" in found.faults[5].what
+
+
+def test_lines_of_a_row_with_other_cells_are_all_told(tmp_path: Path) -> None:
+    found = read_transcripts(csv(tmp_path, "file,text", '0.wav,"one\ntwo",x', "1.wav,three"))
+    assert sorted(found.faults) == [2, 3] and [line.text for line in found.lines] == ["three"]
+
+
+def test_a_comma_in_most_lines_is_between_cells_although_a_text_has_a_semicolon(
+    tmp_path: Path,
+) -> None:
+    found = read_transcripts(csv(tmp_path, "a.wav,hello; you", "b.wav,good day", "c.wav,yes; no"))
+    assert [line.text for line in found.lines] == ["hello; you", "good day", "yes; no"]
+    decimal = read_transcripts(csv(tmp_path, "a.wav;one, two", "b.wav;three, four"))
+    assert [line.text for line in decimal.lines] == ["one, two", "three, four"]
+
+
+@pytest.mark.parametrize("word", ["start", "stop"])
+def test_a_command_in_the_first_line_is_no_header(word: str, tmp_path: Path) -> None:
+    found = read_transcripts(csv(tmp_path, f"001\t{word}", "002\tgo"))
+    assert [line.text for line in found.lines] == [word, "go"]
+
+
+@pytest.mark.parametrize("column", ["Speaker ID", "speaker-id", "Speaker_Name", "user id"])
+def test_spaces_and_hyphens_in_names_of_columns(column: str, tmp_path: Path) -> None:
+    table = csv(tmp_path, f"File Name,Transcript,{column}", "0.wav,one,Ann")
+    assert [line.speaker for line in read_transcripts(table).lines] == ["Ann"]
+
+
+@pytest.mark.parametrize("word", ["unknown", "N/A", "None", "?", "Anonymous"])
+def test_a_word_in_place_of_a_name_is_no_person(
+    word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    people = ["ann", "bob", "cat", "dan", word, word]
+    rows = [f"{i}.wav,text {i},{who}" for i, who in enumerate(people)]
+    prepare(takes(tmp_path, 6), csv(tmp_path, "file,text,speaker", *rows), tmp_path / "out")
+    assert "2 lines name no speaker: they are in train" in caplog.text
+    assert sum(speakers_of(tmp_path / "out").values()) == 4
+
+
+def test_nan_of_a_program_is_an_empty_cell_and_a_text_nan_is_a_text(tmp_path: Path) -> None:
+    rows = [
+        {"file": "0.wav", "text": "nan", "speaker": float("nan")},
+        {"file": "1.wav", "text": float("nan"), "speaker": "ann"},
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = read_transcripts(path)
+    assert [(line.text, line.speaker) for line in found.lines] == [("nan", None)]
+    assert found.faults[2].reason == "no_text"
+
+
+def test_a_column_that_may_hold_the_speaker_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [f"{i}.wav,text {i},{who}" for i, who in enumerate(["ann", "bob", "cat", "ann"])]
+    folder, table = takes(tmp_path, 4), csv(tmp_path, "file,text,who", *rows)
+    prepare(folder, table, tmp_path / "out")
+    assert "if one of who does, name it with --speaker-column" in caplog.text
+    caplog.clear()
+    prepare(folder, table, tmp_path / "named", columns={"speaker": "who"})
+    assert "--speaker-column" not in caplog.text
+    rows = [f"{i}|as it is written {i}|text {i}" for i in range(4)]  # LJSpeech
+    prepare(folder, csv(tmp_path, *rows), tmp_path / "lj")
+    assert "--speaker-column" not in caplog.text
+
+
+def test_text_in_another_encoding_is_shown_as_it_was_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Big5 decodes as GB18030, to other characters: only a person sees it."""
+    folder = takes(tmp_path, 3)
+    rows = ["file,text", "0.wav,on", "1.wav,打開電燈", "2.wav,關門"]
+    prepare(folder, csv(tmp_path, *rows, encoding="big5"), tmp_path / "out")
+    mistaken = "打開電燈".encode("big5").decode("gb18030")
+    assert f"read as gb18030: save it as UTF-8 if line 3 does not say: {mistaken}" in caplog.text
+
+
+def test_dev_is_taken_from_train_where_the_table_names_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    people = ["ann", "ann", "bob", "bob", "cat", "cat", "dan", "dan", "eve"]
+    rows = [
+        f"{i}.wav,text {i},{who},{'test' if who == 'eve' else 'train'}"
+        for i, who in enumerate(people)
+    ]
+    folder, table = takes(tmp_path, 9), csv(tmp_path, "file,text,speaker,split", *rows)
+    with caplog.at_level(logging.WARNING):
+        prepare(folder, table, tmp_path / "out", dev=0.2)
+    assert "the table names no dev: 20 % of its train become dev" in caplog.text
+    assert speakers_of(tmp_path / "out") == {"train": 3, "dev": 1, "test": 1}
+    prepare(folder, table, tmp_path / "none", dev=0.0)
+    assert speakers_of(tmp_path / "none") == {"train": 4, "test": 1}
