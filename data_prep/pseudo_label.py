@@ -42,11 +42,15 @@ _NOT_IN_ID = r"[\s/]"
 
 
 class Source(FrozenModel):
-    """What the decodings in a folder are by: a bundle, its weights and its decoding options."""
+    """What the decodings in a folder are by: a bundle, its weights and its decoding options.
+
+    `lm` is the digest of the language model, of which `decoding` has the name alone.
+    """
 
     bundle: str
     weights: dict[str, str]
     decoding: DecodingOptions
+    lm: str | None = None
 
 
 class Labels:
@@ -91,10 +95,12 @@ class Labels:
                 f"{', '.join(recordings)}: all {len(self.tasks)} recordings are in dev or have a "
                 "text already: give recordings without text"
             )
+        lm = config.decoding.lm
         source = Source(
             bundle=str(bundle.resolve()),
             weights=read_metadata(bundle / WEIGHTS),
-            decoding=config.decoding,
+            decoding=config.decoding.model_copy(update={"lm": Path(lm.name) if lm else None}),
+            lm=_digest(lm) if lm else None,
         )
         self._begin(source)
 
@@ -112,8 +118,8 @@ class Labels:
             )
         if before and before.model_copy(update={"bundle": source.bundle}) != source:
             raise ConfigError(
-                f"{self.out}: its decodings are by {before.bundle} with other weights or decoding "
-                "options: give a new folder for those of this model"
+                f"{self.out}: its decodings are by {before.bundle} with other weights, another "
+                "language model or other decoding options: give a new folder for this model's"
             )
         if not before:
             write_text(path, source.model_dump_json(indent=2) + "\n")
@@ -237,6 +243,12 @@ class Labels:
             left_out += [LeftOut(one.id, SPLIT, str(one.path), error.code) for one in labels]
             return []
         return [replace(one, path=flac, converted_from=path) for one in labels]
+
+
+def _digest(lm: Path) -> str:
+    """Return the digest of a language model: a file, or the files of a folder."""
+    files = [path for path in (lm, *sorted(lm.glob("*"))) if path.is_file()]
+    return sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
 
 
 def _files(cuts: Iterable[Cut]) -> set[Path]:

@@ -281,7 +281,7 @@ def test_labels_train_beside_the_real_texts(labels: Path, tones: Path, tmp_path:
 def test_mistakes_are_sentences(labels: Path, learned: Path, takes: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(labels, tmp_path / "labels"))
     other = copied(learned, tmp_path / "other", decoding__beam_size=2)
-    with pytest.raises(ConfigError, match="with other weights or decoding options"):
+    with pytest.raises(ConfigError, match="with other weights, another language model"):
         Labels(other, [str(takes)], folder)
     with pytest.raises(ConfigError, match="holds other files: give a new folder"):
         Labels(learned, [str(takes / "a")], takes / "b")
@@ -294,6 +294,19 @@ def test_mistakes_are_sentences(labels: Path, learned: Path, takes: Path, tmp_pa
     damaged.write_text("{}")
     with pytest.raises(DataError, match=r"second/a/two\.json: is no decoding"):
         Labels(learned, [str(takes)], folder).write(LIMITS)
+
+
+def test_another_language_model_needs_another_folder_another_place_of_it_none(
+    learned: Path, takes: Path, tmp_path: Path
+) -> None:
+    bundle = copied(learned, tmp_path / "a", decoding__lm="lm.arpa", decoding__lm_weight=0.3)
+    (bundle / "lm.arpa").write_text("one")
+    Labels(bundle, [str(takes)], tmp_path / "labels")
+    moved = bundle.rename(tmp_path / "b")
+    Labels(moved, [str(takes)], tmp_path / "labels")
+    (moved / "lm.arpa").write_text("two")
+    with pytest.raises(ConfigError, match="another language model"):
+        Labels(moved, [str(takes)], tmp_path / "labels")
 
 
 @pytest.mark.parametrize(
