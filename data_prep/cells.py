@@ -26,8 +26,9 @@ def read_cells(path: Path, text: str, encoding: str) -> tuple[str, Iterator[Row]
     Reading the rows raises DataError where they are none of a table.
     """
     lines = [line for line in text.split("\n") if line.strip()][:_MOST_LINES] or [""]
-    usual = max(";,", key=lambda one: (sum(one in line for line in lines), lines[0].count(one)))
-    delimiter = next((one for one in "\t|" if one in lines[0]), usual)
+    first, n_lines = lines[0], {one: sum(one in line for line in lines) for one in ";,"}
+    usual = max(";,", key=lambda one: (one in first, n_lines[one], first.count(one)))
+    delimiter = next((one for one in "\t|" if one in first), usual)
     has_quotes = delimiter in ";,"
     if excel := _EXCEL.match(text):
         delimiter, text, has_quotes = excel[1], text[excel.end() :], True

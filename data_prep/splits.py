@@ -70,6 +70,6 @@ def with_dev(splits: Splits, share: float) -> Splits:
     """Return splits in which a share of train is dev, if a table names none for it."""
     if splits["dev"] or not splits["train"] or not share:
         return splits
-    log.warning("the table names no dev: %.0f %% of its train become dev", 100 * share)
+    log.warning("no utterance is of dev: %.0f %% of train become dev", 100 * share)
     divided = divide(splits["train"], {"dev": share})
     return splits | {"train": divided["train"], "dev": divided["dev"]}

@@ -27,7 +27,7 @@ NAMES = {
     "end": ("end", "stop"),
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
-_UNNAMED = {"?", "-", "unknown", "none", "null", "nan", "n/a", "anonymous"}  # in place of a name
+_UNNAMED = {"?", "-", "unknown", "none", "null", "n/a", "anonymous"}  # in place of a name
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -169,18 +169,19 @@ def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
             continue
         try:
             values = json.loads(line)
-            cells = {str(k): _json_cell(v) for k, v in values.items()}
+            cells = {str(k): _json_cell(str(k), v) for k, v in values.items()}
         except (ValueError, AttributeError, RecursionError):
             table.faults[number] = Fault("bad_row", "it is not a JSON object")
             continue
         yield number, cells
 
 
-def _json_cell(value: Any) -> str:
-    """Return a string or number as text; what is neither is empty."""
+def _json_cell(name: str, value: Any) -> str:
+    """Return a string or number as text; what is neither is empty, but a time that is none."""
     is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
-    is_none = isinstance(value, float) and math.isnan(value)  # as pandas writes it
-    return str(value) if is_text and not is_none else ""
+    is_time = any(name.lower() in NAMES[kind] for kind in ("start", "end", "seconds"))
+    is_none = isinstance(value, float) and math.isnan(value)  # as pandas writes an empty cell
+    return str(value) if is_text and (is_time or not is_none) else ""
 
 
 def _cell_rows(

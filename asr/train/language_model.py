@@ -100,14 +100,19 @@ def train_lm(
             "--out"
         )
     with sole_run(out / "training"):
-        before = _read_epochs(out) if has_run(out, resume) else None
+        has_run(out, resume)
+        before = _read_epochs(out) if resume else None
         if before and epochs and epochs < before:
             raise ConfigError(
                 f"{out}: was begun with {before} epochs, not {epochs}: continue it without "
                 "--epochs, or with more"
             )
-        epochs = epochs or before or _EPOCHS
-        _train_lm(bundle, texts, out, epochs, device)
+        try:
+            _train_lm(bundle, texts, out, epochs or before or _EPOCHS, device)
+        except ConfigError:
+            if before:  # nothing was trained
+                write_text(out / "training" / _STORED, f"{before}\n")
+            raise
 
 
 def _train_lm(

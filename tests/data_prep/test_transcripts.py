@@ -51,6 +51,8 @@ def test_a_comma_in_most_lines_is_between_cells_although_a_text_has_a_semicolon(
 ) -> None:
     found = read_transcripts(csv(tmp_path, "a.wav,hello; you", "b.wav,good day", "c.wav,yes; no"))
     assert [line.text for line in found.lines] == ["hello; you", "good day", "yes; no"]
+    texts = read_transcripts(csv(tmp_path, "file,text", 'a.wav,"x; y\nz; w\nq; r"')).lines
+    assert [line.text for line in texts] == ["x; y\nz; w\nq; r"]
     decimal = read_transcripts(csv(tmp_path, "a.wav;one, two", "b.wav;three, four"))
     assert [line.text for line in decimal.lines] == ["one, two", "three, four"]
 
@@ -88,6 +90,11 @@ def test_nan_of_a_program_is_an_empty_cell_and_a_text_nan_is_a_text(tmp_path: Pa
     found = read_transcripts(path)
     assert [(line.text, line.speaker) for line in found.lines] == [("nan", None)]
     assert found.faults[2].reason == "no_text"
+    parts = [{"file": "0.wav", "text": "a", "offset": float("nan"), "duration": 2}]
+    parts += [{"file": "0.wav", "text": "b", "offset": 2, "duration": 1.5}]
+    path.write_text("\n".join(map(json.dumps, parts)))
+    found = read_transcripts(path)
+    assert found.faults[1].reason == "bad_times" and found.lines[0].start == 2
 
 
 def test_a_column_that_may_hold_the_speaker_is_named(
@@ -127,7 +134,7 @@ def test_dev_is_taken_from_train_where_the_table_names_none(
     folder, table = takes(tmp_path, 9), csv(tmp_path, "file,text,speaker,split", *rows)
     with caplog.at_level(logging.WARNING):
         prepare(folder, table, tmp_path / "out", dev=0.2)
-    assert "the table names no dev: 20 % of its train become dev" in caplog.text
+    assert "no utterance is of dev: 20 % of train become dev" in caplog.text
     assert speakers_of(tmp_path / "out") == {"train": 3, "dev": 1, "test": 1}
     prepare(folder, table, tmp_path / "none", dev=0.0)
     assert speakers_of(tmp_path / "none") == {"train": 4, "test": 1}

@@ -164,6 +164,7 @@ def test_the_best_epoch_is_kept_and_other_data_are_refused(
     assert all(torch.equal(kept[name], found[name]) for name in found)
     with pytest.raises(ConfigError, match="begun with other texts: continue"):
         train_lm(fresh, [tmp_path / "other"], out, 4, True, CPU)
+    assert (out / "training" / "begun_with.txt").read_text() == "3\n"
     stranger = Bundle.create(
         fresh.config, Tokenizer.train(["一二三四六七"], fresh.config.tokenizer)
     )
