@@ -27,6 +27,10 @@ class DataError(AsrError):
     exit_code = 3
 
 
+class NotWrittenError(DataError):
+    """A corpus for which the disk has no room; what is there of it stays."""
+
+
 class AudioError(AsrError):
     """One recording that cannot be read as speech; `code` is a stable word for programs."""
 

@@ -40,6 +40,8 @@ HAN_LETTER = re.compile(rf"[{_HAN}]")
 _IN_WORDS = {c: "'" for c in "'\u2018\u2019"} | {c: "-" for c in "-\u2010"}
 _IN_WORDS |= {c: c for c in "\u00b7\u05be\u05f3\u05f4"}
 _MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
+# What is not seen, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
+_INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
 _REST_OF_EMOJI = re.compile(rf"(?<!\S)[{_JOINERS}]+")
 
@@ -48,21 +50,27 @@ Punctuation = Literal["keep", "remove"]
 
 
 def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "keep") -> str:
-    """Return text without differences of width (NFKC), case, and spaces beside Chinese characters.
+    """Return text without differences of width (NFKC), case, and spaces beside Chinese characters,
+    and without characters that nobody sees.
 
     Mandarin's word segmentation is no part of a transcript. Other spaces collapse to one, so that
     "今天 ｇｏ  on" becomes "今天GO ON". Removed punctuation leaves a space.
     """
-    text = unicodedata.normalize("NFKC", text)
+    text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
     if case != "keep":
         # A letter's other case may be several characters, such as those of ΐ.
-        text = unicodedata.normalize("NFKC", text.upper() if case == "upper" else text.lower())
+        text = unicodedata.normalize("NFKC", text.upper() if case == "upper" else _lower(text))
     # NFKC parts Thai's and Lao's letter AM, which everybody writes as one.
     text = text.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")
     if punctuation == "remove":
         text = _without_punctuation(text)
     # Runs of spaces come first: the pattern would try each of their ends from each of their starts.
     return _SPACE_BESIDE_HAN.sub("", " ".join(text.split()))
+
+
+def _lower(text: str) -> str:
+    """Return lower-case text, in which Turkish's İ is an i without a dot beside it."""
+    return re.sub("i\u0307+", "i", text.lower())
 
 
 def _without_punctuation(text: str) -> str:

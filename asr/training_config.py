@@ -177,7 +177,7 @@ class TrainingConfig(FrozenModel):
 
     With `consistency` above 0 each utterance has two views of other masks, and the CTC head is
     drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice the time and
-    memory, and half the epochs do.
+    memory.
 
     With `shared_sounds` the CTC head's weights of a Mandarin character are its own plus those of
     its syllable, initial and final, so that rare characters learn from others.

@@ -3,12 +3,12 @@
     python -m benchmarks.little_data RECIPE DATA WORK [--hours 0.25 0.5 1] [--speakers 10 40]
         [--audio 60] [--set NAME key=value …] [--seeds 1 2 3] [--record]
 
-DATA is a folder of `asr prepare` whose splits have different speakers. Every training has
-`--audio` hours of audio, so that all take about the same time: a small part of the corpus comes
-more often. Dev chooses the epochs and test is measured, by greedy CTC; without a test the speakers
-of dev are halved for the two. Each `--set` is one more training with all of the corpus and these
-values changed, for an ablation. Every training is done with each of the seeds, and their mean is
-told. Finished trainings in WORK are not repeated, killed ones go on.
+DATA is a folder of `asr prepare` whose splits have different speakers. Every training has `--audio`
+hours of audio, so that all take about the same time: a small part of the corpus comes more often,
+and epochs of its recipe are scaled. Dev chooses the epochs and test is measured, by greedy CTC;
+without a test the speakers of dev are halved for the two. Each `--set` is one more training with
+all of the corpus and these values changed, for an ablation. Every training is done with each of the
+seeds, and their mean is told. Finished trainings in WORK are not repeated, killed ones go on.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lhotse import CutSet
 from lhotse.cut import Cut
 
 import asr
-from asr.config import load_config
+from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, text_of
 from asr.evaluation.evaluate import evaluate
 from asr.evaluation.records import Evaluation
@@ -112,11 +112,11 @@ def run(case: Case, args: argparse.Namespace, seed: int) -> Trained:
     manifest = args.work / f"{case.name}.jsonl.gz"
     CutSet.from_cuts(part).to_file(manifest)
     hours = sum(cut.duration for cut in part) / 3600
-    n_speeds = len(load_config(args.recipe, list(case.values)).data.speed_factors)
-    epochs = max(2, round(args.audio / hours / n_speeds))
+    config = load_config(args.recipe, list(case.values))
+    epochs = max(2, round(args.audio / hours / len(config.data.speed_factors)))
     values = (
         f"data.train={manifest}", f"data.dev={args.work / 'choosing.jsonl.gz'}",
-        f"training.epochs={epochs}", f"seed={seed}", *case.values,
+        *scaled(config, epochs), f"seed={seed}", *case.values,
     )  # fmt: skip
     options = [option for value in values for option in ("--set", value)]
     command = [sys.executable, "-m", "asr.cli", "train", str(args.recipe), "--out", str(out)]
@@ -131,6 +131,19 @@ def run(case: Case, args: argparse.Namespace, seed: int) -> Trained:
         found.wer,
         cost.core_seconds if cost else None,
     )
+
+
+def scaled(config: Config, epochs: int) -> list[str]:
+    """Return the values of a training in so many epochs, in which the rest begins at its share."""
+    share = epochs / config.training.epochs
+    values = [f"training.epochs={epochs}"]
+    if curriculum := config.training.curriculum:
+        n_short = min(max(1, round(share * curriculum.epochs)), epochs - 1)
+        values.append(f"training.curriculum.epochs={n_short}")
+    if config.augment and (pauses := config.augment.pauses):
+        first = min(max(1, round(share * pauses.from_epoch)), epochs)
+        values.append(f"augment.pauses.from_epoch={first}")
+    return values
 
 
 def row_of(name: str, seeds: Sequence[Trained]) -> list[Value]:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import track
 
-from asr.errors import DataError
+from asr.errors import DataError, NotWrittenError
 from asr.runtime.files import PARTIAL, remove_stale
 from asr.schema import FrozenModel
 from data_prep.cuts import Cluster, Line, Utterance, make_lines
@@ -144,7 +144,7 @@ def _staged(out: Path) -> Iterator[Path]:
                 (out / name).unlink(missing_ok=True)
             (Path(folder) / REPORT).replace(report)  # until then the next run removes them
     except OSError as error:
-        raise DataError(
+        raise NotWrittenError(
             f"{out}: cannot be written ({error.strerror}): free some space or choose another folder"
         ) from error
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import track
 from scipy.signal import firwin, resample_poly  # type: ignore[import-untyped]
 
-from asr.errors import AsrError, DataError
+from asr.errors import AsrError, DataError, NotWrittenError
 from asr.runtime.files import write_atomically
 from asr.runtime.threads import usable_cpus
 
@@ -189,7 +189,9 @@ def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> None:
         raise AsrError(_DIED)
     if status:
         folder, reason = take[0][0].parent.parent, os.strerror(status)
-        raise DataError(f"{folder}: cannot be written ({reason}): free some space and run it again")
+        raise NotWrittenError(
+            f"{folder}: cannot be written ({reason}): free some space and run it again"
+        )
 
 
 def _write(path: Path, wave_N: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from typing import cast
 import soundfile as sf
 
 from asr.audio.media import is_installed
-from asr.errors import AudioError, ConfigError, DataError
+from asr.errors import AudioError, ConfigError, DataError, NotWrittenError
 from asr.runtime.files import remove_stale
 from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
@@ -291,7 +291,7 @@ def _convert(path: Path, flac: Path) -> Path | AudioError:
     except AudioError as error:
         return error
     except (OSError, sf.LibsndfileError) as error:
-        raise DataError(
+        raise NotWrittenError(
             f"{flac}: cannot be written ({error}): free some space or choose another folder"
         ) from error
     return flac

@@ -285,7 +285,8 @@ def _read_kaldi(table: Transcripts) -> None:
         cells = {"audio": wav, "text": text, "speaker": "" if speaker == id else speaker}
         if id in segments:
             start, end = (*times, "none", "none")[:2]
-            cells |= {"start": start, "end": end}
+            # extract-segments takes an end of -1 for that of the recording.
+            cells |= {"start": start, "end": "" if end.rstrip("0").rstrip(".") == "-1" else end}
         _add(table, number, cells | {"channel": channel})
 
 

@@ -38,7 +38,8 @@ def read_entries(path: Path) -> list[str]:
     text, encoding = read_text(path)
     if encoding != "utf-8":
         log.warning("%s is read as %s: save it as UTF-8 if its text looks wrong", path, encoding)
-    entries = {normalize_text(line): normalize_text(line, "keep") for line in text.splitlines()}
+    lines = text.splitlines()
+    entries = {normalize_text(line, "lower"): normalize_text(line, "keep") for line in lines}
     entries.pop("", None)
     if not entries:
         raise DataError(f"{path}: is empty: write a word or phrase in each line")
@@ -74,11 +75,17 @@ def prepare(
     """Synthesize the entries of a list in `out`/wav; write their cuts and report.
 
     The same seed gives the same bytes. Recordings of an earlier run, even a killed one, are kept.
-    Raises DataError where nothing is spoken, ConfigError where espeak-ng lacks the language.
+    Raises DataError where nothing is spoken, ConfigError where espeak-ng lacks the language or its
+    letters.
     """
     if not has_language(language):
         raise ConfigError(
             f"--language {language}: espeak-ng has none of this name: give another, such as en-us"
+        )
+    kanji = language == "ja" and next(filter(HAN_LETTER.search, entries), None)
+    if kanji:
+        raise ConfigError(
+            f"{kanji:.40}: has kanji, which espeak-ng does not read: write the words in kana"
         )
     lines = script(entries, language, seed)
     return write_spoken_corpus(lines, out, corpus="words", jobs=jobs)

@@ -30,7 +30,13 @@ TEXTS = ["今天 天气 很 好", "打开 ＷＩＦＩ 和 wifi", "三 点 go ho
         ("ｇｏ  on\t今 天", "GO ON今天"),
         ("  a  b ", "A B"),
         ("１２３ＡＢＣ", "123ABC"),
-        ("\ufeff你好\r\n", "\ufeff你好"),
+        ("\ufeff你好\r\n", "你好"),
+        ("\u202b\u05e9\u05dc\u05d5\u05dd\u202c\u200f", "\u05e9\u05dc\u05d5\u05dd"),
+        ("Donau\u00addampf a\u200bb", "DONAUDAMPF AB"),
+        (
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+            "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        ),
         ("", ""),
         (
             "\u0e17\u0e33 \u0e19\u0e49\u0e33 \u0e99\u0eb3",
@@ -52,7 +58,10 @@ NORMALIZATIONS = [
 @pytest.mark.parametrize("normalize", NORMALIZATIONS)
 @given(
     st.text()
-    | st.text(alphabet="aΣΐİßé́ \u0301\u0e4d\u0e32'’-·,。今か゚क्षि\u200d\ufe0f❤~$", max_size=9)
+    | st.text(
+        alphabet="aΣΐİiIßé́ \u0307\u00ad\u200f\u0301\u0e4d\u0e32'’-·,。今か゚क्षि\u200d\ufe0f❤~$",
+        max_size=9,
+    )
 )
 def test_normalizing_twice_changes_nothing(normalize: Callable[[str], str], text: str) -> None:
     assert normalize(normalize(text)) == normalize(text)
@@ -69,6 +78,12 @@ def test_the_default_is_upper_case_with_punctuation() -> None:
 def test_case_and_combining_marks_become_one_form(case: Case, expected: str) -> None:
     for form in ("NFC", "NFD"):
         assert normalize_text(unicodedata.normalize(form, "Café Μαΐου"), case) == expected
+
+
+def test_a_capital_i_with_a_dot_is_an_i_in_lower_case() -> None:
+    for text in ("İSTANBUL", "İstanbul", "i\u0307stanbul", "I\u0307stanbul"):
+        assert normalize_text(text, "lower") == "istanbul"
+    assert normalize_text("İ ı ß", "keep") == "İ ı ß"
 
 
 @pytest.mark.parametrize(

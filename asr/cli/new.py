@@ -16,7 +16,7 @@ from asr.cli.evaluate import evaluate_cuts
 from asr.cli.extras import require
 from asr.cli.options import Column, Device, Overrides, app, note, progress, resumable, show
 from asr.cli.prepare import show_report
-from asr.errors import ConfigError, DataError
+from asr.errors import ConfigError, DataError, NotWrittenError
 from asr.schema import FrozenModel
 
 if TYPE_CHECKING:
@@ -240,7 +240,9 @@ def _prepare(folder: Path, source: _Recordings | _Words, sources: Sources) -> "C
         splits = [name for name, split in report.splits.items() if split.utterances]
         with progress("measuring", SAMPLED) as on_progress:
             corpus = measure(data, splits, on_progress, report.synthetic)
-    except (ConfigError, DataError):
+    except (ConfigError, DataError) as error:
+        if isinstance(error, NotWrittenError):  # what is there spares the next run its time
+            raise
         shutil.rmtree(data, ignore_errors=True)
         for name in (_SOURCES, LOCK):
             (folder / name).unlink(missing_ok=True)
@@ -295,7 +297,12 @@ def _evaluate(folder: Path, corpus: "CorpusMeasures", config: "Config", device: 
     cuts, recognizer = folder / _DATA / f"{split}.jsonl.gz", asr.load(model, device)
     result, _ = evaluate_cuts(recognizer, cuts, recognizer.config.decoding, 10)
     write_evaluation(model, cuts, result)
-    own = (folder / _DATA / "train.jsonl.gz").resolve()
-    is_own = [Path(path).resolve() for path in config.data.train] == [own]
+    is_own = _is_of(config, folder / _DATA / "train.jsonl.gz")
     write_expectation(model, expectation(corpus, split, result) if is_own else elsewhere(result))
     return read_expectation(model)
+
+
+def _is_of(config: "Config", manifest: Path) -> bool:
+    """Return whether a recipe trains on a manifest alone, and from nothing."""
+    trained_on = [Path(path).resolve() for path in config.data.train]
+    return not config.training.init and trained_on == [manifest.resolve()]

@@ -40,7 +40,7 @@ class Outcome(FrozenModel):
     """A fine-tuning of `bundle`, whose weights have the digest `source`, to those of `result`.
 
     `canary` is of utterances of the older corpus that are in no training here; `data` is the
-    digest of the manifests.
+    digest of the manifests. `had_lm`: the bundle had a language model, which the result lacks.
     """
 
     bundle: str
@@ -51,6 +51,8 @@ class Outcome(FrozenModel):
     canary: Change | None = None
     result: str | None = None
     data: str | None = None
+    replayed: bool = False
+    had_lm: bool = False
 
     def __str__(self) -> str:
         parts = [
@@ -64,8 +66,16 @@ class Outcome(FrozenModel):
                 "older corpus, which this training did not see)."
             )
         else:
+            why = (
+                "all of the older corpus's dev is in the new recordings."
+                if self.replayed
+                else "--replay OLD_CORPUS does, and lessens it."
+            )
+            parts.append(f"What it has forgotten was not measured: {why}")
+        if self.had_lm:
             parts.append(
-                "What it has forgotten was not measured: --replay OLD_CORPUS does, and lessens it."
+                "All rates are without the language model of the old tokens, which the result does "
+                "not have: `asr train-lm` makes one of the new ones."
             )
         return "\n".join(parts)
 

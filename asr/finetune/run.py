@@ -56,7 +56,7 @@ class Finetuning:
             raise ConfigError("asr finetune works in one process: start it without torchrun")
         choose_device(device)  # which may be refused
         keep_kernels()  # before the recordings are transcribed
-        bundle, digest = _without_lm(Bundle.load(self.source)), _digest(self.source)
+        bundle, digest = Bundle.load(self.source), _digest(self.source)
         outcome = self._begun(resume, digest)
         is_new = outcome is None and not self.out.exists()
         try:
@@ -76,11 +76,11 @@ class Finetuning:
         init = self.out / _INITIAL
         config = adapt(bundle.config, corpus, init, self.replay, self.freeze, self.overrides)
         if outcome is None:
-            samples, replay = _samples(config), config.data.replay
+            samples, replay, plain = _samples(config), config.data.replay, _without_lm(bundle)
             old = bundle.tokenizer.unknown(map(text_of, load_cuts(replay.train) if replay else ()))
             new = [character for character, _ in (corpus.unknown + old).most_common()]
-            bundle.grown(new).save(init, f"{self.source} with {len(new)} new tokens, untrained.\n")
-            dev, canary = _rates(bundle, samples, device)
+            plain.grown(new).save(init, f"{self.source} with {len(new)} new tokens, untrained.\n")
+            dev, canary = _rates(plain, samples, device)
             outcome = Outcome(
                 bundle=str(self.source),
                 source=digest,
@@ -89,6 +89,8 @@ class Finetuning:
                 dev=Change(before=dev),
                 canary=Change(before=canary) if canary else None,
                 data=_data_digest(config),
+                replayed=replay is not None,
+                had_lm=bundle.config.decoding.lm is not None,
             )
             write_outcome(self.out, outcome)
         elif outcome.data not in (None, _data_digest(config)):

@@ -67,11 +67,11 @@ def read_expectation(bundle: Path) -> str:
 
 
 def elsewhere(evaluation: Evaluation) -> str:
-    """Return what an evaluation says of a model that was trained on a list of other manifests."""
+    """Return what an evaluation says of a model that was trained on other recordings too."""
     return (
-        f"Measured on {evaluation.utterances} utterances: {_rates(evaluation)}. The recipe names "
-        "other recordings for training than those of this corpus alone: whether these utterances "
-        "or their speakers are among them was not looked at."
+        f"Measured on {evaluation.utterances} utterances: {_rates(evaluation)}. Its training had "
+        "other recordings than those of this corpus alone, or began with a bundle that had: "
+        "whether these utterances or their speakers are among them was not looked at."
     )
 
 

@@ -20,7 +20,7 @@ from asr.training_config import IntermediateConfig
 class UnitCtc(nn.Module):
     """A CTC loss of what a layer of the network has seen last, by a head that makes logits of it.
 
-    Its units are fewer than tokens: the 160 initials and finals, or a thousand syllables, are
+    Its units are fewer than tokens: some 200 initials and finals, or a thousand syllables, are
     learned from hours of speech in which most of some thousand characters are rare.
     """
 

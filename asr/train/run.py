@@ -8,6 +8,7 @@ weights; the best epochs; TensorBoard's curves. Checkpoints are read as tensors 
 import copy
 import logging
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -244,9 +245,16 @@ def _joined(config: Config, texts: Sequence[str]) -> list[str]:
     found = [text for text in map(tokenizer.normalize, texts) if text]
     if any(" " in text for text in found):
         return []
-    spaced = (text for text in found if _SPACED.match(text[0]) and _SPACED.match(text[-1]))
+    spaced = (
+        text for text in found if _SPACED.match(text[0]) and _SPACED.match(_letters(text)[-1:])
+    )
     pairs = (tokenizer.normalize(f"{text} {text}") for text in spaced)
     return next(([pair] for pair in pairs if " " in pair), [])
+
+
+def _letters(text: str) -> str:
+    """Return a text without the marks on its letters, such as the vowels of Hindi."""
+    return "".join(c for c in text if unicodedata.category(c)[0] != "M")
 
 
 def _fresh_bundle(config: Config, tokenizer: Tokenizer, datamodule: SpeechDataModule) -> Bundle:

@@ -1,11 +1,13 @@
 """Parts of a corpus are what the table says, and a row is the mean of its seeds."""
 
 import math
+from typing import Any
 
 import pytest
 from lhotse import MonoCut, SupervisionSegment
 
-from benchmarks.little_data import Trained, halves, part_of, row_of, speaker_of
+from asr.config import Config, apply_override
+from benchmarks.little_data import Trained, halves, part_of, row_of, scaled, speaker_of
 
 # Five speakers, the first of whom has most: 40, 30, 20, 10 and 5 utterances of 1 to 2 s.
 CUTS = [
@@ -49,3 +51,23 @@ def test_a_row_is_the_mean_of_its_seeds() -> None:
     assert row_of("all", [first, other, third]) == [
         "all", 1.0, 19, 38, 12, pytest.approx(6), "6.00 9.00 3.00", None, 5.0,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 12, 40, 160])
+def test_a_recipe_keeps_its_shares_in_any_number_of_epochs(epochs: int) -> None:
+    """The recipes that `asr new` writes have a curriculum, and pauses that begin late."""
+    values: dict[str, Any] = {
+        "data": {"train": "train.jsonl.gz", "dev": "dev.jsonl.gz"},
+        "training": {"epochs": 40, "curriculum": {"epochs": 16}},
+        "augment": {"pauses": {"from_epoch": 28}},
+    }
+    found = scaled(Config.model_validate(values), epochs)
+    for value in found:
+        apply_override(values, value)
+    config = Config.model_validate(values)  # which refuses epochs that do not fit
+    assert config.training.epochs == epochs
+    assert config.training.curriculum and config.augment and config.augment.pauses
+    assert config.training.curriculum.epochs == max(1, round(0.4 * epochs))
+    assert config.augment.pauses.from_epoch == max(1, round(0.7 * epochs))
+    del values["augment"], values["training"]["curriculum"]
+    assert scaled(Config.model_validate(values), epochs) == [f"training.epochs={epochs}"]

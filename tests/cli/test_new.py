@@ -17,6 +17,8 @@ import soundfile as sf
 import torch
 from safetensors.torch import load_file
 
+from asr.cli.new import _is_of
+from asr.config import Config
 from asr.errors import DataError
 from asr.new.card import expectation, read_expectation, write_expectation
 from asr.new.measure import CorpusMeasures, SplitSize, measure
@@ -269,6 +271,31 @@ def test_signs_between_commands_do_not_hide_that_they_are_mandarin(tmp_path: Pat
     assert (corpus.chinese, corpus.latin) == pytest.approx((9 / 10, 1 / 10))
 
 
+def test_a_full_disk_leaves_what_was_made(takes: Path, tmp_path: Path) -> None:
+    full = """import os, data_prep.corpus_writer as m
+def full(*_, **__): raise OSError(28, os.strerror(28))
+m._write_left_out = full"""
+    given = command(takes, tmp_path / "mine", small=["model.d_modle=4"])
+    done = run_cli(*given, before=full)
+    assert done.returncode == 3 and "free some space" in done.stderr
+    (tmp_path / "mine/data/audio").mkdir(exist_ok=True)
+    (tmp_path / "mine/data/audio/converted.flac").write_text("hours of work")
+    assert run_cli(*given, before=full).returncode == 3
+    assert (tmp_path / "mine/data/audio/converted.flac").exists()
+    assert "did you mean model.d_model?" in refusal(*given), "the corpus is there"
+
+
+def test_what_began_with_another_bundle_claims_no_unseen_speakers(tmp_path: Path) -> None:
+    own, other = str(tmp_path / "train.jsonl.gz"), str(tmp_path / "other.jsonl.gz")
+    for data, training, is_own in (
+        ({"train": own}, {}, True),
+        ({"train": [own, other]}, {}, False),
+        ({"train": own}, {"init": "mine/model"}, False),
+    ):
+        values = {"data": {"dev": other, **data}, "training": training}
+        assert _is_of(Config.model_validate(values), Path(own)) == is_own
+
+
 def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
     from asr.reporting.results import read_evaluation
 
@@ -378,6 +405,7 @@ m.divide = full"""
         (["--words", "w.txt", "--language", "xx"], "--language xx: espeak-ng has none"),
         (["--words", "w.txt", "--language", "../cmn"], "espeak-ng has none"),
         (["--words", "w.txt", "--language", "fo"], "fo: espeak-ng speaks none of the 260 texts"),
+        (["--words", "kanji.txt"], "東京: has kanji, which espeak-ng does not read"),
         (["--words", "empty.txt"], "empty.txt: is empty"),
         (["--words", "signs.txt"], "--language: is not known from !?"),
         (["--words", "none.txt"], "none.txt: cannot be read"),
@@ -385,9 +413,10 @@ m.divide = full"""
     ],
 )
 def test_mistakes_in_words_are_sentences(tmp_path: Path, options: list[str], said: str) -> None:
-    texts = {"w.txt": "yes\nno\n", "empty.txt": "\n \n", "signs.txt": "!?\n", "long.txt": "a" * 201}
+    texts = {"w.txt": "yes\nno\n", "empty.txt": "\n \n", "signs.txt": "!?\n", "long.txt": "a" * 201,
+             "kanji.txt": "おおさか\n東京\n"}  # fmt: skip
     for name, text in texts.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, "utf-8")
     paths = [tmp_path / option if option.endswith(".txt") else option for option in options]
     assert said in refusal("new", tmp_path / "mine", *paths)
     assert not (tmp_path / "mine").exists()

@@ -114,6 +114,9 @@ def test_pauses_begin_at_their_epoch_and_the_run_knows_its_steps(tones: Path) ->
         (("さくら", "はな"), False),
         (("72", "04"), False),
         (("GO ON", "LEFT"), True),
+        (("रुको", "हाँ"), True),
+        (("நான்", "வா"), True),
+        (("ไป", "ซ้าย"), False),
     ],
 )
 def test_no_label_of_joined_utterances_is_unknown(

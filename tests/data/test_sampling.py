@@ -1,11 +1,14 @@
 """The plan of an epoch mixes all of a corpus, however large."""
 
+import math
 from itertools import chain
 
+import pytest
 from lhotse import CutSet
-from lhotse.testing.dummies import dummy_cut
+from lhotse.testing.dummies import dummy_cut, dummy_recording
+from lhotse.utils import fastcopy
 
-from asr.data.sampling import plan_epoch
+from asr.data.sampling import perturb_speed, plan_epoch
 
 
 def test_a_corpus_larger_than_the_buffer_is_mixed_as_a_whole() -> None:
@@ -24,3 +27,28 @@ def test_a_corpus_larger_than_the_buffer_is_mixed_as_a_whole() -> None:
     assert [[cut.id for cut in batch] for batch in plan_epoch(cuts, 64.0, seed=1, epoch=0)] == [
         [cut.id for cut in batch] for batch in steps
     ]
+
+
+@pytest.mark.parametrize(
+    ("rate", "factors"),
+    [
+        (8000, (0.9, 1.1)),
+        (16000, (0.9, 1.1)),
+        (44100, (0.9, 1.1)),
+        (16000, (0.933, 1.05)),
+        (11025, (397 / 441, 485 / 441)),
+    ],
+)
+def test_speeds_are_those_given_where_their_filters_are_small(
+    rate: int, factors: tuple[float, float]
+) -> None:
+    """Resampling from 9,922 to 11,025 Hz has 11,025 filters of as many values; 441 are enough."""
+    recording = fastcopy(dummy_recording(0, duration=1.0), sampling_rate=rate, num_samples=rate)
+    wanted = (0.9, 1.1) if rate == 11025 else factors
+    cuts = CutSet.from_cuts([recording.to_cut()])
+    slower, usual, faster = perturb_speed(cuts, (wanted[0], 1.0, wanted[1]))
+    assert usual.duration == 1.0
+    for cut, factor in zip((slower, faster), factors, strict=True):
+        assert cut.recording.transforms[0].factor == factor
+        assert cut.duration == pytest.approx(1 / factor, abs=2 / rate)
+        assert rate // math.gcd(rate, round(rate * factor)) <= 1000

@@ -576,10 +576,10 @@ def test_utterances_as_speakers_of_kaldi_are_none(takes: Path, tmp_path: Path) -
 
 def test_segments_of_kaldi(takes: Path, tmp_path: Path) -> None:
     folder = kaldi(tmp_path, takes)
-    cut = "ann-1 ann-1 0.25 0.5\nann-2 ann-2 0.5 1.0 A\nbob-1 bob-1 0.5\ncat-1\n"
+    cut = "ann-1 ann-1 0.25 0.5\nann-2 ann-2 0.5 -1.0 A\nbob-1 bob-1 0.5\ncat-1\n"
     write(folder / "segments", cut)
     found = read_transcripts(folder)
-    assert [(line.start, line.seconds) for line in found.lines] == [(0.25, 0.25), (0.5, 0.5)]
+    assert [(line.start, line.seconds) for line in found.lines] == [(0.25, 0.25), (0.5, None)]
     assert {number: fault.reason for number, fault in found.faults.items()} == {
         3: "bad_times", 4: "bad_times"
     }  # fmt: skip

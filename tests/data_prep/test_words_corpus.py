@@ -1,12 +1,13 @@
 """A list of words becomes synthetic speech of voices that are kept apart."""
 
 from collections import Counter
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.synthesis import VOICES
-from data_prep.words import language_of, script
+from data_prep.words import language_of, read_entries, script
 
 
 @given(st.integers(1, 400))
@@ -32,3 +33,10 @@ def test_the_language_follows_from_letters() -> None:
         "你好OK": "cmn",
     }
     assert {text: language_of([text]) for text in texts} == texts
+
+
+def test_words_of_other_letters_are_other_words(tmp_path: Path) -> None:
+    """Not so words of other cases, or of signs that are not seen."""
+    words = tmp_path / "words.txt"
+    words.write_text("sınır\nsinir\nMaße\nMasse\nmasse\nMas\u00adse\n\u200fSINIR\n", "utf-8")
+    assert read_entries(words) == ["sınır", "SINIR", "Maße", "Masse"]

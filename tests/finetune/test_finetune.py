@@ -17,7 +17,7 @@ from lhotse import CutSet
 from safetensors.torch import load_file
 
 import asr.finetune.run as finetuning
-from asr.bundle import Bundle
+from asr.bundle import Bundle, write_bundle_config
 from asr.config import Config
 from asr.data.cuts import origins
 from asr.data.manifest import load_cuts
@@ -431,6 +431,36 @@ def test_what_is_new_is_neither_replayed_nor_a_canary(tones: Path) -> None:
     assert config.data.replay and canary_set(config.data) == []
     with pytest.raises(DataError, match="the new corpus has it all"):
         Replay(config, config.data.replay)
+
+
+def test_what_was_not_measured_has_its_reason(tuned: Path) -> None:
+    outcome = read_outcome(tuned)
+    assert outcome and outcome.replayed and not outcome.had_lm
+    assert "language model" not in str(outcome) and "not measured" not in str(outcome)
+    unmeasured = outcome.model_copy(update={"canary": None})
+    assert "is in the new recordings" in str(unmeasured) and "--replay" not in str(unmeasured)
+    assert "--replay OLD_CORPUS" in str(unmeasured.model_copy(update={"replayed": False}))
+
+
+def test_a_bundle_with_a_language_model_loses_it_and_says_so(
+    learned: Path, more: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(learned, tmp_path / "with_lm"))
+    (folder / "words.txt").write_text("一\n五\n一五\n", "utf-8")
+    made = run_cli("train-lm", str(learned), "--words", str(folder / "words.txt"), "--order", "2",
+                   "--out", str(folder / "lm.arpa"))  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    bundle = Bundle.load(learned)
+    decoding = {"method": "ctc_beam", "lm": folder / "lm.arpa", "lm_weight": 0.3}
+    options = bundle.config.decoding.model_copy(update=decoding)
+    write_bundle_config(folder, bundle.config.model_copy(update={"decoding": options}))
+    assert Bundle.load(folder).config.decoding.lm_weight == 0.3
+    outcome = Finetuning(
+        tmp_path / "with_lm", more, tmp_path / "out", overrides=["training.epochs=1"]
+    ).run(device="cpu")
+    assert outcome.had_lm and "without the language model of the old tokens" in str(outcome)
+    for folder in ("out", "out/initial"):
+        assert Bundle.load(tmp_path / folder).config.decoding.lm is None
 
 
 def test_frozen_sparse_maps_are_not_rewired(tones: Path, tmp_path: Path) -> None:
