@@ -40,7 +40,7 @@ HAN_LETTER = re.compile(rf"[{_HAN}]")
 _IN_WORDS = {c: "'" for c in "'\u2018\u2019"} | {c: "-" for c in "-\u2010"}
 _IN_WORDS |= {c: c for c in "\u00b7\u05be\u05f3\u05f4"}
 _MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
-# What is not seen, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
+# Invisible, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
 _REST_OF_EMOJI = re.compile(rf"(?<!\S)[{_JOINERS}]+")
@@ -51,7 +51,7 @@ Punctuation = Literal["keep", "remove"]
 
 def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "keep") -> str:
     """Return text without differences of width (NFKC), case, and spaces beside Chinese characters,
-    and without characters that nobody sees.
+    and without invisible characters.
 
     Mandarin's word segmentation is no part of a transcript. Other spaces collapse to one, so that
     "今天 ｇｏ  on" becomes "今天GO ON". Removed punctuation leaves a space.
