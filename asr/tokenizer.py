@@ -45,7 +45,7 @@ _INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u206
 _JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
 _REST_OF_EMOJI = re.compile(rf"(?<!\S)[{_JOINERS}]+")
 
-Case = Literal["upper", "lower", "keep"]
+Case = Literal["upper", "lower", "lower_tr", "keep"]
 Punctuation = Literal["keep", "remove"]
 
 
@@ -59,7 +59,7 @@ def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "
     text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
     if case != "keep":
         # A letter's other case may be several characters, such as those of ΐ.
-        text = unicodedata.normalize("NFKC", text.upper() if case == "upper" else _lower(text))
+        text = unicodedata.normalize("NFKC", _cased(text, case))
     # NFKC parts Thai's and Lao's letter AM, which everybody writes as one.
     text = text.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")
     if punctuation == "remove":
@@ -68,8 +68,15 @@ def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "
     return _SPACE_BESIDE_HAN.sub("", " ".join(text.split()))
 
 
-def _lower(text: str) -> str:
-    """Return lower-case text, in which Turkish's İ is an i without a dot beside it."""
+def _cased(text: str, case: Case) -> str:
+    """Return text in a case; in lower case İ is an i without a dot beside it.
+
+    By `lower_tr`, of Turkish and Azeri, I is ı.
+    """
+    if case == "upper":
+        return text.upper()
+    if case == "lower_tr":
+        text = text.replace("I", "ı")
     return re.sub("i\u0307+", "i", text.lower())
 
 

@@ -27,7 +27,7 @@ _LEAST_TAKES, _MOST_TAKES = 4, 120  # of each entry in train
 _SCRIPTS = {"[\u3040-\u30ff]": "ja", "[\uac00-\ud7af]": "ko", HAN_LETTER.pattern: "cmn",
             "[\u0400-\u04ff]": "ru", "[\u0370-\u03ff]": "el", "[\u0600-\u06ff]": "ar",
             "[\u0590-\u05ff]": "he", "[\u0900-\u097f]": "hi", "[\u0e00-\u0e7f]": "th",
-            "[A-Za-z]": "en-us"}  # fmt: skip
+            "[ığİĞ]": "tr", "[A-Za-z]": "en-us"}  # fmt: skip
 
 
 def read_entries(path: Path) -> list[str]:

@@ -50,7 +50,7 @@ def test_normalization(text: str, expected: str) -> None:
 
 NORMALIZATIONS = [
     TokenizerConfig(case=case, punctuation=punctuation).normalize
-    for case in ("upper", "lower", "keep")
+    for case in ("upper", "lower", "lower_tr", "keep")
     for punctuation in ("keep", "remove")
 ]
 
@@ -84,6 +84,11 @@ def test_a_capital_i_with_a_dot_is_an_i_in_lower_case() -> None:
     for text in ("İSTANBUL", "İstanbul", "i\u0307stanbul", "I\u0307stanbul"):
         assert normalize_text(text, "lower") == "istanbul"
     assert normalize_text("İ ı ß", "keep") == "İ ı ß"
+
+
+def test_turkish_has_two_letters_i() -> None:
+    for text in ("Işık İyi ISPARTA", "IŞIK İYİ ISPARTA", "I\u015f\u0131k I\u0307yi Isparta"):
+        assert normalize_text(text, "lower_tr") == "ışık iyi ısparta"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Legend: N samples.
 """
 
 import random
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -43,10 +44,10 @@ class CorpusMeasures(FrozenModel):
     """What a corpus is like; all but `splits` is of the training utterances of at most 30 s.
 
     `speakers` are those that are named, `characters` and `words` the different ones; `chinese` is
-    the share of Chinese characters among letters and digits, `latin` that of English ones. A space
-    is a character too in `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence`
-    is the share of frames 35 dB below the loudest of their utterance. `too_long` counts utterances
-    of more than 30 s.
+    the share of Chinese characters among letters and digits, `latin` that of English ones,
+    `dotless` that of Turkish's ı and İ. A space is a character too in `seconds_per_character`.
+    `sample_rates` are hours by rate in Hz. `silence` is the share of frames 35 dB below the loudest
+    of their utterance. `too_long` counts utterances of more than 30 s.
     """
 
     hours: PositiveFloat
@@ -56,6 +57,7 @@ class CorpusMeasures(FrozenModel):
     words: PositiveInt
     chinese: Annotated[float, Field(ge=0, le=1)] = 0.0
     latin: Annotated[float, Field(ge=0, le=1)] = 0.0
+    dotless: Annotated[float, Field(ge=0, le=1)] = 0.0
     seconds_per_character: PositiveFloat
     shortest: PositiveFloat  # the 10th percentile of the utterances' seconds
     longest: PositiveFloat  # the 90th
@@ -125,6 +127,7 @@ def measure(
         words=len({word for text in texts for word in text.split()}),
         chinese=len(HAN_LETTER.findall(whole)) / n_letters,
         latin=sum(letter.isascii() and letter.isalnum() for letter in whole) / n_letters,
+        dotless=sum(len(re.findall("[ıİ]", text_of(cut))) for cut in train) / n_letters,
         seconds_per_character=sum(durations) / sum(map(len, texts)),
         shortest=float(shortest),
         longest=float(longest),

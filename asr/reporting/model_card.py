@@ -16,9 +16,10 @@ def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
     kind += f" ({', '.join(places)})" if config.model.projections else ""
     if config.model.ranks:
         kind += f" (of {len(config.model.ranks)} modules compressed)"
-    text = {"upper": "upper case", "lower": "lower case", "keep": "case kept"}[
-        config.tokenizer.case
-    ]
+    text = {
+        "upper": "upper case", "lower": "lower case", "lower_tr": "lower case of Turkish",
+        "keep": "case kept",
+    }[config.tokenizer.case]  # fmt: skip
     if config.tokenizer.punctuation == "remove":
         text += ", no punctuation"
     return f"""# A speech recognizer trained by lrt-asr

@@ -30,6 +30,8 @@ def test_the_language_follows_from_letters() -> None:
         "안녕": "ko",
         "привет": "ru",
         "hello": "en-us",
+        "ağaç": "tr",
+        "kapı": "tr",
         "你好OK": "cmn",
     }
     assert {text: language_of([text]) for text in texts} == texts
