@@ -112,7 +112,7 @@ def _utterances(
         # A person is one, however the name is written.
         speaker = speakers.setdefault(_key_of_speaker(line.speaker or ""), line.speaker or "")
         one = _utterance(line, speaker, path, files.within[path])
-        part = None if line.seconds is None else (line.start, line.seconds)
+        part = (line.start, line.seconds) if line.is_part else None
         if owners.setdefault(one.id, (path, part)) != (path, part):
             # a-b.wav and a/b.wav, a.wav and a.flac, or parts of one recording that begin together
             of = os.fsencode(files.within[path]) + (f" {part}".encode() if part else b"")
@@ -165,8 +165,8 @@ def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[
             left_out.append(LeftOut(one.id, "", str(one.path), "several_texts"))
             said.append(
                 f"{table}, line {line.number}: another line has another text for {line.audio}, and "
-                + ("no columns start and duration (or end) tell which part has which"
-                   if line.seconds is None else "the same start and end: correct one of them")
+                + ("the same start and end: correct one of them" if line.is_part else
+                   "no columns start and duration (or end) tell which part has which")
             )  # fmt: skip
     return [(line, one) for line, one in found if len(texts[one.id]) == 1]
 
@@ -174,7 +174,7 @@ def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[
 def _utterance(line: Line, speaker: str, path: Path | RemoteFile, within: PurePath) -> Utterance:
     """Return an utterance, whose id is its path in the folder, and its part of a longer file."""
     name = within.with_suffix("").as_posix().replace("/", "-")
-    id = re.sub(r"\s", "_", name) + (f"-{line.start:.2f}" if line.seconds is not None else "")
+    id = re.sub(r"\s", "_", name) + (f"-{line.start:.2f}" if line.is_part else "")
     id += f"-channel{line.channel + 1}" if line.channel is not None else ""
     return Utterance(id, path, line.text, speaker, line.start, line.seconds, line.channel)
 

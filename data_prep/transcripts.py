@@ -52,6 +52,11 @@ class Line:
     seconds: float | None = None
     channel: int | None = None
 
+    @property
+    def is_part(self) -> bool:
+        """Tell whether it is a part of its recording."""
+        return self.start > 0 or self.seconds is not None
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -286,7 +291,7 @@ def _read_kaldi(table: Transcripts) -> None:
         if id in segments:
             start, end = (*times, "none", "none")[:2]
             # extract-segments takes an end of -1 for that of the recording.
-            cells |= {"start": start, "end": "" if end.rstrip("0").rstrip(".") == "-1" else end}
+            cells |= {"start": start, "end": "" if re.fullmatch(r"-1(\.0*)?", end) else end}
         _add(table, number, cells | {"channel": channel})
 
 

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_ENTRIES, LONGEST = 20_000, 200  # characters of an entry
+_TURKISH = 0.2  # of the entries have a letter that Turkish has, and few others
 _TRAIN_TAKES, _OTHER_TAKES = 6000, 400  # of all entries together, but:
 _LEAST_TAKES, _MOST_TAKES = 4, 120  # of each entry in train
-# espeak-ng's language by letters that are in no other; Latin ones are taken for English.
+# espeak-ng's language by letters that are in no other; other Latin ones are taken for English.
 _SCRIPTS = {"[\u3040-\u30ff]": "ja", "[\uac00-\ud7af]": "ko", HAN_LETTER.pattern: "cmn",
             "[\u0400-\u04ff]": "ru", "[\u0370-\u03ff]": "el", "[\u0600-\u06ff]": "ar",
             "[\u0590-\u05ff]": "he", "[\u0900-\u097f]": "hi", "[\u0e00-\u0e7f]": "th",
-            "[ığİĞ]": "tr", "[A-Za-z]": "en-us"}  # fmt: skip
+            "[A-Za-z]": "en-us"}  # fmt: skip
 
 
 def read_entries(path: Path) -> list[str]:
@@ -59,6 +60,8 @@ def read_entries(path: Path) -> list[str]:
 
 def language_of(entries: list[str]) -> str:
     """Return espeak-ng's name of the likeliest language. Raises ConfigError for unknown letters."""
+    if sum(bool(re.search("[ıİğĞ]", entry)) for entry in entries) >= _TURKISH * len(entries):
+        return "tr"
     text = "".join(entries)
     for letters, language in _SCRIPTS.items():
         if re.search(letters, text):

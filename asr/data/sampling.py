@@ -117,6 +117,6 @@ def _light_factor(rate: int, factor: float) -> float:
     """
     if rate // math.gcd(rate, round(rate * factor)) <= _MOST_TERMS:
         return factor
-    near = [round(n * factor) / n for n in range(1, _MOST_TERMS + 1) if rate % n == 0]
-    best = min(near, key=lambda one: abs(one - factor))
+    near = {round(n * factor) / n for n in range(1, _MOST_TERMS + 1) if rate % n == 0} - {1.0}
+    best = min(near, key=lambda one: abs(one - factor), default=factor)
     return best if abs(best - factor) <= _NEAR else factor

@@ -4,7 +4,6 @@ import operator
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,9 +109,8 @@ def score_files(references: Path, hypotheses: Path) -> tuple[ErrorCounts, ErrorC
                 f"({', '.join(sorted(ids)[:3])}): score files of the same utterances"
             )
     pairs = [(wanted[id], found[id]) for id in wanted]
-    normalize = partial(normalize_text, case="lower")  # in upper case ß is ss, and ı is i
-    characters = sum((character_errors(*pair, normalize) for pair in pairs), ErrorCounts())
-    return characters, corpus_word_errors(pairs, normalize)
+    characters = sum((character_errors(*pair) for pair in pairs), ErrorCounts())
+    return characters, corpus_word_errors(pairs)
 
 
 def alignment(reference: str, hypothesis: str, normalize: Normalize = normalize_text) -> str:

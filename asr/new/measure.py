@@ -45,7 +45,7 @@ class CorpusMeasures(FrozenModel):
 
     `speakers` are those that are named, `characters` and `words` the different ones; `chinese` is
     the share of Chinese characters among letters and digits, `latin` that of English ones,
-    `dotless` that of Turkish's ı and İ. A space is a character too in `seconds_per_character`.
+    `turkish` that of ı, İ and ğ. A space is a character too in `seconds_per_character`.
     `sample_rates` are hours by rate in Hz. `silence` is the share of frames 35 dB below the loudest
     of their utterance. `too_long` counts utterances of more than 30 s.
     """
@@ -57,7 +57,7 @@ class CorpusMeasures(FrozenModel):
     words: PositiveInt
     chinese: Annotated[float, Field(ge=0, le=1)] = 0.0
     latin: Annotated[float, Field(ge=0, le=1)] = 0.0
-    dotless: Annotated[float, Field(ge=0, le=1)] = 0.0
+    turkish: Annotated[float, Field(ge=0, le=1)] = 0.0
     seconds_per_character: PositiveFloat
     shortest: PositiveFloat  # the 10th percentile of the utterances' seconds
     longest: PositiveFloat  # the 90th
@@ -127,7 +127,7 @@ def measure(
         words=len({word for text in texts for word in text.split()}),
         chinese=len(HAN_LETTER.findall(whole)) / n_letters,
         latin=sum(letter.isascii() and letter.isalnum() for letter in whole) / n_letters,
-        dotless=sum(len(re.findall("[ıİ]", text_of(cut))) for cut in train) / n_letters,
+        turkish=sum(len(re.findall("[ıİğĞ]", text_of(cut))) for cut in train) / n_letters,
         seconds_per_character=sum(durations) / sum(map(len, texts)),
         shortest=float(shortest),
         longest=float(longest),

@@ -19,7 +19,7 @@ _CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps fo
 _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _VOICES_HOURS = 2.0
 _MANY_CHARACTERS = 1000
-_DOTLESS = 0.01  # of the letters, which are Turkish or Azeri then
+_TURKISH = 0.01  # of the letters are ı, İ or ğ
 _SPELLED = 0.8  # of the text, by the units of self-conditioning
 _WORD_SECONDS = 2.0  # most utterances of a corpus of single words are shorter
 _VOICES = {
@@ -220,7 +220,7 @@ def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
         and per_character < 0.12
     )
     why = f"{corpus.characters:,} different characters"
-    if corpus.dotless >= _DOTLESS:
+    if corpus.turkish >= _TURKISH:
         recipe.add("tokenizer.case", "lower_tr", "ı and i are two letters, I is the capital of ı")
     elif corpus.chinese < 0.5:
         recipe.add("tokenizer.case", "lower", "upper would merge ß with ss and ı with i")

@@ -574,9 +574,17 @@ def test_utterances_as_speakers_of_kaldi_are_none(takes: Path, tmp_path: Path) -
     assert {line.speaker for line in read_transcripts(folder).lines} == {None}
 
 
+def test_parts_that_end_with_their_recording_are_told_apart(takes: Path, tmp_path: Path) -> None:
+    first = next(iter(TEXTS))
+    rows = "".join(f"{first}.wav,{start},{text}\n" for start, text in ((0, "a b c"), (0.4, "c")))
+    table = write(tmp_path / "t.csv", f"file,start,text\n{rows}")
+    prepare(takes, table, tmp_path / "out")
+    assert sorted(texts_of(tmp_path / "out").values()) == ["a b c", "c"]
+
+
 def test_segments_of_kaldi(takes: Path, tmp_path: Path) -> None:
     folder = kaldi(tmp_path, takes)
-    cut = "ann-1 ann-1 0.25 0.5\nann-2 ann-2 0.5 -1.0 A\nbob-1 bob-1 0.5\ncat-1\n"
+    cut = "ann-1 ann-1 0.25 0.5\nann-2 ann-2 0.5 -1.0 A\nbob-1 bob-1 0.5 -10\ncat-1\n"
     write(folder / "segments", cut)
     found = read_transcripts(folder)
     assert [(line.start, line.seconds) for line in found.lines] == [(0.25, 0.25), (0.5, None)]

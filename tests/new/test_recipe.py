@@ -115,7 +115,7 @@ def test_values_follow_the_measurements() -> None:
     assert values_of(corpus_of(50)).tokenizer.kind == "char"
     cases = [values_of(corpus_of(3, chinese=share)).tokenizer.case for share in (0.0, 0.03, 1.0)]
     assert cases == ["lower", "lower", "upper"]  # a foreign name makes no Chinese corpus
-    cases = [values_of(corpus_of(3, dotless=share)).tokenizer.case for share in (0.001, 0.05)]
+    cases = [values_of(corpus_of(3, turkish=share)).tokenizer.case for share in (0.001, 0.05)]
     assert cases == ["lower", "lower_tr"]
     assert values_of(corpus_of(3, seconds_per_character=0.03)).model.ctc_weight == 0.3
     large = values_of(corpus_of(50))  # decoded with the share that it has in training
