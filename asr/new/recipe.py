@@ -242,7 +242,7 @@ def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: _Size, is_aligned: 
     recipe.add("model.dropout", size.dropout)
     recipe.add("model.norm", "pre", "converges sooner than post")
     if size.rank is None:
-        why = "an LRT as large had 2.6 points more errors of sentences"
+        why = "an LRT as large had 1 to 2.6 points more errors of sentences"
         recipe.add("model.projection.kind", "dense", why)
     else:
         recipe.add("model.projection.kind", "low_rank", "the Low-Rank Transformer")
