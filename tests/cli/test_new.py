@@ -151,7 +151,7 @@ def test_an_edited_recipe_is_kept_and_a_longer_training_continues(
     recipe.write_text(f"{text}seed: 7\n".replace(f"train: {own}", f"train: [{own}, {dev}]"))
     edited = recipe.read_bytes()
     assert run_cli(*command(takes, folder, small=[])).returncode == 0
-    assert "other recordings for training" in read_expectation(folder / "model")
+    assert "other recordings than those of this corpus" in read_expectation(folder / "model")
     assert "seed: 7\n" in (folder / "model/config.yaml").read_text("utf-8")
     longer = run_cli(*command(takes, folder, small=["training.epochs=3"]))
     assert longer.returncode == 0, longer.stderr
