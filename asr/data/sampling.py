@@ -4,6 +4,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from typing import TypeVar
 
 from lhotse import CutSet
@@ -110,6 +111,7 @@ def perturb_speed(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
     return CutSet.from_cuts(cut for copy in copies for cut in copy)
 
 
+@cache
 def _light_factor(rate: int, factor: float) -> float:
     """Return a factor, or the nearest one whose resampling is light.
 
