@@ -1,24 +1,20 @@
-"""Choose a recipe for a corpus: a function of its measurements alone, each value with its reason.
-
-The three smaller models are of runs that have learned real words and sentences, the two larger ones
-have not been trained by the authors.
-"""
+"""Choose a recipe by the measurements of a corpus alone, each value with its reason."""
 
 import math
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from asr.config import apply_override, positive_number
 from asr.new.commented import Recipe
 from asr.new.measure import LONGEST, CorpusMeasures
+from asr.new.size import BY_MUON, SIZES, Size, size_for
 
 _STEPS_OF_AN_HOUR = 6000  # steps that a corpus of at most an hour gets
 _STEPS_BY_MUON = 2 / 3
 _CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps for
 _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _VOICES_HOURS = 2.0
-_MANY_CHARACTERS = 1000
 _TURKISH = 0.01  # of the letters are ı, İ or ğ
 _SPELLED = 0.8  # of the text, by the units of self-conditioning
 _WORD_SECONDS = 2.0  # most utterances of a corpus of single words are shorter
@@ -26,47 +22,6 @@ _VOICES = {
     "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
     "overload": 0.3,
 }  # fmt: skip
-
-
-class _Size(NamedTuple):
-    """A model, and how it is trained, for corpora of so many hours or more.
-
-    Without a rank the maps are dense.
-    """
-
-    hours: float
-    d_model: int
-    n_heads: int
-    rank: int | None
-    channels: tuple[int, int]
-    n_layers: tuple[int, int]  # of encoder and decoder
-    convolution: int | None
-    dropout: float
-    n_mels: int
-    ctc_weight: float
-    lr: float
-    warmup: int
-    batch_seconds: float
-    accumulate: int
-    average: int
-    source: str
-
-
-_SIZES = (
-    _Size(0, 128, 4, 32, (16, 32), (4, 1), 7, 0.1, 40, 0.8, 2.0e-3, 300, 24, 1, 5,
-          "as in the run that learned 20 words from 1 h of 19 speakers"),
-    _Size(2, 192, 4, None, (32, 64), (6, 1), 15, 0.15, 40, 0.8, 1.5e-3, 500, 30, 1, 3,
-          "as in the run that learned 6,425 words of one speaker"),
-    _Size(5, 256, 4, None, (32, 64), (8, 1), 15, 0.1, 40, 0.7, 1.0e-3, 800, 32, 1, 3,
-          "as in the run that learned sentences from 9.5 h of 166 speakers"),
-    _Size(20, 384, 6, 96, (32, 64), (8, 3), 15, 0.1, 80, 0.5, 5.0e-4, 2000, 120, 1, 5,
-          "between that for 9.5 h and recipes/aishell1/best.yaml; not trained by the authors"),
-    _Size(100, 384, 6, 96, (32, 64), (8, 3), 15, 0.1, 80, 0.5, 4.0e-4, 4000, 120, 2, 10,
-          "as the LRTs of recipes/aishell1 with a higher rank; not trained by the authors"),
-)  # fmt: skip
-# What Muon changes of a size, where it was measured to help: on a processor that makes matrices
-# orthogonal fast.
-_BY_MUON: dict[float, dict[str, Any]] = {2: {}, 5: {"warmup": 300, "accumulate": 2}}
 
 
 def choose(
@@ -83,10 +38,10 @@ def choose(
     """
     given: dict[str, Any] = {}
     keys = [apply_override(given, override) for override in overrides or []]
-    recipe, size = Recipe(), _size(corpus)
-    is_by_muon = has_bfloat16 and size.hours in _BY_MUON
+    recipe, size = Recipe(), size_for(corpus)
+    is_by_muon = has_bfloat16 and size.hours in BY_MUON
     if is_by_muon:
-        size = size._replace(**_BY_MUON[size.hours])
+        size = size._replace(**BY_MUON[size.hours])
     n_speeds = 3 if _VOICES_HOURS <= corpus.hours < 200 else 1
     batch_seconds = _batch_seconds(corpus, size, n_speeds)
     step_seconds = batch_seconds * size.accumulate
@@ -110,7 +65,7 @@ def choose(
                 o.startswith(("tokenizer.kind", "tokenizer=")) for o in overrides or []
             )
             _add_sounds(recipe, n_layers, corpus.longest <= _WORD_SECONDS and is_char)
-        elif size is _SIZES[0] and is_aligned and corpus.chinese + corpus.latin >= _SPELLED:
+        elif size is SIZES[0] and is_aligned and corpus.chinese + corpus.latin >= _SPELLED:
             why = "the guesses of a layer help those above it: fewer errors of 20 words"
             recipe.add("model.encoder.conditioning", {"layer": _guessing_layer(n_layers)}, why)
     for key, override in zip(keys, overrides or [], strict=True):
@@ -121,13 +76,6 @@ def choose(
     return recipe
 
 
-def _size(corpus: CorpusMeasures) -> _Size:
-    """Return the size for the hours; many characters need more than the smallest one."""
-    is_rich = corpus.hours >= 1 and corpus.characters >= _MANY_CHARACTERS
-    hours = max(corpus.hours, _SIZES[1].hours) if is_rich else corpus.hours
-    return next(size for size in reversed(_SIZES) if size.hours <= hours)
-
-
 def _epochs(corpus: CorpusMeasures, steps: int, n_speeds: int, is_by_muon: bool) -> int:
     """Return the epochs, of so many steps, that the hours want."""
     wanted: float = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
@@ -135,7 +83,7 @@ def _epochs(corpus: CorpusMeasures, steps: int, n_speeds: int, is_by_muon: bool)
     return min(math.ceil(share * max(10, wanted / steps)), 600 // n_speeds)
 
 
-def _batch_seconds(corpus: CorpusMeasures, size: _Size, n_speeds: int) -> float:
+def _batch_seconds(corpus: CorpusMeasures, size: Size, n_speeds: int) -> float:
     """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
     share = corpus.hours * 3600 * n_speeds / 150
     return float(round(max(8.0, 2 * corpus.longest, min(size.batch_seconds, share))))
@@ -167,13 +115,13 @@ def _add_data(
     recipe.add("data.max_seconds", LONGEST, why)
 
 
-def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
+def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: Size) -> None:
     rates = corpus.sample_rates
     wide = sum(hours for rate, hours in rates.items() if rate >= 16000) / sum(rates.values())
     recipe.add("features.kind", "log_mel")
     rate = 16000 if wide >= 0.9 else 8000
     recipe.add("features.sample_rate", rate, f"{wide:.0%} of the audio has 16000 Hz or more")
-    has_tones = corpus.is_mandarin and size is not _SIZES[0]  # few words are known without them
+    has_tones = corpus.is_mandarin and size is not SIZES[0]  # few words are known without them
     # At half the bandwidth fewer bins are as close to each other.
     bins = (80 if rate == 16000 else 64) if has_tones else size.n_mels
     why = "tones are in the pitch, which fewer bins resolve less"
@@ -187,7 +135,7 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: _Size) -> None:
     recipe.add("features.hop_ms", 20 if is_slow else 10, f"{spoken}: {why}")
 
 
-def _add_augmentation(recipe: Recipe, corpus: CorpusMeasures, size: _Size, epochs: int) -> None:
+def _add_augmentation(recipe: Recipe, corpus: CorpusMeasures, size: Size, epochs: int) -> None:
     is_small = size.hours < 20
     masks = "masked bands and spans, so that no single one decides (SpecAugment)"
     recipe.add("augment.freq_masks", 2, masks)
@@ -235,7 +183,7 @@ def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
     return per_character >= _CTC_SECONDS
 
 
-def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: _Size, is_aligned: bool) -> None:
+def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: Size, is_aligned: bool) -> None:
     recipe.add("model.d_model", size.d_model, f"for {_amount(corpus)}: {size.source}")
     recipe.add("model.d_inner", 4 * size.d_model)
     recipe.add("model.n_heads", size.n_heads)
@@ -275,7 +223,7 @@ def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: _Size, is_aligned: 
 
 
 def _add_training(
-    recipe: Recipe, corpus: CorpusMeasures, size: _Size, epochs: int, steps: int
+    recipe: Recipe, corpus: CorpusMeasures, size: Size, epochs: int, steps: int
 ) -> None:
     recipe.add("training.epochs", epochs, f"about {epochs * steps:,} steps for {_amount(corpus)}")
     if corpus.hours < 100 and corpus.longest >= 1.5 * corpus.shortest and epochs > 1:
