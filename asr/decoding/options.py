@@ -106,7 +106,7 @@ class DecodingOptions(FrozenModel):
                 "rescore"
             )
         is_of_sounds = values["method"] == "ctc_sounds" and given.get("confidence_threshold")
-        if is_of_sounds and values["hotwords"]:
+        if is_of_sounds and values.get("hotwords"):
             raise ConfigError(
                 "--confidence with --method ctc_sounds is of sounds, and --hotwords looks for "
                 "characters: leave one of them out"

@@ -28,7 +28,7 @@ from asr.tokenizer import MOST_TOKENS
 _THRESHOLD = 1e-3
 # Without scorers the W + 1 likeliest tokens of a frame are all that a beam of W can take. Of twice
 # as many the i-th best prefix is extended by the 1 / i likeliest: i of them have better prefixes.
-# With a bonus, which can be for any of them, it is extended by all.
+# With a language model or a bonus, which can be for any of them, it is extended by all.
 _SLACK = 2
 _SMALL, _LEAST_BLANK = 1e-100, 1e-30
 # Two factors and a total of less than 1 / _SMALL, multiplied, are still a number.
@@ -201,9 +201,10 @@ class PrefixBeam:
         children, words, found = self._children, self.num_words, []
         has_lm, most_words, bonus = self.lm is not None, self._most_words, self.bonus
         floor = least if len(self._beam) == self.beam_size else 0.0
+        is_scored, most = has_lm or bonus is not None, _SLACK * self.beam_size
         for i, node in enumerate(self._beam, 1):
             total, last, key, growth = node.total, node.token, node.key, node.growth
-            bound, n = floor / (growth * self._most), _SLACK * self.beam_size // (1 if bonus else i)
+            bound, n = floor / (growth * self._most), most // (1 if is_scored else i)
             for token, p in zip(tokens[:n], probs[:n], strict=True):
                 value = total * p
                 if value <= bound:

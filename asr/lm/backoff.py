@@ -7,7 +7,7 @@ fragments of text.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +102,10 @@ class Counts:
         found[0] = found[0].copy()
         found[0][[SOS, UNK]] = 0  # the begin of a text is not predicted
         return found
+
+    def with_ends(self, share: float) -> "Counts":
+        """Return the same counts, of which the ends of fragments count a share."""
+        return replace(self, ends=[share * ends_G for ends_G in self.ends])
 
 
 def count(text: Fragments, order: int, vocab_size: int) -> Counts:

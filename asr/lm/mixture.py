@@ -1,42 +1,86 @@
 """Mix n-gram models of several sources, weighted by what makes a dev text likely.
 
-Legend: M models, G n-grams.
+Legend: M models, G n-grams, K numbers of known tokens.
 """
 
 import numpy as np
 
-from asr.lm.backoff import Backoff, Counts, Floats, Grams
+from asr.lm.backoff import Backoff, Counts, Floats, Grams, Ints
 
 _STEPS = 100  # of expectation maximization, which ends where nothing changes any more
 _CHANGE = 1e-4
+_PRIOR = 50.0  # dev tokens that have the weights of all
 
 
-def weights(models: list[Backoff], dev: Counts) -> Floats:
-    """Return the weights (M,) at which the mixture makes a dev text most likely.
+def fit(models: list[Backoff], dev: Counts) -> tuple[Floats, float]:
+    """Return the weights (M, K) at which the mixture makes a dev text most likely, and the text's
+    perplexity per token by them.
 
-    By expectation maximization (Dempster, Laird and Rubin 1977), from equal weights.
+    They differ by K, how many of the tokens before a token the first model knows: where it knows
+    many, as in a phrase of its text, it is to be trusted more. By expectation maximization
+    (Dempster, Laird and Rubin 1977), from equal weights; those of few dev tokens stay near the ones
+    of all.
     """
     times_G = np.concatenate(dev.longest)
     p_MG = np.stack([np.concatenate(model.score(dev.grams)) for model in models])
+    known_G = np.concatenate(_contexts(models[0], dev.grams))
     used_G = (times_G > 0) & (p_MG.sum(0) > 0)
-    times_G, p_MG = times_G[used_G], p_MG[:, used_G]
-    found = np.full(len(models), 1 / len(models))
-    for _ in range(_STEPS if len(times_G) else 0):
+    times_G, p_MG, known_G = times_G[used_G], p_MG[:, used_G], known_G[used_G]
+    of_all = _likeliest(times_G, p_MG, np.zeros(len(models)))
+    found = []
+    for k in range(models[0].grams.order):
+        here_G = known_G == k
+        found.append(_likeliest(times_G[here_G], p_MG[:, here_G], _PRIOR * of_all))
+    shares_MK = np.stack(found, 1)
+    logp_G = np.log((shares_MK[:, known_G] * p_MG).sum(0))
+    return shares_MK, float(np.exp(-(logp_G @ times_G) / max(1.0, times_G.sum())))
+
+
+def _likeliest(times_G: Floats, p_MG: Floats, prior_M: Floats) -> Floats:
+    """Return the weights (M,) for tokens that occur so often, beside what is counted before."""
+    total = times_G.sum() + prior_M.sum()
+    found = np.full(len(prior_M), 1 / len(prior_M))
+    for _ in range(_STEPS if total else 0):
         shares_MG = found[:, None] * p_MG
-        before, found = found, (shares_MG / shares_MG.sum(0)) @ times_G / times_G.sum()
+        before, found = found, ((shares_MG / shares_MG.sum(0)) @ times_G + prior_M) / total
         if np.abs(found - before).max() < _CHANGE:
             break
     return found
 
 
-def mix(models: list[Backoff], shares: Floats) -> Backoff:
+def _contexts(model: Backoff, grams: Grams) -> list[Ints]:
+    """Return how many of the last tokens before each n-gram's own the model knows, by order."""
+    known = [np.zeros(1, np.int64)]  # of a context: its longest end that something follows
+    rows = np.zeros(1, np.int64)
+    contexts = []
+    for n in range(1, grams.order + 1):
+        prefixes, tokens = grams.split(n)
+        contexts.append(known[-1][prefixes])
+        rows = model.grams.find(n, rows[prefixes], tokens)
+        if n < model.grams.order:
+            followed = np.zeros(len(model.grams.keys[n - 1]), bool)
+            followed[model.grams.split(n + 1)[0]] = True
+            is_known = (rows >= 0) & followed[rows]
+        else:
+            is_known = np.zeros(len(rows), bool)
+        known.append(np.where(is_known, n, known[-1][grams.suffixes[n - 1]]))
+    return contexts
+
+
+def mix(models: list[Backoff], shares_MK: Floats) -> Backoff:
     """Return a model whose listed n-grams, all that any model lists, have the mixed P.
 
-    The rest of each context's probability is shared as after the context without its first token.
+    The weights are those of `fit`, or (M, 1) where all contexts have the same. The rest of each
+    context's probability is shared as after the context without its first token.
     """
     grams = Grams.union([model.grams for model in models])
     scores = [model.score(grams) for model in models]
-    p = [shares @ np.stack(of_order) for of_order in zip(*scores, strict=True)]
+    p = []
+    for known_G, of_order in zip(
+        _contexts(models[0], grams), zip(*scores, strict=True), strict=True
+    ):
+        shares_MG = shares_MK[:, known_G.clip(max=shares_MK.shape[1] - 1)]
+        p.append((shares_MG * np.stack(of_order)).sum(0))
     backoff = []
     for n in range(2, grams.order + 1):
         prefixes, shorter = grams.split(n)[0], p[n - 2][grams.suffixes[n - 1]]

@@ -12,7 +12,7 @@ from asr.config import Config
 from asr.errors import ConfigError, DataError
 from asr.lm.backoff import Backoff, Counts, count, writable
 from asr.lm.estimation import end_share, estimate, estimate_list
-from asr.lm.mixture import mix, perplexity, weights
+from asr.lm.mixture import fit, mix, perplexity
 from asr.lm.texts import Collector, read_texts, read_words
 from asr.runtime.files import open_regular, write_atomically
 from asr.tokenizer import Tokenizer
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 _MOST_SOURCES = 16  # each has its tables in memory
 _LINES = 1000  # between reports of progress
 _BEGIN = b"\\data\\"
+# How much the end of a list's entry counts for what follows being none of the list's. A word's end
+# tells that the word does not go on; that of a phrase tells nothing.
+_END_SHARES = (1.0, 0.3, 0.1)
 
 Item = TypeVar("Item")
 OnLines = Callable[[float], None]
@@ -55,13 +58,17 @@ def train_ngram(
     sources = [*texts] if texts or words else [*config.data.train]
     of_texts = [reader.texts(path) for path in sources]
     of_words = [reader.words(path, is_whole=not of_texts) for path in words]
+    dev = reader.dev(config.data.dev)
     models = [estimate(counts, reader.is_token_V) for counts in of_texts]
     for counts in of_words:
         if of_texts:
-            models.append(estimate(counts, reader.is_token_V, end_share(of_texts)))
+            tried = [
+                estimate(counts.with_ends(share), reader.is_token_V, end_share(of_texts))
+                for share in (_END_SHARES if dev else _END_SHARES[:1])
+            ]
+            models.append(_likeliest(tried, models[: len(of_texts)], dev))
         else:
             models.append(estimate_list(counts, reader.is_token_V))
-    dev = reader.dev(config.data.dev)
     model = models[0] if len(models) == 1 else _mixed(models, dev, [*sources, *words])
     if dev:
         log.info("perplexity of the dev transcripts per token: %.1f", perplexity(model, dev))
@@ -128,12 +135,21 @@ class _Reader:
         return count(collector.fragments(has_ends=has_ends), self.order, len(self.names))
 
 
+def _likeliest(tried: list[Backoff], texts: list[Backoff], dev: Counts | None) -> Backoff:
+    """Return the model of a list that makes the dev transcripts most likely beside the texts."""
+    return min(tried, key=lambda model: fit([*texts, model], dev)[1]) if dev else tried[0]
+
+
 def _mixed(models: list[Backoff], dev: Counts | None, names: list[Path]) -> Backoff:
     """Return the mixture that makes the dev transcripts most likely, of equal parts without."""
-    shares = weights(models, dev) if dev else np.full(len(models), 1 / len(models))
-    listed = ", ".join(f"{name} {share:.3f}" for name, share in zip(names, shares, strict=True))
-    log.info("weights of the sources%s: %s", "" if dev else ", equal without dev", listed)
-    return mix(models, shares)
+    shares_MK = fit(models, dev)[0] if dev else np.full((len(models), 1), 1 / len(models))
+    listed = ", ".join(
+        f"{name} {' '.join(f'{share:.3f}' for share in shares_K)}"
+        for name, shares_K in zip(names, shares_MK, strict=True)
+    )
+    why = f", after 0, 1, … characters that {names[0]} knows" if dev else ", equal without dev"
+    log.info("weights of the sources%s: %s", why, listed)
+    return mix(models, shares_MK)
 
 
 def _check_replaceable(out: Path) -> None:

@@ -109,6 +109,9 @@ def test_the_first_tokens_are_the_special_ones_whatever_they_are_called() -> Non
 def test_a_threshold_of_sounds_is_none_of_characters() -> None:
     sounds = DecodingOptions(method="ctc_sounds", confidence_threshold=0.3)
     assert sounds.changed({"beam_size": 4}).confidence_threshold == 0.3
+    assert sounds.changed({"confidence_threshold": 0.4}).confidence_threshold == 0.4
+    with pytest.raises(ConfigError, match="--hotwords looks for characters"):
+        sounds.changed({"confidence_threshold": 0.4, "hotwords": as_hotwords(["电A"])})
     for method in ("ctc_greedy", "ctc_beam", "joint"):
         assert sounds.changed({"method": method}).confidence_threshold is None
 

@@ -250,6 +250,27 @@ def test_what_is_not_looked_at_could_not_enter_the_beam(seed: int) -> None:
     assert lengths[0] > lengths[1]
 
 
+def test_a_late_prefix_is_extended_by_what_the_language_model_expects() -> None:
+    """Of the third prefix's tokens the likeliest by the language model is the last by CTC."""
+    tokens, size = list(range(4, 12)), 12
+    first = torch.full((size,), 1e-9)
+    first[tokens[:3]] = torch.tensor([0.4, 0.35, 0.25])
+    second = torch.full((size,), 1e-9)
+    second[tokens[3:]] = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.1])
+
+    class Pair(Bigram):
+        def score(self, state: int, token: int) -> tuple[float, int]:
+            is_pair = state == tokens[2] and token == tokens[-1]
+            return (0.0 if is_pair or state == self.start() else -5.0), token
+
+        def end(self, state: int) -> float:
+            return 0.0
+
+    beam = PrefixBeam(4, lm=Pair(), lm_weight=1.0)
+    beam.extend(torch.stack([first, second]).log())
+    assert beam.n_best()[0].tokens == (tokens[2], tokens[-1])
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_language_model_gives_a_bonus_back_with_each_token(seed: int) -> None:
     """By its weight, so without the model there is none."""

@@ -26,7 +26,7 @@ from asr.errors import AsrError, ConfigError, DataError
 from asr.lm.backoff import Backoff, Counts, count, writable
 from asr.lm.estimation import end_share, estimate, estimate_list
 from asr.lm.loading import load_language_model
-from asr.lm.mixture import mix, perplexity, weights
+from asr.lm.mixture import fit, mix, perplexity
 from asr.lm.ngram import NGram
 from asr.lm.texts import Collector, read_texts, read_words
 from asr.lm.training import train_ngram
@@ -101,19 +101,22 @@ def chain(n: int, seed: int, tokenizer: Tokenizer) -> list[str]:
     ),
     order=st.integers(1, 3),
     share=st.floats(0.01, 0.99),
+    ends=st.floats(0, 1),
 )
 @settings(max_examples=25, deadline=None)
 def test_the_probabilities_after_every_context_sum_to_one(
-    texts: list[str], entries: dict[str, int], order: int, share: float
+    texts: list[str], entries: dict[str, int], order: int, share: float, ends: float
 ) -> None:
     assume(any(set(FEW.encode(text)) - {UNK} for text in texts))  # others are refused
     text, is_token = sentences(texts, order), writable(FEW.tokens())
     models = [
         estimate(text, is_token),
-        estimate(words(entries, 3, is_whole=False), is_token, end_share([text])),
+        estimate(words(entries, 3, is_whole=False).with_ends(ends), is_token, end_share([text])),
         estimate_list(words(entries, order, is_whole=True), is_token),
     ]
-    models.append(mix(models[:2], np.array([share, 1 - share])))
+    models.append(mix(models[:2], np.array([[share], [1 - share]])))
+    by_context = np.linspace(share, 1 - share, order)
+    models.append(mix(models[:2], np.stack([by_context, 1 - by_context])))
     for model in models:
         grams = listed(model)
         for n in range(3):
@@ -240,12 +243,35 @@ def test_a_mixture_makes_dev_more_likely_than_each_part_and_than_letters_alone()
     dev = sentences(chain(30, 1, MANY) + chain(10, 2, MANY), 3, MANY)
     texts = [sentences(chain(200, seed, MANY), 3, MANY) for seed in (1, 2, 3)]
     models = [estimate(counts, is_token) for counts in texts]
-    shares = weights(models, dev)
-    assert sum(shares) == pytest.approx(1) and shares[0] > 2 * shares[1] > 10 * shares[2]
-    mixed = perplexity(mix(models, shares), dev)
+    shares_MK, expected = fit(models, dev)
+    assert shares_MK.sum(0) == pytest.approx(np.ones(3))
+    assert (shares_MK[2] < 0.05).all()  # of the third's kind there is nothing
+    none, _, both = shares_MK[0]
+    assert both > 0.9 > none > 0.5, "its own kind, where it knows the two tokens before"
+    mixed = perplexity(mix(models, shares_MK), dev)
+    assert mixed == pytest.approx(expected, rel=0.02)  # but for what no model lists
+    equal = perplexity(mix(models, shares_MK.mean(1, keepdims=True)), dev)
+    assert mixed < equal
     assert mixed < 0.8 * min(perplexity(model, dev) for model in models)
     letters = estimate(sentences(chain(200, 1, MANY), 1, MANY), is_token)
     assert perplexity(models[0], dev) < 0.5 * perplexity(letters, dev)
+
+
+def test_the_end_of_a_phrase_tells_nothing_and_that_of_a_word_does() -> None:
+    """Pairs of letters of a long text beside a short one, then the text cut into words."""
+    is_token, kind = writable(MANY.tokens()), 1
+    text = sentences(chain(30, kind, MANY), 3, MANY)
+    models, dev = [estimate(text, is_token)], sentences(chain(400, kind, MANY)[300:], 3, MANY)
+    long = chain(300, kind, MANY)
+    pairs = Counter(a + b for line in long for a, b in itertools.pairwise(line))
+    singles = Counter(letter for line in long for letter in line)
+    for entries, is_phrase in ((pairs, True), (singles, False)):
+        counts = words(dict(entries), 3, is_whole=False, tokenizer=MANY)
+        found = [
+            fit([*models, estimate(counts.with_ends(share), is_token, end_share([text]))], dev)[1]
+            for share in (1.0, 0.1)
+        ]
+        assert (found[1] < 0.95 * found[0]) == is_phrase
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -149,7 +149,8 @@ export class PrefixBeam {
     const floor = this.beam.length === this.size ? least : 0;
     this.beam.forEach((node, i) => {
       const bound = floor / node.growth;
-      for (const [p, token] of tokens.slice(0, Math.floor((SLACK * this.size) / (i + 1)))) {
+      const n = Math.floor((SLACK * this.size) / (this.lm ? 1 : i + 1));
+      for (const [p, token] of tokens.slice(0, n)) {
         let value = node.total * p;
         if (value <= bound) break;
         if (token === node.token) value = node.ofBlank * p;
