@@ -58,10 +58,9 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
         if held > 2 * share > 0:
             log.warning(
                 "%s has %.0f %% of the utterances in place of %.0f %%, for a %s is not divided: "
-                "with %sa column `split` more are left for train",
+                "a column `split` can leave more for train",
                 split, 100 * held, 100 * share,
                 "speaker" if by_speaker else "recording",
-                "--test 0 or " if shares.get("test") else "",
             )  # fmt: skip
     return splits
 

@@ -28,10 +28,11 @@ from asr.tokenizer import normalize_text
 from data_prep.convert import copy_name, needs_conversion, needs_ffmpeg, to_flac
 from data_prep.corpus_writer import LeftOut, Report, write_corpus
 from data_prep.cuts import Cluster, Utterance
+from data_prep.lines import Line, Transcripts
 from data_prep.recordings import Recordings, key_of
 from data_prep.remote import folder_for
 from data_prep.splits import Splits, divide, with_dev
-from data_prep.transcripts import Line, Transcripts, read_transcripts
+from data_prep.transcripts import read_transcripts
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ def _utterances(
         raise DataError(
             f"{table.path}: none of its {len(table.lines)} recordings is in {recordings}: check "
             f"the folder, and which column holds the files (--audio-column; it has "
-            f"{', '.join(table.columns.values()) or 'no header'})"
+            f"{', '.join([*table.columns.values(), *table.unused]) or 'no header'})"
         )
     return pairs
 

@@ -7,7 +7,10 @@ from asr.errors import DataError
 from asr.runtime.files import read_bytes
 
 _MOST_BYTES = 1 << 30
+_SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # xlsx, ods and numbers, and xls
 _ASCII = bytes(range(128))
+_KANA, _HALF_KANA = re.compile("[\u3041-\u30fe]"), re.compile("[\uff61-\uff9f]")
+_FOREIGN = re.compile("[\x80-\U0010ffff]")
 _RUN = re.compile("[\x80-\U0010ffff]+")
 _WITHIN = re.compile(  # a run of one, after a letter or before one
     "(?<=[A-Za-z])[\x80-\U0010ffff](?![\x80-\U0010ffff])"
@@ -16,14 +19,16 @@ _WITHIN = re.compile(  # a run of one, after a letter or before one
 
 
 def read_text(path: Path) -> tuple[str, str]:
-    """Return a file's text and its encoding: UTF-8, UTF-16 or GB18030, whichever it is wholly in.
+    """Return a file's text and its encoding: UTF-8, UTF-16, GB18030 or Shift-JIS.
 
-    Raises DataError where it is in none, or in UTF-8 with a few damaged bytes.
+    Raises DataError where it is in none of them as a whole, as in UTF-8 with a few damaged bytes.
     """
     try:
         data = read_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
+    if data.startswith(_SPREADSHEETS):
+        raise DataError(f"{path}: is a spreadsheet: save it as CSV (UTF-8), and give that")
     bad = data[: len(data) - len(data.lstrip(_ASCII))].count(b"\n") + 1
     for encoding in _encodings(data):
         try:
@@ -38,8 +43,8 @@ def read_text(path: Path) -> tuple[str, str]:
             break
         return text, encoding.removesuffix("-sig")
     raise DataError(
-        f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16 or GBK: save the whole "
-        "file as UTF-8"
+        f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16, GBK or Shift-JIS: save "
+        "the whole file as UTF-8"
     )
 
 
@@ -69,4 +74,16 @@ def _encodings(data: bytes) -> tuple[str, ...]:
     text = data.decode("utf-8", "replace")
     n_wrong = text.count("\ufffd")
     n_right = sum(character > "\x7f" for character in text) - n_wrong
-    return ("utf-8-sig",) if n_right >= n_wrong else ("gb18030",)
+    if n_right >= n_wrong:
+        return ("utf-8-sig",)
+    return ("cp932",) if _is_japanese(data) else ("gb18030",)
+
+
+def _is_japanese(data: bytes) -> bool:
+    """Tell whether a text makes sense as Shift-JIS: with kana, and hardly any of half the width.
+
+    Those are what the bytes of Chinese characters in GBK would be.
+    """
+    text = data.decode("cp932", "replace")
+    n_kana, n_half = len(_KANA.findall(text)), len(_HALF_KANA.findall(text))
+    return n_kana > len(_FOREIGN.findall(text)) / 10 and n_kana > 2 * n_half

@@ -4,13 +4,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
 from data_prep.cells import read_cells
+from data_prep.kaldi import read_kaldi
+from data_prep.lines import Cells, Fault, Transcripts, add_line
 from data_prep.text_file import read_text
 
 # The names of columns by what they hold, in the order of preference. They are those of Common
@@ -27,58 +28,9 @@ NAMES = {
     "end": ("end", "stop"),
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
-_UNNAMED = {"?", "-", "unknown", "none", "null", "n/a", "anonymous"}  # in place of a name
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
-
-Cells = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Line:
-    """What a table says about one recording; `number` is its line, from 1.
-
-    `audio` is a path or a name, as written. `start` and `seconds` are its part of a longer file,
-    `channel` (from 0) is one of several.
-    """
-
-    number: int
-    audio: str
-    text: str
-    speaker: str | None = None
-    split: str | None = None
-    start: float = 0.0
-    seconds: float | None = None
-    channel: int | None = None
-
-    @property
-    def is_part(self) -> bool:
-        """Tell whether it is a part of its recording."""
-        return self.start > 0 or self.seconds is not None
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a line cannot be used: a stable word for programs, and a sentence for people."""
-
-    reason: str
-    what: str
-
-
-@dataclass
-class Transcripts:
-    """The lines of a table, the faults of those that cannot be used, and its columns by kind.
-
-    `unused` are the names of columns of no known kind.
-    """
-
-    path: Path
-    lines: list[Line] = field(default_factory=list)
-    faults: dict[int, Fault] = field(default_factory=dict)
-    columns: dict[str, str] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-    encoding: str = "utf-8"
 
 
 def read_transcripts(path: Path, columns: Mapping[str, str] | None = None) -> Transcripts:
@@ -93,7 +45,7 @@ def read_transcripts(path: Path, columns: Mapping[str, str] | None = None) -> Tr
         path = _file_of(path, named)
     table = Transcripts(path)
     if path.is_dir():
-        _read_kaldi(table)
+        read_kaldi(table)
     else:
         _read_rows(table, named)
     if not table.lines:
@@ -130,42 +82,7 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
         table.columns = _find_columns(table.path, list(names), named)
         table.unused = [n for n in names if n and n not in table.columns.values()]
     for number, cells in rows:
-        _add(table, number, {key: cells.get(name, "") for key, name in table.columns.items()})
-
-
-def _add(table: Transcripts, number: int, cells: Cells) -> None:
-    """Add a line, or what is wrong with it."""
-    audio, text = cells["audio"].strip(), cells["text"].strip()
-    try:
-        start, seconds = _part(cells)
-    except ValueError:
-        start, seconds = math.nan, None
-    if not (0 <= start < math.inf and (seconds is None or 0 < seconds < math.inf)):
-        what = "its start or length is not a number of seconds"
-        table.faults[number] = Fault("bad_times", what)
-    elif not audio:
-        table.faults[number] = Fault("no_recording", "it names no recording")
-    elif not text:
-        table.faults[number] = Fault("no_text", f"it has no text for {audio}")
-    elif any("\ud800" <= c <= "\udfff" for value in cells.values() for c in value):
-        table.faults[number] = Fault("bad_text", "it has half of a character (\\uD800 to \\uDFFF)")
-    else:
-        speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
-        speaker = "" if speaker.casefold() in _UNNAMED else speaker
-        channel = int(cells["channel"]) if cells.get("channel") else None
-        line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
-        table.lines.append(line)
-
-
-def _part(cells: Cells) -> tuple[float, float | None]:
-    """Return the start of a line's part of its recording, and its length where it has one."""
-    if "start" not in cells:  # NeMo's duration is the whole file's then, often rounded
-        return 0.0, None
-    start = float(cells["start"] or 0)
-    if seconds := cells.get("seconds", "").strip():
-        return start, float(seconds)
-    end = cells.get("end", "").strip()
-    return start, float(end) - start if end else None
+        add_line(table, number, {key: cells.get(name, "") for key, name in table.columns.items()})
 
 
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
@@ -182,7 +99,12 @@ def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
 
 
 def _json_cell(name: str, value: Any) -> str:
-    """Return a string or number as text; what is neither is empty, but a time that is none."""
+    """Return a string or number as text; what is neither is empty, but a time that is none.
+
+    Of Hugging Face's object for a recording it is the path.
+    """
+    if isinstance(value, dict):
+        value = value.get("path")
     is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
     is_time = any(name.lower() in NAMES[kind] for kind in ("start", "end", "seconds"))
     is_none = isinstance(value, float) and math.isnan(value)  # as pandas writes an empty cell
@@ -203,10 +125,11 @@ def _cell_rows(
             header = _usual_header(table.path, header, delimiter)
         if any(delimiter in cell.partition("\n")[2] for cell in cells):
             what = "a quote opens there and takes in further lines: close it, or write one line"
-        elif len(cells) != len(header):
+        elif any(cell.strip() for cell in cells[len(header) :]):
             what = f"it has {len(cells)} cells, the first line has {len(header)}"
-        else:
-            yield numbers[0], {name: cells[header.index(name)] for name in header}
+        else:  # Excel leaves out empty cells at the end, or adds some
+            whole = [*cells, *[""] * (len(header) - len(cells))]
+            yield numbers[0], {name: whole[header.index(name)] for name in header}
             continue
         table.faults[numbers[0]] = Fault("bad_row", what)
         for number in numbers[1:]:
@@ -263,51 +186,3 @@ def _find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> di
         if name is not None:
             found[kind] = name
     return found
-
-
-def _read_kaldi(table: Transcripts) -> None:
-    """Read a Kaldi data folder; commands in wav.scp are not run."""
-    folder = table.path
-    wavs, speakers = dict(_pairs(folder / "wav.scp")), dict(_pairs(folder / "utt2spk"))
-    segments = {id: value.split() for id, value in _pairs(folder / "segments")}
-    files = {id: value.split() for id, value in _pairs(folder / "reco2file_and_channel")}
-    table.path = folder / "text"
-    _, table.encoding = read_text(table.path)
-    for number, (id, text) in enumerate(_pairs(table.path), 1):
-        recording, *times = segments.get(id, [id]) or [""]
-        wav, of_file = wavs.get(recording, ""), files.get(recording, [])[1:2]
-        if wav.endswith("|"):
-            what = f"{recording} is made by a command in wav.scp, which is not run"
-            table.faults[number] = Fault("command", what)
-            continue
-        try:
-            channel = _channel(times[2:], of_file)
-        except KeyError as error:
-            what = f"{recording} names the channel {error.args[0]}, neither A (the first) nor B"
-            table.faults[number] = Fault("bad_channel", what)
-            continue
-        speaker = speakers.get(id, "")  # the utterance itself where no speaker is known
-        cells = {"audio": wav, "text": text, "speaker": "" if speaker == id else speaker}
-        if id in segments:
-            start, end = (*times, "none", "none")[:2]
-            # extract-segments takes an end of -1 for that of the recording.
-            cells |= {"start": start, "end": "" if re.fullmatch(r"-1(\.0*)?", end) else end}
-        _add(table, number, cells | {"channel": channel})
-
-
-def _channel(of_segment: list[str], of_file: list[str]) -> str:
-    """Return the channel of an utterance, from 0, if it has one. Raises KeyError for others.
-
-    Kaldi counts those of segments from 0 (extract-segments), of reco2file_and_channel from 1.
-    """
-    if of_segment:
-        return {"A": "0", "B": "1", "0": "0", "1": "1"}[of_segment[0].upper()]
-    return {"A": "0", "B": "1", "1": "0", "2": "1"}[of_file[0].upper()] if of_file else ""
-
-
-def _pairs(path: Path) -> list[tuple[str, str]]:
-    """Return the keys of a Kaldi table with their values; a missing file has none."""
-    if not path.is_file():
-        return []
-    lines = (line.split(None, 1) for line in read_text(path)[0].split("\n"))
-    return [(line[0], line[1].strip() if len(line) > 1 else "") for line in lines if line]

@@ -50,7 +50,10 @@ def new(
         Path | None, typer.Option(help="Or a list of words or phrases alone, one a line.")
     ] = None,
     language: Annotated[
-        str | None, typer.Option(help="Of the words, as espeak-ng names it; default: by letters.")
+        str | None,
+        typer.Option(
+            help="Of the texts, as espeak-ng names it (cmn, yue, ja); default: by letters."
+        ),
     ] = None,
     audio_column: Column = None,
     text_column: Column = None,
@@ -69,12 +72,10 @@ def new(
     source: _Recordings | _Words
     if words and not (recordings or transcripts or columns):
         source = _Words(words, language)
-    elif recordings and transcripts and not (words or language):
-        source = _Recordings(recordings, transcripts, columns)
+    elif recordings and transcripts and not words:
+        source = _Recordings(recordings, transcripts, columns, language)
     else:
-        raise ConfigError(
-            "asr new: give --recordings with --transcripts, or --words alone (with --language)"
-        )
+        raise ConfigError("asr new: give --recordings with --transcripts, or --words alone")
     from asr.runtime.files import lock_folder
 
     command = ["asr", *sys.argv[1:]]
@@ -108,11 +109,12 @@ def _longer(command: list[str], epochs: int) -> list[str]:
 
 @dataclass(frozen=True)
 class _Recordings:
-    """A folder of recordings and a table of their texts."""
+    """A folder of recordings and a table of their texts, in a language if it is told."""
 
     recordings: Path
     transcripts: Path
     columns: dict[str, str]
+    language: str | None
 
     def sources(self) -> Sources:
         """Return what is given. Raises AsrError where it cannot be read."""
@@ -127,6 +129,7 @@ class _Recordings:
             "--recordings": _absolute(self.recordings),
             "--transcripts": _absolute(self.transcripts),
             **{f"--{kind}-column": name for kind, name in self.columns.items()},
+            **({"--language": self.language} if self.language else {}),
         }
         return Sources(options=options, digest=_digest(lines))
 
@@ -239,7 +242,7 @@ def _prepare(folder: Path, source: _Recordings | _Words, sources: Sources) -> "C
         show_report(report, data)
         splits = [name for name, split in report.splits.items() if split.utterances]
         with progress("measuring", SAMPLED) as on_progress:
-            corpus = measure(data, splits, on_progress, report.synthetic)
+            corpus = measure(data, splits, on_progress, report.synthetic, source.language)
     except (ConfigError, DataError) as error:
         if isinstance(error, NotWrittenError):  # what is there spares the next run its time
             raise
@@ -268,6 +271,8 @@ def _recipe(
     if path.exists():
         note(f"{path}: is used as it is")
         return load_config(path, overrides)
+    if corpus.is_mandarin and corpus.language is None:
+        note("the texts are taken for Mandarin: for another language give --language, such as yue")
     if corpus.is_mandarin and not has_pinyin():
         note("Mandarin is learned from less speech with: pip install 'lrt-asr[chinese]'")
     is_fast = has_bfloat16(choose_device(device))

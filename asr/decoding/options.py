@@ -105,6 +105,8 @@ class DecodingOptions(FrozenModel):
                 "--lm-bonus is for an n-gram: give --lm, --lm-weight, and --method ctc_beam or "
                 "rescore"
             )
+        if values["method"] == "joint":
+            values["lm_bonus"] = 0.0  # of a bundle that was tuned for ctc_beam
         is_of_sounds = values["method"] == "ctc_sounds" and given.get("confidence_threshold")
         if is_of_sounds and values.get("hotwords"):
             raise ConfigError(

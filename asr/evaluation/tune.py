@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 TUNED = ("ctc_weight", "lm_weight", "lm_bonus", "gamma")
 _CTC_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_LM_WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.7)
+_LM_WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 _LM_BONUSES = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0)
 _GAMMAS = (0.0, 0.1, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0)
 _ROUNDS = 2

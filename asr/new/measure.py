@@ -25,6 +25,7 @@ SAMPLED = 300  # recordings whose silence is measured
 _FRAME_SECONDS = 0.025
 _SILENCE = 10 ** (-35 / 20)  # of the loudest frame's amplitude
 _CHINESE = 0.8  # of the characters
+_MANDARIN = ("cmn", "zh")
 
 
 class SplitSize(FrozenModel):
@@ -47,7 +48,8 @@ class CorpusMeasures(FrozenModel):
     the share of Chinese characters among letters and digits, `latin` that of English ones,
     `turkish` that of ı, İ and ğ. A space is a character too in `seconds_per_character`.
     `sample_rates` are hours by rate in Hz. `silence` is the share of frames 35 dB below the loudest
-    of their utterance. `too_long` counts utterances of more than 30 s.
+    of their utterance. `too_long` counts utterances of more than 30 s. `language` is espeak-ng's
+    name of it, if it was given.
     """
 
     hours: PositiveFloat
@@ -65,12 +67,27 @@ class CorpusMeasures(FrozenModel):
     silence: Annotated[float, Field(ge=0, le=1)]
     too_long: int = 0
     synthetic: bool = False
+    language: str | None = None
     splits: dict[str, SplitSize]
 
     @property
-    def is_mandarin(self) -> bool:
+    def is_chinese(self) -> bool:
         """Return whether nearly all of the text is in Chinese characters."""
         return self.chinese >= _CHINESE
+
+    @property
+    def is_mandarin(self) -> bool:
+        """Return whether it is in Chinese characters, and in no other language by what is given."""
+        return self.is_chinese and self._may_be_mandarin
+
+    @property
+    def spelled(self) -> float:
+        """Return the share of letters and digits whose sounds are known: Mandarin and English."""
+        return self.latin + (self.chinese if self._may_be_mandarin else 0.0)
+
+    @property
+    def _may_be_mandarin(self) -> bool:
+        return self.language is None or self.language.startswith(_MANDARIN)
 
     def __str__(self) -> str:
         rates = ", ".join(f"{rate} Hz ({hours:.2f} h)" for rate, hours in self.sample_rates.items())
@@ -91,6 +108,7 @@ def measure(
     splits: Collection[str],
     on_progress: Callable[[float], None] = lambda _: None,
     synthetic: bool = False,
+    language: str | None = None,
 ) -> CorpusMeasures:
     """Return what the corpus in a folder of `asr prepare` is like, of which `splits` are not empty.
 
@@ -135,6 +153,7 @@ def measure(
         silence=_silence(train, on_progress),
         too_long=len(cuts["train"]) - len(train),
         synthetic=synthetic,
+        language=language,
         splits={
             split: _size(some, speakers, set(texts))
             for split, some in cuts.items()

@@ -65,7 +65,7 @@ def choose(
                 o.startswith(("tokenizer.kind", "tokenizer=")) for o in overrides or []
             )
             _add_sounds(recipe, n_layers, corpus.longest <= _WORD_SECONDS and is_char)
-        elif size is SIZES[0] and is_aligned and corpus.chinese + corpus.latin >= _SPELLED:
+        elif size is SIZES[0] and is_aligned and corpus.spelled >= _SPELLED:
             why = "the guesses of a layer help those above it: fewer errors of 20 words"
             recipe.add("model.encoder.conditioning", {"layer": _guessing_layer(n_layers)}, why)
     for key, override in zip(keys, overrides or [], strict=True):
@@ -121,15 +121,15 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: Size) -> None:
     recipe.add("features.kind", "log_mel")
     rate = 16000 if wide >= 0.9 else 8000
     recipe.add("features.sample_rate", rate, f"{wide:.0%} of the audio has 16000 Hz or more")
-    has_tones = corpus.is_mandarin and size is not SIZES[0]  # few words are known without them
+    has_tones = corpus.is_chinese and size is not SIZES[0]  # few words are known without them
     # At half the bandwidth fewer bins are as close to each other.
     bins = (80 if rate == 16000 else 64) if has_tones else size.n_mels
     why = "tones are in the pitch, which fewer bins resolve less"
     recipe.add("features.n_mels", bins, why if has_tones else f"for {_amount(corpus)}")
     seconds = corpus.seconds_per_character * (1 - corpus.silence)
     spoken = f"a character takes {seconds:.3f} s without silence"
-    # A Mandarin character is two sounds, and speeds and people are faster than the mean too.
-    is_slow = seconds >= (0.22 if corpus.is_mandarin else 0.16)
+    # A Chinese character is two sounds, and speeds and people are faster than the mean too.
+    is_slow = seconds >= (0.22 if corpus.is_chinese else 0.16)
     recipe.add("features.window_ms", 40 if is_slow else 20)
     why = "half the work, and still two encoder steps" if is_slow else "an encoder step is 0.04 s"
     recipe.add("features.hop_ms", 20 if is_slow else 10, f"{spoken}: {why}")

@@ -24,6 +24,7 @@ from asr.data.manifest import text_of
 from asr.decoding.decode import SpeechDecoder
 from asr.errors import AsrError, ConfigError
 from asr.evaluation.cer import have_words
+from asr.joining import UNSPACED
 from asr.model.size import count_parameters
 from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
@@ -54,9 +55,7 @@ Place = TypeVar("Place", Path, str)
 
 _FINISHED, _UTTERANCES = "finished", "utterances.sha256"
 # What begins or ends a word where words have spaces between: no digits, kana, Thai, Khmer.
-_SPACED = re.compile(
-    "[^\\W\\d_\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]"
-)
+_SPACED = re.compile(rf"[^\W\d_{UNSPACED}]")
 # Sections that must not change when a run resumes; of `data`, the keys of `_FREE` may.
 _FIXED = ("seed", "data", "features", "tokenizer", "model")
 _FREE = {"batch_seconds": 1.0, "num_workers": 0}

@@ -25,6 +25,7 @@ from asr.decoding.hypothesis import NO_SPEECH, Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.decoding.request import Request
 from asr.errors import AudioError, ConfigError
+from asr.joining import join_texts
 from asr.lm.loading import load_language_model
 from asr.model.inference.decoder import for_inference
 from asr.model.inference.frontend import in_tiles
@@ -219,7 +220,7 @@ class Recognizer:
         chunks = [at_speed(torch.from_numpy(c), rate, speed) for cs in cut for c in cs]
         results = iter(self.hypotheses(chunks, options))
         found = [[next(results) for _ in cs] for cs in cut]
-        texts = (" ".join(nbest[0].text for nbest in nbests) for nbests in found)
+        texts = (join_texts(nbest[0].text for nbest in nbests) for nbests in found)
         return [(normalize_text(t, "keep"), n) for t, n in zip(texts, found, strict=True)]
 
     def decode(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from asr.decoding.hypothesis import Ended, Hypothesis, geometric_mean
+from asr.joining import join_texts
 from asr.tokenizer import normalize_text
 
 
@@ -86,7 +87,7 @@ class Transcript:
                 s if s.ended == "uncertain" else replace(s, nbest=()) for s in segments
             )
         return cls(
-            text=normalize_text(" ".join(segment.text for segment in segments), "keep"),
+            text=normalize_text(join_texts(segment.text for segment in segments), "keep"),
             score=sum(segment.score for segment in segments),
             duration=duration,
             warnings=(*warnings, *uncertain),

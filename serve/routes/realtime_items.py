@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from asr.joining import join_texts
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, StreamResult
 from serve.routes.live_session import LiveSession
@@ -78,7 +79,7 @@ class Item:
     async def grow(self, running: str = "") -> str:
         """Send what the text has more than before; return it with that of the running segment."""
         texts = [*(segment.text for segment in self.segments), running]
-        text = normalize_text(" ".join(texts), "keep")
+        text = normalize_text(join_texts(texts), "keep")
         if text.startswith(self._sent) and text != self._sent:
             delta = text.removeprefix(self._sent)
             self._sent = text

@@ -22,9 +22,10 @@ from asr.runtime.storage import RemoteFile
 from data_prep import cuts
 from data_prep import table as table_module
 from data_prep.cuts import Utterance
+from data_prep.lines import Line
 from data_prep.splits import divide
 from data_prep.table import prepare
-from data_prep.transcripts import Line, read_transcripts
+from data_prep.transcripts import read_transcripts
 from tests.helpers import encode, run_cli, with_keys
 
 TEXTS = {"ann/1": "今天天气很好", "ann/2": "Hello there", "bob/1": "明天见", "cat/1": "two words"}
@@ -227,7 +228,7 @@ def test_what_is_left_out_is_said_and_listed(takes: Path, tmp_path: Path) -> Non
         ("t.csv", b"file,said\na.wav,x\n", {}, ["known to hold the text", "--text-column"]),
         ("t.csv", b"file,text\n", {}, ["no line with a recording"]),
         ("t.csv", b"just one column\n", {}, ["one column"]),
-        ("t.csv", b"file,text\nb,x\na,\xff\xfe\xfd\n", {}, ["line 3", "UTF-8, UTF-16 or GBK"]),
+        ("t.csv", b"file,text\nb,x\na,\xff\xfe\xfd\n", {}, ["line 3", "UTF-16, GBK or Shift-JIS"]),
         (
             "t.csv",
             b"file,text\nother/7.wav,x\n",

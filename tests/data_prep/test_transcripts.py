@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 
+from asr.errors import DataError
 from data_prep.table import prepare
 from data_prep.transcripts import read_transcripts
 
@@ -44,6 +45,54 @@ def test_every_line_within_a_quote_that_is_not_closed_is_told(tmp_path: Path) ->
 def test_lines_of_a_row_with_other_cells_are_all_told(tmp_path: Path) -> None:
     found = read_transcripts(csv(tmp_path, "file,text", '0.wav,"one\ntwo",x', "1.wav,three"))
     assert sorted(found.faults) == [2, 3] and [line.text for line in found.lines] == ["three"]
+
+
+def test_empty_cells_at_the_end_may_be_left_out_or_added(tmp_path: Path) -> None:
+    """As Excel writes the rows of a column that is mostly empty."""
+    rows = ["file;text;speaker", "0.wav;one;ann", "1.wav;two", "2.wav;three;;;", "3.wav"]
+    found = read_transcripts(csv(tmp_path, *rows))
+    assert [(line.text, line.speaker) for line in found.lines] == [
+        ("one", "ann"), ("two", None), ("three", None),
+    ]  # fmt: skip
+    assert found.faults[5].reason == "no_text"
+
+
+def test_times_may_have_a_decimal_comma(tmp_path: Path) -> None:
+    rows = ["file;text;start;end", "a.wav;one;1,5;3,25", "a.wav;two;4;x,5"]
+    found = read_transcripts(csv(tmp_path, *rows))
+    assert [(line.start, line.seconds) for line in found.lines] == [(1.5, 1.75)]
+    assert found.faults[3].reason == "bad_times"
+
+
+def test_an_object_of_hugging_face_is_its_path(tmp_path: Path) -> None:
+    row = {"audio": {"path": "clips/a.mp3", "bytes": None}, "sentence": "hello"}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    (line,) = read_transcripts(tmp_path / "t.jsonl").lines
+    assert line.audio == "clips/a.mp3"
+
+
+def test_shift_jis_is_known_by_its_kana(tmp_path: Path) -> None:
+    texts = ["おはようございます", "東京タワー", "ﾃｽﾄです"]
+    rows = ["file,text", *(f"{i}.wav,{text}" for i, text in enumerate(texts))]
+    found = read_transcripts(csv(tmp_path, *rows, encoding="cp932"))
+    assert found.encoding == "cp932" and [line.text for line in found.lines] == texts
+    chinese = ["今天天气很好", "打开电灯", "请把门关上，谢谢。", "２３号，ｇｏ"]
+    rows = ["file,text", *(f"{i}.wav,{text}" for i, text in enumerate(chinese))]
+    found = read_transcripts(csv(tmp_path, *rows, encoding="gbk"))
+    assert found.encoding == "gb18030" and [line.text for line in found.lines] == chinese
+
+
+@pytest.mark.parametrize("head", [b"PK\x03\x04\x14", b"\xd0\xcf\x11\xe0"])
+def test_a_spreadsheet_is_to_be_saved_as_text(head: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t.xlsx").write_bytes(head + b"\0\1\2")
+    with pytest.raises(DataError, match="is a spreadsheet: save it as CSV"):
+        read_transcripts(tmp_path / "t.xlsx")
+
+
+def test_columns_that_are_not_used_are_named_where_no_recording_is_found(tmp_path: Path) -> None:
+    table = csv(tmp_path, "id,文件名,text", "7,0.wav,one", "8,1.wav,two")
+    with pytest.raises(DataError, match=r"--audio-column; it has id, text, 文件名"):
+        prepare(takes(tmp_path, 2), table, tmp_path / "out")
 
 
 def test_a_comma_in_most_lines_is_between_cells_although_a_text_has_a_semicolon(

@@ -170,6 +170,13 @@ def test_mandarin_is_learned_by_its_sounds_where_pinyin_is_installed(
         config = Config.model_validate(choose(corpus_of(1.5, **words), Path("d"), overrides).values)
         head = config.model.encoder.sounds
         assert (head and head.layer) == below and bool(head) != bool(config.training.intermediate)
+    cantonese = choose(corpus_of(1.5, language="yue", **words), Path("d")).values
+    assert "conditioning" not in cantonese["model"]["encoder"]
+    assert "sounds" not in cantonese["model"]["encoder"]
+    assert "shared_sounds" not in cantonese["training"]
+    same = choose(corpus_of(1.5, language="cmn", **words), Path("d")).values
+    assert same == choose(corpus_of(1.5, **words), Path("d")).values
+    assert cantonese["features"] == same["features"], "it has tones too"
     pieces = choose(corpus_of(1.5, **words), Path("d"), ["tokenizer.kind=bpe"])
     assert Config.model_validate(pieces.values).model.encoder.sounds is None
     others = corpus_of(5, chinese=0.5)

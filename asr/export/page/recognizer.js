@@ -8,7 +8,7 @@ import { Memory } from "./memory.js";
 import { Network } from "./network.js";
 import { NGram } from "./ngram.js";
 import { PrefixBeam } from "./prefix_beam.js";
-import { asSrt, asVtt, cuesOf, evenly, tenths, tidy, withoutMarks, wordsOf } from "./subtitles.js";
+import { asSrt, asVtt, cuesOf, evenly, joinTexts, tenths, tidy, withoutMarks, wordsOf } from "./subtitles.js";
 
 export const FRAMES_PER_STEP = 4;
 const SPACE = "▁"; // in tokens
@@ -113,7 +113,7 @@ export function transcript(segments, duration) {
     `${tenths(start)} to ${tenths(end)} s: left out as uncertain, confidence ${nbest[1].confidence.toFixed(2)}: ${nbest[1].text}`);
   for (const segment of segments) if (segments.length > 1 && segment.ended !== "uncertain") segment.nbest = [];
   return {
-    text: tidy(segments.map(({ text }) => text).join(" ")),
+    text: tidy(joinTexts(segments.map(({ text }) => text))),
     score: segments.reduce((sum, { score }) => sum + score, 0),
     duration, warnings, segments, srt: asSrt(cues), vtt: asVtt(cues),
   };

@@ -1,0 +1,98 @@
+"""What tables say about recordings, line by line, and what is wrong with a line."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_UNNAMED = {"?", "-", "unknown", "none", "null", "n/a", "anonymous"}  # in place of a name
+_COMMA = re.compile(r"^(-?\d+),(\d+)$")
+
+Cells = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a table says about one recording; `number` is its line, from 1.
+
+    `audio` is a path or a name, as written. `start` and `seconds` are its part of a longer file,
+    `channel` (from 0) is one of several.
+    """
+
+    number: int
+    audio: str
+    text: str
+    speaker: str | None = None
+    split: str | None = None
+    start: float = 0.0
+    seconds: float | None = None
+    channel: int | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Tell whether it is a part of its recording."""
+        return self.start > 0 or self.seconds is not None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a line cannot be used: a stable word for programs, and a sentence for people."""
+
+    reason: str
+    what: str
+
+
+@dataclass
+class Transcripts:
+    """The lines of a table, the faults of those that cannot be used, and its columns by kind.
+
+    `unused` are the names of columns of no known kind.
+    """
+
+    path: Path
+    lines: list[Line] = field(default_factory=list)
+    faults: dict[int, Fault] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+    encoding: str = "utf-8"
+
+
+def add_line(table: Transcripts, number: int, cells: Cells) -> None:
+    """Add a line, or what is wrong with it."""
+    audio, text = cells["audio"].strip(), cells["text"].strip()
+    try:
+        start, seconds = _part(cells)
+    except ValueError:
+        start, seconds = math.nan, None
+    if not (0 <= start < math.inf and (seconds is None or 0 < seconds < math.inf)):
+        what = "its start or length is not a number of seconds"
+        table.faults[number] = Fault("bad_times", what)
+    elif not audio:
+        table.faults[number] = Fault("no_recording", "it names no recording")
+    elif not text:
+        table.faults[number] = Fault("no_text", f"it has no text for {audio}")
+    elif any("\ud800" <= c <= "\udfff" for value in cells.values() for c in value):
+        table.faults[number] = Fault("bad_text", "it has half of a character (\\uD800 to \\uDFFF)")
+    else:
+        speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
+        speaker = "" if speaker.casefold() in _UNNAMED else speaker
+        channel = int(cells["channel"]) if cells.get("channel") else None
+        line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
+        table.lines.append(line)
+
+
+def _part(cells: Cells) -> tuple[float, float | None]:
+    """Return the start of a line's part of its recording, and its length where it has one."""
+    if "start" not in cells:  # NeMo's duration is the whole file's then, often rounded
+        return 0.0, None
+    start = _number(cells["start"] or "0")
+    if seconds := cells.get("seconds", "").strip():
+        return start, _number(seconds)
+    end = cells.get("end", "").strip()
+    return start, _number(end) - start if end else None
+
+
+def _number(written: str) -> float:
+    """Return a number, which may have a decimal comma."""
+    return float(_COMMA.sub(r"\1.\2", written.strip()))
