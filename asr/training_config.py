@@ -74,9 +74,9 @@ class DataConfig(FrozenModel):
 
     `train` is a manifest, or a list of several without an id in common. Both may be URLs; `allow`
     are the folders, by URL, of recordings elsewhere that manifests may name. `batch_seconds` is the
-    audio in a batch of one process, before padding; an optimizer step uses `training.accumulate`
-    such batches of each process. `speed_factors` other than 1 add copies of the training cuts at
-    these speeds.
+    audio in a batch of one process, each utterance as long as the longest; an optimizer step uses
+    `training.accumulate` such batches of each process. Training has each cut at each of
+    `speed_factors`, of which 1 is the original.
     """
 
     train: Manifests

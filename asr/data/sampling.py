@@ -5,6 +5,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from typing import TypeVar
 
 from lhotse import CutSet
@@ -51,15 +52,21 @@ def plan_epoch(
     """Return batches of cuts of similar length, at most `batch_seconds` each before padding.
 
     Their order, the pauses and the seeds of voices follow from `seed` and `epoch` alone; if `epoch`
-    is None, cuts are unchanged and in order. Only cuts of neighboring shards share a batch.
+    is None, cuts are unchanged and in order. Only cuts of neighboring shards, and of manifests
+    beside them, share a batch.
     """
     shards = by_shard(cuts)
-    names = sorted(shards)
     rng = random.Random(f"{seed} {epoch}")
+    plain = shards.pop("", []) if len(shards) > 1 and epoch is not None else []
+    names = sorted(shards)
     if epoch is not None:
         rng.shuffle(names)
+        rng.shuffle(plain)  # cuts of manifests beside shards are spread over the epoch
     windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
-    parts = [CutSet.from_cuts(c for name in w for c in shards[name]) for w in windows]
+    parts = [
+        CutSet.from_cuts(chain(*(shards[name] for name in window), plain[i :: len(windows)]))
+        for i, window in enumerate(windows)
+    ]
     if epoch is not None:  # copies of other speeds, or a second corpus, stand one after the other
         parts = [_shuffled(part, rng) if len(part) > _BUFFER else part for part in parts]
     if augment and epoch is not None:

@@ -7,9 +7,7 @@ weights; the best epochs; TensorBoard's curves. Checkpoints are read as tensors 
 
 import copy
 import logging
-import re
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,14 +20,13 @@ from asr.bundle import CONFIG, TOKENIZER, WEIGHTS, Bundle, is_within, load_weigh
 from asr.config import Config, dump_config, load_config
 from asr.data.manifest import text_of
 from asr.decoding.decode import SpeechDecoder
-from asr.errors import AsrError, ConfigError
+from asr.errors import ConfigError
 from asr.evaluation.cer import have_words
-from asr.joining import UNSPACED
 from asr.model.size import count_parameters
 from asr.reporting.cost import write_cost
 from asr.reporting.model_card import model_card
 from asr.runtime.devices import choose_device
-from asr.runtime.files import read_bytes, write_atomically, write_text
+from asr.runtime.files import write_atomically, write_text
 from asr.runtime.memory import keep_buffers, keep_kernels
 from asr.tokenizer import Tokenizer
 from asr.train.callbacks import MemoryProbe
@@ -47,6 +44,8 @@ from asr.train.distributed import (
 from asr.train.energy import CostMeter
 from asr.train.mirror import run_folder
 from asr.train.module import SpeechModule
+from asr.train.schedule import warn_of_warmup
+from asr.train.tokens import tokens_of_run
 from asr.train.trainer import fit
 
 log = logging.getLogger(__name__)
@@ -54,8 +53,6 @@ log = logging.getLogger(__name__)
 Place = TypeVar("Place", Path, str)
 
 _FINISHED, _UTTERANCES = "finished", "utterances.sha256"
-# What begins or ends a word where words have spaces between: no digits, kana, Thai, Khmer.
-_SPACED = re.compile(rf"[^\W\d_{UNSPACED}]")
 # Sections that must not change when a run resumes; of `data`, the keys of `_FREE` may.
 _FIXED = ("seed", "data", "features", "tokenizer", "model")
 _FREE = {"batch_seconds": 1.0, "num_workers": 0}
@@ -100,6 +97,7 @@ def _train(
         dev_texts = (config.tokenizer.normalize(text_of(cut)) for cut in datamodule.dev_cuts)
         replayed = datamodule.replay.utterances if datamodule.replay else ()
         texts = [text_of(cut) for cut in chain(datamodule.utterances, replayed)]
+        warn_of_warmup(config.training, datamodule.total_steps)
         module = SpeechModule(bundle, datamodule.total_steps, texts, have_words(dev_texts))
         writer = _BundleWriter(bundle, datamodule, module, CostMeter(bundle), out, device)
         checkpoints = Checkpoints(state, module, datamodule, writer.write, lambda: mirror(False))
@@ -207,7 +205,7 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     """
     datamodule = rank_zero_first(lambda: SpeechDataModule(config))
     rank_zero_first(lambda: _check_utterances(state, datamodule))
-    tokens = from_rank_zero(lambda: _tokenizer(config, state, datamodule).model)
+    tokens = from_rank_zero(lambda: tokens_of_run(config, state, datamodule).model)
     tokenizer = Tokenizer(tokens, config.tokenizer.normalize)
     bundle = rank_zero_first(lambda: _fresh_bundle(config, tokenizer, datamodule))
     SpeechDecoder(bundle.model, tokenizer).check(config.decoding)
@@ -223,39 +221,6 @@ def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
     return datamodule, bundle
 
 
-def _tokenizer(config: Config, state: Path, datamodule: SpeechDataModule) -> Tokenizer:
-    """Return the tokens: those that a run to resume began with, or `training.init`'s, or new."""
-    if states(state):
-        return _tokenizer_of_run(state, config)
-    if init := config.training.init:
-        return _tokenizer_of_init(init, config, datamodule)
-    texts = [text_of(cut) for cut in datamodule.train_cuts]
-    return Tokenizer.train([*texts, *_joined(config, texts)], config.tokenizer)
-
-
-def _joined(config: Config, texts: Sequence[str]) -> list[str]:
-    """Return two texts as one, as `augment.pauses` joins them, where only that has a space.
-
-    So is it with single words of an alphabet; scripts without spaces get none, nor do digits.
-    """
-    pauses, tokenizer = config.augment and config.augment.pauses, config.tokenizer
-    if not (pauses and pauses.joined and tokenizer.kind == "char"):
-        return []
-    found = [text for text in map(tokenizer.normalize, texts) if text]
-    if any(" " in text for text in found):
-        return []
-    spaced = (
-        text for text in found if _SPACED.match(text[0]) and _SPACED.match(_letters(text)[-1:])
-    )
-    pairs = (tokenizer.normalize(f"{text} {text}") for text in spaced)
-    return next(([pair] for pair in pairs if " " in pair), [])
-
-
-def _letters(text: str) -> str:
-    """Return a text without the marks on its letters, such as the vowels of Hindi."""
-    return "".join(c for c in text if unicodedata.category(c)[0] != "M")
-
-
 def _fresh_bundle(config: Config, tokenizer: Tokenizer, datamodule: SpeechDataModule) -> Bundle:
     """Return new weights, or those of `training.init`. Raises AsrError if it is another model."""
     bundle = Bundle.create(config, tokenizer)
@@ -264,47 +229,6 @@ def _fresh_bundle(config: Config, tokenizer: Tokenizer, datamodule: SpeechDataMo
     elif config.features.normalize == "corpus":
         bundle.features.fit(datamodule.sample_waveforms())
     return bundle
-
-
-def _tokenizer_of_init(init: Path, config: Config, datamodule: SpeechDataModule) -> Tokenizer:
-    """Return the tokens that a run starts with.
-
-    Raises ConfigError where texts would differ, or where they cannot write the training texts.
-    """
-    bundle = Bundle.load(init)
-    for name in ("kind", "case", "punctuation"):
-        own, other = (getattr(c.tokenizer, name) for c in (config, bundle.config))
-        if own != other:
-            raise ConfigError(
-                f"tokenizer.{name} is {own}, but {other} in training.init {init}, whose tokens are "
-                f"used: set it to {other}"
-            )
-    if (
-        config.features != bundle.config.features
-        or config.model.n_heads != bundle.config.model.n_heads
-    ):
-        raise ConfigError(
-            f"features and model.n_heads are not those of training.init {init}, whose weights have "
-            "learned from them: give the same, or train without training.init"
-        )
-    replay = datamodule.replay.utterances if datamodule.replay else ()
-    if unknown := bundle.tokenizer.unknown(map(text_of, (*datamodule.utterances, *replay))):
-        some = "".join(character for character, _ in unknown.most_common(10))
-        raise ConfigError(
-            f"training.init {init} has no tokens for {len(unknown)} characters of "
-            f"{config.data.train_names}, such as {some}: use `asr finetune`, which adds them"
-        )
-    return bundle.tokenizer
-
-
-def _tokenizer_of_run(state: Path, config: Config) -> Tokenizer:
-    try:
-        return Tokenizer(read_bytes(state / TOKENIZER), config.tokenizer.normalize)
-    except (AsrError, OSError) as error:
-        raise ConfigError(
-            f"{state / TOKENIZER}: damaged ({error}), the run cannot be continued: give another "
-            "folder"
-        ) from error
 
 
 def _check_utterances(state: Path, datamodule: SpeechDataModule) -> None:

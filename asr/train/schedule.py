@@ -1,6 +1,10 @@
 """Learning rate schedules."""
 
+import logging
+
 from asr.training_config import LinearSchedule, NoamSchedule, TrainingConfig
+
+log = logging.getLogger(__name__)
 
 
 def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) -> float:
@@ -16,3 +20,14 @@ def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) ->
         left = (total_steps - step + 1) / max(1, total_steps - schedule.warmup_steps)
         return schedule.lr * max(0.0, min(step / schedule.warmup_steps, left))
     return schedule.lr
+
+
+def warn_of_warmup(training: TrainingConfig, total_steps: int) -> None:
+    """Tell where the learning rate is still rising when a linear schedule should have ended."""
+    schedule = training.schedule
+    if isinstance(schedule, LinearSchedule) and schedule.warmup_steps >= total_steps:
+        log.warning(
+            "training.schedule.warmup_steps: %d are not over when the run of %d steps ends, so "
+            "that the learning rate only rises: set %d or fewer, or train more epochs",
+            schedule.warmup_steps, total_steps, max(1, total_steps // 10),
+        )  # fmt: skip

@@ -18,7 +18,8 @@ from asr.data.pauses import augment_with_pauses, with_noise
 from asr.data.sampling import plan_epoch
 from asr.tokenizer import UNK
 from asr.train.datamodule import SpeechDataModule
-from asr.train.run import _tokenizer, train
+from asr.train.run import train
+from asr.train.tokens import tokens_of_run
 from tests.helpers import RATE, read_card, tones_recipe
 
 PAUSES = PausesConfig(
@@ -133,7 +134,7 @@ def test_no_label_of_joined_utterances_is_unknown(
     })  # fmt: skip
     config = Config.model_validate(values)
     corpus = SpeechDataModule(config)
-    tokenizer = _tokenizer(config, tmp_path, corpus)
+    tokenizer = tokens_of_run(config, tmp_path, corpus)
     joined = [text_of(cut) for step in corpus.plan(0) for cut in step if len(cut.supervisions) > 1]
     labels = [tokenizer.encode(text) for text in joined]
     assert len(joined) > 3 and not any(UNK in each for each in labels)

@@ -5,9 +5,11 @@ from itertools import chain
 
 import pytest
 from lhotse import CutSet
+from lhotse.cut import Cut
 from lhotse.testing.dummies import dummy_cut, dummy_recording
 from lhotse.utils import fastcopy
 
+from asr.data import sampling
 from asr.data.sampling import perturb_speed, plan_epoch
 
 
@@ -27,6 +29,25 @@ def test_a_corpus_larger_than_the_buffer_is_mixed_as_a_whole() -> None:
     assert [[cut.id for cut in batch] for batch in plan_epoch(cuts, 64.0, seed=1, epoch=0)] == [
         [cut.id for cut in batch] for batch in steps
     ]
+
+
+def test_a_manifest_beside_shards_is_spread_over_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = CutSet.from_cuts(dummy_cut(i, duration=2.0, recording_duration=9.0) for i in range(2000))
+    shard_of = {cut.id: "" if i % 5 == 0 else f"s{i % 40}" for i, cut in enumerate(cuts)}
+
+    def by_shard(some: CutSet) -> dict[str, list[Cut]]:
+        found: dict[str, list[Cut]] = {}
+        for cut in some:
+            found.setdefault(shard_of[cut.id], []).append(cut)
+        return found
+
+    monkeypatch.setattr(sampling, "by_shard", by_shard)
+    for epoch in (0, 1):
+        steps = plan_epoch(cuts, 64.0, seed=1, epoch=epoch)
+        plain = [not shard_of[cut.id] for batch in steps for cut in batch]
+        assert len(plain) == 2000
+        quarters = [sum(plain[i : i + 500]) for i in range(0, 2000, 500)]
+        assert min(quarters) > 0.6 * 100
 
 
 @pytest.mark.parametrize(

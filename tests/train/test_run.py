@@ -28,7 +28,7 @@ from asr.train.datamodule import SpeechDataModule
 from asr.train.distributed import sole_run
 from asr.train.progress import TrainingProgress
 from asr.train.run import train
-from asr.train.schedule import rate
+from asr.train.schedule import rate, warn_of_warmup
 from tests.helpers import (
     learning_recipe,
     read_card,
@@ -399,7 +399,7 @@ def test_a_recipe_that_its_model_cannot_be_decoded_by_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_schedules_are_what_they_say(tones: Path) -> None:
+def test_the_schedules_are_what_they_say(tones: Path, caplog: pytest.LogCaptureFixture) -> None:
     noam = Config.model_validate(tones_recipe(tones)).training
     rates = [rate(step, noam, 32, 0) for step in range(1, 200)]
     assert max(rates) == rates[49] == pytest.approx(32**-0.5 * 50**-0.5)
@@ -410,3 +410,8 @@ def test_the_schedules_are_what_they_say(tones: Path) -> None:
     assert rates[39] == pytest.approx(4e-3)
     assert rates[139] == pytest.approx(4e-3 * 101 / 200)
     assert rates[240] == 0
+    caplog.clear()
+    for steps in (240, 41, 40):
+        warn_of_warmup(linear, steps)
+    (warning,) = caplog.messages
+    assert "40 are not over when the run of 40 steps ends" in warning and "set 4 or" in warning
