@@ -1,13 +1,11 @@
 """What tables say about recordings, line by line, and what is wrong with a line."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _UNNAMED = {"?", "-", "unknown", "none", "null", "n/a", "anonymous"}  # in place of a name
-_COMMA = re.compile(r"^(-?\d+),(\d+)$")
 
 Cells = Mapping[str, str]
 
@@ -86,13 +84,8 @@ def _part(cells: Cells) -> tuple[float, float | None]:
     """Return the start of a line's part of its recording, and its length where it has one."""
     if "start" not in cells:  # NeMo's duration is the whole file's then, often rounded
         return 0.0, None
-    start = _number(cells["start"] or "0")
+    start = float(cells["start"] or "0")
     if seconds := cells.get("seconds", "").strip():
-        return start, _number(seconds)
+        return start, float(seconds)
     end = cells.get("end", "").strip()
-    return start, _number(end) - start if end else None
-
-
-def _number(written: str) -> float:
-    """Return a number, which may have a decimal comma."""
-    return float(_COMMA.sub(r"\1.\2", written.strip()))
+    return start, float(end) - start if end else None

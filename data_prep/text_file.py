@@ -7,6 +7,7 @@ from asr.errors import DataError
 from asr.runtime.files import read_bytes
 
 _MOST_BYTES = 1 << 30
+_JUDGED = 1 << 20  # bytes, by which a language is told
 _SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # xlsx, ods and numbers, and xls
 _ASCII = bytes(range(128))
 _KANA, _HALF_KANA = re.compile("[\u3041-\u30fe]"), re.compile("[\uff61-\uff9f]")
@@ -28,7 +29,10 @@ def read_text(path: Path) -> tuple[str, str]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
     if data.startswith(_SPREADSHEETS):
-        raise DataError(f"{path}: is a spreadsheet: save it as CSV (UTF-8), and give that")
+        raise DataError(
+            f"{path}: is a spreadsheet or another packed file: save it as text (CSV in UTF-8), and "
+            "give that"
+        )
     bad = data[: len(data) - len(data.lstrip(_ASCII))].count(b"\n") + 1
     for encoding in _encodings(data):
         try:
@@ -84,6 +88,6 @@ def _is_japanese(data: bytes) -> bool:
 
     Those are what the bytes of Chinese characters in GBK would be.
     """
-    text = data.decode("cp932", "replace")
+    text = data[:_JUDGED].decode("cp932", "replace")
     n_kana, n_half = len(_KANA.findall(text)), len(_HALF_KANA.findall(text))
     return n_kana > len(_FOREIGN.findall(text)) / 10 and n_kana > 2 * n_half

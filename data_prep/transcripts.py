@@ -1,6 +1,7 @@
 """Read transcripts from the tables that people have: csv, tsv, jsonl, Kaldi and audio folders."""
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,8 @@ from data_prep.cells import read_cells
 from data_prep.kaldi import read_kaldi
 from data_prep.lines import Cells, Fault, Transcripts, add_line
 from data_prep.text_file import read_text
+
+log = logging.getLogger(__name__)
 
 # The names of columns by what they hold, in the order of preference. They are those of Common
 # Voice, LJSpeech, NeMo, Hugging Face's audiofolder and of tables that people write themselves.
@@ -31,6 +34,8 @@ NAMES = {
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
+_TIMES = ("start", "end", "seconds")
+_COMMA = re.compile(r"(?<=\d),(?=\d+$)")
 
 
 def read_transcripts(path: Path, columns: Mapping[str, str] | None = None) -> Transcripts:
@@ -81,8 +86,12 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     if names:
         table.columns = _find_columns(table.path, list(names), named)
         table.unused = [n for n in names if n and n not in table.columns.values()]
-    for number, cells in rows:
-        add_line(table, number, {key: cells.get(name, "") for key, name in table.columns.items()})
+    found = [{key: cells.get(name, "") for key, name in table.columns.items()} for _, cells in rows]
+    if not any("." in cells.get(kind, "") for cells in found for kind in _TIMES):
+        for cells in found:  # a spreadsheet's decimal commas
+            cells |= {k: _COMMA.sub(".", cells[k]) for k in _TIMES if k in cells}
+    for (number, _), cells in zip(rows, found, strict=True):
+        add_line(table, number, cells)
 
 
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
@@ -106,7 +115,7 @@ def _json_cell(name: str, value: Any) -> str:
     if isinstance(value, dict):
         value = value.get("path")
     is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
-    is_time = any(name.lower() in NAMES[kind] for kind in ("start", "end", "seconds"))
+    is_time = any(name.lower() in NAMES[kind] for kind in _TIMES)
     is_none = isinstance(value, float) and math.isnan(value)  # as pandas writes an empty cell
     return str(value) if is_text and (is_time or not is_none) else ""
 
@@ -116,7 +125,7 @@ def _cell_rows(
 ) -> Iterator[tuple[int, Cells]]:
     """Yield the rows of a delimited file by the names in its header."""
     delimiter, rows = read_cells(table.path, text, table.encoding)
-    header: list[str] = []
+    header, short = list[str](), list[int]()
     for numbers, cells in rows:
         if not header:
             header = [cell.strip() for cell in cells]
@@ -128,6 +137,7 @@ def _cell_rows(
         elif any(cell.strip() for cell in cells[len(header) :]):
             what = f"it has {len(cells)} cells, the first line has {len(header)}"
         else:  # Excel leaves out empty cells at the end, or adds some
+            short += numbers[:1] if len(cells) < len(header) else []
             whole = [*cells, *[""] * (len(header) - len(cells))]
             yield numbers[0], {name: whole[header.index(name)] for name in header}
             continue
@@ -135,6 +145,9 @@ def _cell_rows(
         for number in numbers[1:]:
             what = f"it is within a quote that opens in line {numbers[0]}"
             table.faults[number] = Fault("bad_row", what)
+    if short:
+        log.warning("%s: %d rows, the first in line %d, have fewer cells than the first line: the "
+                    "others are taken to be empty", table.path, len(short), short[0])  # fmt: skip
 
 
 def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:

@@ -1,6 +1,7 @@
 """`asr new`: from recordings and a table of their texts, or from words, to an evaluated model."""
 
 import hashlib
+import re
 import shlex
 import shutil
 import sys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _SOURCES, _DATA, _CORPUS, _RECIPE, _MODEL = (
     "sources.json", "data", "corpus.json", "recipe.yaml", "model",
 )  # fmt: skip
+_CODE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 
 
 class Sources(FrozenModel):
@@ -73,7 +75,7 @@ def new(
     if words and not (recordings or transcripts or columns):
         source = _Words(words, language)
     elif recordings and transcripts and not words:
-        source = _Recordings(recordings, transcripts, columns, language)
+        source = _Recordings(recordings, transcripts, columns, _code(language))
     else:
         raise ConfigError("asr new: give --recordings with --transcripts, or --words alone")
     from asr.runtime.files import lock_folder
@@ -94,6 +96,16 @@ def new(
         _longer(command, 2 * config.training.epochs),
     ):
         show(f"  {shlex.join(line)}")
+
+
+def _code(language: str | None) -> str | None:
+    """Return the code of a language. Raises ConfigError where it is written otherwise."""
+    code = (language or "").strip().lower()
+    if code and not _CODE.fullmatch(code):
+        raise ConfigError(
+            f"--language {language}: is no code of a language: give one such as cmn, yue or ja"
+        )
+    return code or None
 
 
 def _longer(command: list[str], epochs: int) -> list[str]:
@@ -193,8 +205,8 @@ def _check(folder: Path, sources: Sources) -> None:
     else:
         path = sources.options.get("--transcripts") or sources.options["--words"]
         raise ConfigError(
-            f"{path}: has changed since {folder} was begun: give a new folder, or the file as it "
-            "was"
+            f"{path}: has changed since {folder} was begun, or an older version has read it "
+            "otherwise: give a new folder, or the file as it was"
         )
 
 
@@ -272,7 +284,8 @@ def _recipe(
         note(f"{path}: is used as it is")
         return load_config(path, overrides)
     if corpus.is_mandarin and corpus.language is None:
-        note("the texts are taken for Mandarin: for another language give --language, such as yue")
+        note("the texts are taken for Mandarin: for another language begin a new folder with "
+             "--language, such as yue")  # fmt: skip
     if corpus.is_mandarin and not has_pinyin():
         note("Mandarin is learned from less speech with: pip install 'lrt-asr[chinese]'")
     is_fast = has_bfloat16(choose_device(device))

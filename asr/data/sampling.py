@@ -49,7 +49,7 @@ def plan_epoch(
     epoch: int | None,
     augment: AugmentConfig | None = None,
 ) -> list[CutSet]:
-    """Return batches of cuts of similar length, at most `batch_seconds` each before padding.
+    """Return batches of cuts of similar length, at most `batch_seconds` each with padding.
 
     Their order, the pauses and the seeds of voices follow from `seed` and `epoch` alone; if `epoch`
     is None, cuts are unchanged and in order. Only cuts of neighboring shards, and of manifests
@@ -62,11 +62,11 @@ def plan_epoch(
     if epoch is not None:
         rng.shuffle(names)
         rng.shuffle(plain)  # cuts of manifests beside shards are spread over the epoch
-    windows = [names[i : i + _SHARDS] for i in range(0, len(names), _SHARDS)]
-    parts = [
-        CutSet.from_cuts(chain(*(shards[name] for name in window), plain[i :: len(windows)]))
-        for i, window in enumerate(windows)
-    ]
+    parts = []
+    for i in range(0, len(names), _SHARDS):
+        begin, end = (len(plain) * min(n, len(names)) // len(names) for n in (i, i + _SHARDS))
+        window = (shards[name] for name in names[i : i + _SHARDS])
+        parts.append(CutSet.from_cuts(chain(*window, plain[begin:end])))
     if epoch is not None:  # copies of other speeds, or a second corpus, stand one after the other
         parts = [_shuffled(part, rng) if len(part) > _BUFFER else part for part in parts]
     if augment and epoch is not None:

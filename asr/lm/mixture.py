@@ -79,8 +79,8 @@ def mix(models: list[Backoff], shares_MK: Floats) -> Backoff:
     for known_G, of_order in zip(
         _contexts(models[0], grams), zip(*scores, strict=True), strict=True
     ):
-        shares_MG = shares_MK[:, known_G.clip(max=shares_MK.shape[1] - 1)]
-        p.append((shares_MG * np.stack(of_order)).sum(0))
+        k_G = known_G.clip(max=shares_MK.shape[1] - 1)
+        p.append(sum(s_K[k_G] * p_G for s_K, p_G in zip(shares_MK, of_order, strict=True)))
     backoff = []
     for n in range(2, grams.order + 1):
         prefixes, shorter = grams.split(n)[0], p[n - 2][grams.suffixes[n - 1]]

@@ -62,10 +62,10 @@ def train_ngram(
     models = [estimate(counts, reader.is_token_V) for counts in of_texts]
     for counts in of_words:
         if of_texts:
-            tried = [
+            tried = (
                 estimate(counts.with_ends(share), reader.is_token_V, end_share(of_texts))
-                for share in (_END_SHARES if dev else _END_SHARES[:1])
-            ]
+                for share in _END_SHARES
+            )
             models.append(_likeliest(tried, models[: len(of_texts)], dev))
         else:
             models.append(estimate_list(counts, reader.is_token_V))
@@ -135,9 +135,12 @@ class _Reader:
         return count(collector.fragments(has_ends=has_ends), self.order, len(self.names))
 
 
-def _likeliest(tried: list[Backoff], texts: list[Backoff], dev: Counts | None) -> Backoff:
-    """Return the model of a list that makes the dev transcripts most likely beside the texts."""
-    return min(tried, key=lambda model: fit([*texts, model], dev)[1]) if dev else tried[0]
+def _likeliest(tried: Iterator[Backoff], texts: list[Backoff], dev: Counts | None) -> Backoff:
+    """Return the model of a list that makes the dev transcripts most likely beside the texts.
+
+    Without them it is the first.
+    """
+    return min(tried, key=lambda model: fit([*texts, model], dev)[1]) if dev else next(tried)
 
 
 def _mixed(models: list[Backoff], dev: Counts | None, names: list[Path]) -> Backoff:
@@ -147,7 +150,7 @@ def _mixed(models: list[Backoff], dev: Counts | None, names: list[Path]) -> Back
         f"{name} {' '.join(f'{share:.3f}' for share in shares_K)}"
         for name, shares_K in zip(names, shares_MK, strict=True)
     )
-    why = f", after 0, 1, … characters that {names[0]} knows" if dev else ", equal without dev"
+    why = f", after 0, 1, … tokens that {names[0]} knows" if dev else ", equal without dev"
     log.info("weights of the sources%s: %s", why, listed)
     return mix(models, shares_MK)
 

@@ -87,7 +87,8 @@ class CorpusMeasures(FrozenModel):
 
     @property
     def _may_be_mandarin(self) -> bool:
-        return self.language is None or self.language.startswith(_MANDARIN)
+        code = self.language or "cmn"
+        return code.partition("-")[0] in _MANDARIN and code != "zh-yue"
 
     def __str__(self) -> str:
         rates = ", ".join(f"{rate} Hz ({hours:.2f} h)" for rate, hours in self.sample_rates.items())

@@ -36,7 +36,7 @@ class TrainingData(L.LightningDataModule):
     """Training and dev batches; `done` counts the epoch's completed steps."""
 
     dataset: SpeechDataset | None = None
-    step_seconds = 0.0  # the audio of a step of all processes, before padding
+    step_seconds = 0.0  # the audio of a step of all processes, with padding
     smaller_batches = "a batch is more than the memory holds: try another --device"
 
     def __init__(self, config: Config) -> None:

@@ -25,7 +25,7 @@ def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) ->
 def warn_of_warmup(training: TrainingConfig, total_steps: int) -> None:
     """Tell where the learning rate is still rising when a linear schedule should have ended."""
     schedule = training.schedule
-    if isinstance(schedule, LinearSchedule) and schedule.warmup_steps >= total_steps:
+    if isinstance(schedule, LinearSchedule) and schedule.warmup_steps >= max(2, total_steps):
         log.warning(
             "training.schedule.warmup_steps: %d are not over when the run of %d steps ends, so "
             "that the learning rate only rises: set %d or fewer, or train more epochs",

@@ -414,6 +414,10 @@ m.divide = full"""
     [
         ([], "give --recordings with --transcripts, or --words alone"),
         (["--words", "w.txt", "--recordings", "."], "or --words alone"),
+        (
+            ["--recordings", ".", "--transcripts", "w.txt", "--language", "Mandarin Chinese"],
+            "--language Mandarin Chinese: is no code of a language",
+        ),
         (["--words", "w.txt", "--language", "xx"], "--language xx: espeak-ng has none"),
         (["--words", "w.txt", "--language", "../cmn"], "espeak-ng has none"),
         (["--words", "w.txt", "--language", "fo"], "fo: espeak-ng speaks none of the 260 texts"),

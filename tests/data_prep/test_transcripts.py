@@ -47,7 +47,9 @@ def test_lines_of_a_row_with_other_cells_are_all_told(tmp_path: Path) -> None:
     assert sorted(found.faults) == [2, 3] and [line.text for line in found.lines] == ["three"]
 
 
-def test_empty_cells_at_the_end_may_be_left_out_or_added(tmp_path: Path) -> None:
+def test_empty_cells_at_the_end_may_be_left_out_or_added(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As Excel writes the rows of a column that is mostly empty."""
     rows = ["file;text;speaker", "0.wav;one;ann", "1.wav;two", "2.wav;three;;;", "3.wav"]
     found = read_transcripts(csv(tmp_path, *rows))
@@ -55,6 +57,7 @@ def test_empty_cells_at_the_end_may_be_left_out_or_added(tmp_path: Path) -> None
         ("one", "ann"), ("two", None), ("three", None),
     ]  # fmt: skip
     assert found.faults[5].reason == "no_text"
+    assert "2 rows, the first in line 3, have fewer cells" in caplog.text
 
 
 def test_times_may_have_a_decimal_comma(tmp_path: Path) -> None:
@@ -62,6 +65,8 @@ def test_times_may_have_a_decimal_comma(tmp_path: Path) -> None:
     found = read_transcripts(csv(tmp_path, *rows))
     assert [(line.start, line.seconds) for line in found.lines] == [(1.5, 1.75)]
     assert found.faults[3].reason == "bad_times"
+    english = read_transcripts(csv(tmp_path, rows[0], "a.wav;one;0.5;3", 'a.wav;two;"1,250";1300'))
+    assert [line.start for line in english.lines] == [0.5] and english.faults[3]
 
 
 def test_an_object_of_hugging_face_is_its_path(tmp_path: Path) -> None:
@@ -85,7 +90,7 @@ def test_shift_jis_is_known_by_its_kana(tmp_path: Path) -> None:
 @pytest.mark.parametrize("head", [b"PK\x03\x04\x14", b"\xd0\xcf\x11\xe0"])
 def test_a_spreadsheet_is_to_be_saved_as_text(head: bytes, tmp_path: Path) -> None:
     (tmp_path / "t.xlsx").write_bytes(head + b"\0\1\2")
-    with pytest.raises(DataError, match="is a spreadsheet: save it as CSV"):
+    with pytest.raises(DataError, match="is a spreadsheet or another packed file"):
         read_transcripts(tmp_path / "t.xlsx")
 
 

@@ -116,6 +116,12 @@ def test_a_threshold_of_sounds_is_none_of_characters() -> None:
         assert sounds.changed({"method": method}).confidence_threshold is None
 
 
+def test_a_bonus_of_the_ctc_beam_is_none_of_joint_decoding() -> None:
+    tuned = DecodingOptions(method="ctc_beam", lm="lm", lm_weight=0.7, lm_bonus=6.0)
+    assert tuned.changed({"method": "rescore"}).lm_bonus == 6.0
+    assert tuned.changed({"method": "joint"}).lm_bonus == 0.0
+
+
 def test_a_service_that_cannot_decode_so_does_not_start(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

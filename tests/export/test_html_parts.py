@@ -19,6 +19,7 @@ from asr.audio.segmentation import split_at_silence
 from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.options import DecodingOptions
 from asr.export.page_weights import pack_weights
+from asr.joining import join_texts
 from asr.lm.ngram import NGram, tables_of
 from asr.tokenizer import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
@@ -193,6 +194,20 @@ def test_subtitles_are_ours() -> None:
     )  # fmt: skip
     assert found["srt"] == as_srt(transcript) and found["vtt"] == as_vtt(transcript)
     assert found["text"] == transcript.text and "&lt;b" in found["vtt"]
+
+
+def test_texts_of_parts_are_joined_as_ours() -> None:
+    parts = [["そう", "です?", "", "はい"], ["one", "two"], ["ไป", "ไหน", "OK", "今天"], []]
+    found = node_recognizer(
+        """
+        const joined = (texts) => transcript(texts.map((text) =>
+          ({ text, score: 0, start: 0, end: 1, ended: "eos", nbest: [], words: [] })), 1).text;
+        return given.parts.map(joined);
+        """,
+        parts=parts,
+    )
+    assert found == [normalize_text(join_texts(texts), "keep") for texts in parts]
+    assert found[0] == "そうです?はい"
 
 
 def test_marks_of_punctuation_are_ours() -> None:

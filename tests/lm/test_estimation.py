@@ -23,6 +23,7 @@ from asr.decoding.ctc_prefix import CtcPrefixScorer
 from asr.decoding.options import DecodingOptions
 from asr.decoding.scorers import JointScorer
 from asr.errors import AsrError, ConfigError, DataError
+from asr.lm import training
 from asr.lm.backoff import Backoff, Counts, count, writable
 from asr.lm.estimation import end_share, estimate, estimate_list
 from asr.lm.loading import load_language_model
@@ -267,11 +268,14 @@ def test_the_end_of_a_phrase_tells_nothing_and_that_of_a_word_does() -> None:
     singles = Counter(letter for line in long for letter in line)
     for entries, is_phrase in ((pairs, True), (singles, False)):
         counts = words(dict(entries), 3, is_whole=False, tokenizer=MANY)
-        found = [
-            fit([*models, estimate(counts.with_ends(share), is_token, end_share([text]))], dev)[1]
-            for share in (1.0, 0.1)
+        tried = [
+            estimate(counts.with_ends(share), is_token, end_share([text])) for share in (1.0, 0.1)
         ]
+        found = [fit([*models, model], dev)[1] for model in tried]
         assert (found[1] < 0.95 * found[0]) == is_phrase
+        if is_phrase:
+            assert training._likeliest(iter(tried), models, dev) is tried[1]
+            assert training._likeliest(iter(tried), models, None) is tried[0]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,13 +11,13 @@ export function tidy(text) {
   return text.normalize("NFKC").split(/\s+/).filter(Boolean).join(" ").replace(SPACE_BESIDE_HAN, "");
 }
 
-const UNSPACED = /[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u31ff\uff66-\uff9f]/;
+const UNSPACED = "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u31ff\uff66-\uff9f]";
+const BEGINS = new RegExp(`^${UNSPACED}`), ENDS = new RegExp(`${UNSPACED}[!?,.]*$`);
 
 /** Texts one after the other, with a space where their script has some (asr/joining.py). */
 export function joinTexts(texts) {
-  const isUnspaced = (one) => UNSPACED.test(one.at(-1)), begins = (one) => UNSPACED.test(one[0]);
   return texts.filter(Boolean).reduce(
-    (all, text) => all + (!all || (isUnspaced(all) && begins(text)) ? "" : " ") + text, "");
+    (all, text) => all + (!all || (ENDS.test(all) && BEGINS.test(text)) ? "" : " ") + text, "");
 }
 
 const MARK = /['\-\u00b7\u05be\u05f3\u05f4]/, JOINER = /[\u200d\ufe0e\ufe0f]/;
