@@ -1,26 +1,24 @@
 """Read the text files that people have, whatever their encoding."""
 
-import re
 from pathlib import Path
+
+from charset_normalizer import from_bytes
 
 from asr.errors import DataError
 from asr.runtime.files import read_bytes
 
 _MOST_BYTES = 1 << 30
-_JUDGED = 1 << 20  # bytes, by which a language is told
+_JUDGED = 1 << 20  # bytes, by which an encoding is told
 _SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # xlsx, ods and numbers, and xls
 _ASCII = bytes(range(128))
-_KANA, _HALF_KANA = re.compile("[\u3041-\u30fe]"), re.compile("[\uff61-\uff9f]")
-_FOREIGN = re.compile("[\x80-\U0010ffff]")
-_RUN = re.compile("[\x80-\U0010ffff]+")
-_WITHIN = re.compile(  # a run of one, after a letter or before one
-    "(?<=[A-Za-z])[\x80-\U0010ffff](?![\x80-\U0010ffff])"
-    "|(?<![\x80-\U0010ffff])[\x80-\U0010ffff](?=[A-Za-z])"
-)
+_EAST_ASIAN = ("gb18030", "cp932", "big5hkscs", "cp949")
+_OF_ONE_BYTE = ("cp1252", "cp1251")  # stand for all: which of them a text is in, hardly shows
+_FEW = 64  # bytes beyond ASCII, which tell little
+_CHAOS = 0.1  # charset-normalizer's measure of a text that makes no sense
 
 
 def read_text(path: Path) -> tuple[str, str]:
-    """Return a file's text and its encoding: UTF-8, UTF-16, GB18030 or Shift-JIS.
+    """Return a file's text and its encoding: UTF-8, UTF-16, GB18030, Big5, CP949 or Shift-JIS.
 
     Raises DataError where it is in none of them as a whole, as in UTF-8 with a few damaged bytes.
     """
@@ -34,28 +32,19 @@ def read_text(path: Path) -> tuple[str, str]:
             "give that"
         )
     bad = data[: len(data) - len(data.lstrip(_ASCII))].count(b"\n") + 1
-    for encoding in _encodings(data):
+    if encoding := _encoding(data):
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError as error:
             bad = data[: error.start].count(b"\n") + 1
-            continue
-        if "\0" in text:
+        else:
+            if "\0" not in text:
+                return text, encoding.removesuffix("-sig")
             bad = text[: text.index("\0")].count("\n") + 1
-            break
-        if encoding == "gb18030" and _is_western(text):
-            break
-        return text, encoding.removesuffix("-sig")
     raise DataError(
-        f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16, GBK or Shift-JIS: save "
-        "the whole file as UTF-8"
+        f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16, GBK, Big5, CP949 or "
+        "Shift-JIS: save the whole file as UTF-8"
     )
-
-
-def _is_western(text: str) -> bool:
-    """Tell whether what was read as GBK is of letters with accents: single signs within words."""
-    n_within, n_runs = len(_WITHIN.findall(text)), len(_RUN.findall(text))
-    return n_within > n_runs / 2
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -66,28 +55,30 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def _encodings(data: bytes) -> tuple[str, ...]:
-    """Return the encodings that a text can have, the likeliest first."""
+def _encoding(data: bytes) -> str | None:
+    """Return the encoding that a text is likely in; None for one of one byte, such as CP1252."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return ("utf-16",)
+        return "utf-16"
     n_even, n_odd = data[::2].count(0), data[1::2].count(0)
     # UTF-16 without a mark: which byte of its line breaks and Latin letters is the zero? UTF-8 with
     # a few zeros is damaged.
     if n_even + n_odd > len(data) / 8 or (n_even + n_odd and not _is_utf8(data)):
-        return ("utf-16-le",) if n_odd > n_even else ("utf-16-be",)
+        return "utf-16-le" if n_odd > n_even else "utf-16-be"
     text = data.decode("utf-8", "replace")
     n_wrong = text.count("\ufffd")
     n_right = sum(character > "\x7f" for character in text) - n_wrong
-    if n_right >= n_wrong:
-        return ("utf-8-sig",)
-    return ("cp932",) if _is_japanese(data) else ("gb18030",)
+    return "utf-8-sig" if n_right >= n_wrong else _regional(data)
 
 
-def _is_japanese(data: bytes) -> bool:
-    """Tell whether a text makes sense as Shift-JIS: with kana, and hardly any of half the width.
+def _regional(data: bytes) -> str | None:
+    """Return the likeliest regional encoding; None for one of one byte.
 
-    Those are what the bytes of Chinese characters in GBK would be.
+    Few foreign bytes make sense in many, of which the first here is taken.
     """
-    text = data[:_JUDGED].decode("cp932", "replace")
-    n_kana, n_half = len(_KANA.findall(text)), len(_HALF_KANA.findall(text))
-    return n_kana > len(_FOREIGN.findall(text)) / 10 and n_kana > 2 * n_half
+    part = data[:_JUDGED].rpartition(b"\n")[0] if len(data) > _JUDGED else data
+    candidates = [*_EAST_ASIAN, *_OF_ONE_BYTE]
+    found = list(from_bytes(part, cp_isolation=candidates))
+    if len(part.translate(None, _ASCII)) < _FEW:
+        found.sort(key=lambda each: (each.chaos > _CHAOS, candidates.index(each.encoding)))
+    encoding = found[0].encoding if found else candidates[0]
+    return None if encoding in _OF_ONE_BYTE else encoding

@@ -228,7 +228,7 @@ def test_what_is_left_out_is_said_and_listed(takes: Path, tmp_path: Path) -> Non
         ("t.csv", b"file,said\na.wav,x\n", {}, ["known to hold the text", "--text-column"]),
         ("t.csv", b"file,text\n", {}, ["no line with a recording"]),
         ("t.csv", b"just one column\n", {}, ["one column"]),
-        ("t.csv", b"file,text\nb,x\na,\xff\xfe\xfd\n", {}, ["line 3", "UTF-16, GBK or Shift-JIS"]),
+        ("t.csv", b"file,text\nb,x\na,\xff\xfe\xfd\n", {}, ["line 3", "Big5, CP949 or Shift-JIS"]),
         (
             "t.csv",
             b"file,text\nother/7.wav,x\n",

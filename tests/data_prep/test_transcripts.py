@@ -169,12 +169,38 @@ def test_a_column_that_may_hold_the_speaker_is_named(
 def test_text_in_another_encoding_is_shown_as_it_was_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Big5 decodes as GB18030, to other characters: only a person sees it."""
+    """Few bytes make sense in many encodings: only a person sees which one is right."""
     folder = takes(tmp_path, 3)
-    rows = ["file,text", "0.wav,on", "1.wav,打開電燈", "2.wav,關門"]
-    prepare(folder, csv(tmp_path, *rows, encoding="big5"), tmp_path / "out")
-    mistaken = "打開電燈".encode("big5").decode("gb18030")
+    rows = ["file,text", "0.wav,on", "1.wav,물", "2.wav,집"]
+    prepare(folder, csv(tmp_path, *rows, encoding="cp949"), tmp_path / "out")
+    mistaken = "물".encode("cp949").decode("gb18030")
     assert f"read as gb18030: save it as UTF-8 if line 3 does not say: {mistaken}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "read_as", "text"),
+    [
+        ("big5", "big5hkscs", "今天天氣很好 我們去公園散步 請問火車站在哪裡 我的手機沒電了"),
+        ("cp949", "cp949", "오늘 날씨가 좋습니다 우리는 공원에 갑니다 기차역이 어디에 있습니까"),
+        ("cp932", "cp932", "今日はいい天気です 公園に行きましょう 駅はどこですか 日本語を学びます"),
+        ("gbk", "gb18030", "今天天气很好 我们去公园散步 请问火车站在哪里 我的手机没电了"),
+        ("cp1251", None, "сегодня хорошая погода мы идём в парк где находится вокзал один два"),
+        ("cp1250", None, "dziś jest ładna pogoda idziemy do parku gdzie jest dworzec żółty kot"),
+    ],
+)
+def test_regional_encodings_are_told_apart(
+    encoding: str, read_as: str | None, text: str, tmp_path: Path
+) -> None:
+    """Those of one byte a character cannot be: such a table is to be saved anew."""
+    texts = text.split() * 3
+    rows = ["file,text", *(f"{i}.wav,{text}" for i, text in enumerate(texts))]
+    table = csv(tmp_path, *rows, encoding=encoding)
+    if read_as:
+        found = read_transcripts(table)
+        assert found.encoding == read_as and [line.text for line in found.lines] == texts
+    else:
+        with pytest.raises(DataError, match="save the whole file as UTF-8"):
+            read_transcripts(table)
 
 
 def test_dev_is_taken_from_train_where_the_table_names_none(
