@@ -18,7 +18,6 @@ from asr.audio.features import FeaturesConfig, SpectrogramConfig
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
 from asr.model.frontend import FRAMES_PER_STEP
-from asr.model.projection import LowRankConfig
 from asr.model.transformer import ModelConfig
 from asr.runtime.yaml_values import parse_yaml, read_yaml
 from asr.schema import FrozenModel
@@ -87,17 +86,6 @@ class Config(FrozenModel):
         if self.features.n_freqs < 4:
             raise ValueError(
                 f"features have {self.features.n_freqs} bins, the front end needs 4 at least"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_rates(self) -> Self:
-        maps = [self.model.projection, *self.model.projections.values()]
-        has_rates = any(isinstance(each, LowRankConfig) and each.rate == "product" for each in maps)
-        if has_rates and self.training.optimizer.kind == "muon":
-            raise ValueError(
-                "projection.rate: product scales Adam's learning rate, and training.optimizer is "
-                "muon: leave one of the two out"
             )
         return self
 

@@ -1,5 +1,7 @@
 """Read the text files that people have, whatever their encoding."""
 
+import re
+from io import BytesIO
 from pathlib import Path
 
 from charset_normalizer import from_bytes
@@ -8,13 +10,19 @@ from asr.errors import DataError
 from asr.runtime.files import read_bytes
 
 _MOST_BYTES = 1 << 30
-_JUDGED = 1 << 20  # bytes, by which an encoding is told
+_MOST_SEEN = 1 << 20  # bytes of lines beyond ASCII, by which an encoding is told
+_FEW = 120  # bytes beyond ASCII, which tell little: they make sense in many encodings
 _SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # xlsx, ods and numbers, and xls
 _ASCII = bytes(range(128))
 _EAST_ASIAN = ("gb18030", "cp932", "big5hkscs", "cp949")
 _OF_ONE_BYTE = ("cp1252", "cp1251")  # stand for all: which of them a text is in, hardly shows
-_FEW = 64  # bytes beyond ASCII, which tell little
-_CHAOS = 0.1  # charset-normalizer's measure of a text that makes no sense
+_KANA, _HALF_KANA = re.compile("[\u3041-\u30fe]"), re.compile("[\uff61-\uff9f]")
+_FOREIGN = re.compile("[\x80-\U0010ffff]")
+_RUN = re.compile("[\x80-\U0010ffff]+")
+_WITHIN = re.compile(  # a run of one, after a letter or before one
+    "(?<=[A-Za-z])[\x80-\U0010ffff](?![\x80-\U0010ffff])"
+    "|(?<![\x80-\U0010ffff])[\x80-\U0010ffff](?=[A-Za-z])"
+)
 
 
 def read_text(path: Path) -> tuple[str, str]:
@@ -38,13 +46,20 @@ def read_text(path: Path) -> tuple[str, str]:
         except UnicodeDecodeError as error:
             bad = data[: error.start].count(b"\n") + 1
         else:
-            if "\0" not in text:
+            if "\0" in text:
+                bad = text[: text.index("\0")].count("\n") + 1
+            elif encoding not in _EAST_ASIAN or not _is_western(text):
                 return text, encoding.removesuffix("-sig")
-            bad = text[: text.index("\0")].count("\n") + 1
     raise DataError(
         f"{path}, line {bad}: has bytes that are not text in UTF-8, UTF-16, GBK, Big5, CP949 or "
         "Shift-JIS: save the whole file as UTF-8"
     )
+
+
+def _is_western(text: str) -> bool:
+    """Tell whether a text was read wrong: single signs within words are letters with accents."""
+    n_within, n_runs = len(_WITHIN.findall(text)), len(_RUN.findall(text))
+    return n_within > n_runs / 2
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -64,6 +79,8 @@ def _encoding(data: bytes) -> str | None:
     # a few zeros is damaged.
     if n_even + n_odd > len(data) / 8 or (n_even + n_odd and not _is_utf8(data)):
         return "utf-16-le" if n_odd > n_even else "utf-16-be"
+    if _is_utf8(data):
+        return "utf-8-sig"
     text = data.decode("utf-8", "replace")
     n_wrong = text.count("\ufffd")
     n_right = sum(character > "\x7f" for character in text) - n_wrong
@@ -71,14 +88,26 @@ def _encoding(data: bytes) -> str | None:
 
 
 def _regional(data: bytes) -> str | None:
-    """Return the likeliest regional encoding; None for one of one byte.
-
-    Few foreign bytes make sense in many, of which the first here is taken.
-    """
-    part = data[:_JUDGED].rpartition(b"\n")[0] if len(data) > _JUDGED else data
-    candidates = [*_EAST_ASIAN, *_OF_ONE_BYTE]
-    found = list(from_bytes(part, cp_isolation=candidates))
-    if len(part.translate(None, _ASCII)) < _FEW:
-        found.sort(key=lambda each: (each.chaos > _CHAOS, candidates.index(each.encoding)))
-    encoding = found[0].encoding if found else candidates[0]
+    """Return the likeliest regional encoding; None for one of one byte."""
+    part, n_foreign = bytearray(), 0
+    for line in BytesIO(data.replace(b"\r", b"\n")):
+        if not line.isascii():
+            part += line
+            n_foreign += len(line.translate(None, _ASCII))
+        if len(part) > _MOST_SEEN:
+            break
+    if n_foreign < _FEW:
+        return "cp932" if _is_japanese(part) else "gb18030"
+    found = from_bytes(part, cp_isolation=[*_EAST_ASIAN, *_OF_ONE_BYTE]).best()
+    encoding = found.encoding if found else "gb18030"
     return None if encoding in _OF_ONE_BYTE else encoding
+
+
+def _is_japanese(data: bytes | bytearray) -> bool:
+    """Tell whether a text makes sense as Shift-JIS: with kana, and hardly any of half the width.
+
+    Those are what the bytes of Chinese characters in GBK would be.
+    """
+    text = data.decode("cp932", "replace")
+    n_kana, n_half = len(_KANA.findall(text)), len(_HALF_KANA.findall(text))
+    return n_kana > len(_FOREIGN.findall(text)) / 10 and n_kana > 2 * n_half

@@ -109,14 +109,6 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     assert "features" in message and "log_mell" in message
 
 
-@pytest.mark.parametrize("place", ["projection", "projections.feed_forward"])
-def test_the_rate_of_the_product_is_of_adam_alone(tmp_path: Path, place: str) -> None:
-    maps = [f"model.{place}={{kind: low_rank, rank: 4, rate: product}}"]
-    load_config(write_recipe(tmp_path / "recipe.yaml", tones_recipe(tmp_path)), maps)
-    message = wrong(tmp_path, {}, [*maps, "training.optimizer={kind: muon}"])
-    assert "rate: product scales Adam's learning rate" in message
-
-
 def test_sizes_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     assert "n_heads 5" in wrong(tmp_path, {"model": {"d_model": 32, "n_heads": 5}})
     projection = {"kind": "low_rank", "rank": 99}

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from asr.model.projection import LowRank, SetSparse
+from asr.config import Config
+from asr.errors import ConfigError
+from asr.model.projection import LowRank, LowRankConfig, SetSparse
 from asr.runtime.devices import has_bfloat16
 from asr.training_config import AdamConfig, MuonConfig
 
@@ -94,6 +96,17 @@ def build_optimizer(
         params = [weight for weight in trained if weight in chosen]
         groups.append({"params": params, "lr": rate, "momentum": _MOMENTUM})
     return MuonWithAdam(groups, **_ADAM)
+
+
+def check_rates(config: Config) -> None:
+    """Refuse rates of low-rank maps that only Adam has. Raises ConfigError."""
+    maps = [config.model.projection, *config.model.projections.values()]
+    has_rates = any(isinstance(each, LowRankConfig) and each.rate == "product" for each in maps)
+    if has_rates and isinstance(config.training.optimizer, MuonConfig):
+        raise ConfigError(
+            "projection.rate: product scales Adam's learning rate, and training.optimizer is muon: "
+            "leave one of the two out"
+        )
 
 
 def rate_groups(network: nn.Module, trained: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

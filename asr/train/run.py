@@ -44,6 +44,7 @@ from asr.train.distributed import (
 from asr.train.energy import CostMeter
 from asr.train.mirror import run_folder
 from asr.train.module import SpeechModule
+from asr.train.optimizer import check_rates
 from asr.train.schedule import warn_of_warmup
 from asr.train.tokens import tokens_of_run
 from asr.train.trainer import fit
@@ -62,7 +63,8 @@ def train(config: Config, place: Place, resume: bool = False, device: str = "aut
     """Train a recipe into the bundle at `place`, and return it; under torchrun, with its processes.
 
     It is a folder's path or, as a string, its URL. Raises ConfigError where it holds another run,
-    or the recipe uses a language model that is not in it; DataError where the cuts are unusable.
+    or the recipe uses a language model that is not in it, or rates that its optimizer lacks;
+    DataError where the cuts are unusable.
     """
     decoding = config.decoding
     if decoding.lm_weight and decoding.lm and not is_within(Path(place), decoding.lm):
@@ -71,6 +73,7 @@ def train(config: Config, place: Place, resume: bool = False, device: str = "aut
             "folder: leave decoding.lm and lm_weight out, and set them after the training by "
             "`asr tune --write` or by --lm"
         )
+    check_rates(config)
     chosen = choose_device(device)
     with init_distributed(chosen) as chosen, run_folder(place) as (out, mirror):
         _train(config, out, resume, chosen, mirror)

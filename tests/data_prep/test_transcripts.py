@@ -10,6 +10,7 @@ import soundfile as sf
 
 from asr.errors import DataError
 from data_prep.table import prepare
+from data_prep.text_file import read_text
 from data_prep.transcripts import read_transcripts
 
 
@@ -192,7 +193,7 @@ def test_regional_encodings_are_told_apart(
     encoding: str, read_as: str | None, text: str, tmp_path: Path
 ) -> None:
     """Those of one byte a character cannot be: such a table is to be saved anew."""
-    texts = text.split() * 3
+    texts = text.split() * 6
     rows = ["file,text", *(f"{i}.wav,{text}" for i, text in enumerate(texts))]
     table = csv(tmp_path, *rows, encoding=encoding)
     if read_as:
@@ -201,6 +202,32 @@ def test_regional_encodings_are_told_apart(
     else:
         with pytest.raises(DataError, match="save the whole file as UTF-8"):
             read_transcripts(table)
+
+
+@pytest.mark.parametrize(
+    "head", ["", "a.wav,turn on\n" * 90_000, "x.wav," + "今天天气很好" * 100_000 + "\n"]
+)
+def test_an_encoding_is_told_by_the_lines_beyond_ascii(head: str, tmp_path: Path) -> None:
+    """However many others come first, and however long one of them is."""
+    path, text = tmp_path / "t.csv", "打开电灯，请把门关上，今天天气很好"
+    for separator in ("\n", "\r"):
+        lines = [head.replace("\n", separator), *[f"b.wav,{text}{separator}"] * 9]
+        path.write_bytes("".join(lines).encode("gbk"))
+        read, encoding = read_text(path)
+        assert encoding == "gb18030" and read.endswith(text + separator)
+
+
+@pytest.mark.parametrize("words", ["père très", "für Müller", "año niño", "fiancé naïve", "Zürich"])
+def test_a_few_accents_are_no_chinese(words: str, tmp_path: Path) -> None:
+    rows = ["file,text", *(f"{i}.wav,all of it" for i in range(300))]
+    rows += [f"a{i}.wav,{word}" for i, word in enumerate(words.split())]
+    with pytest.raises(DataError, match=r"line 302: .*save the whole file as UTF-8"):
+        read_transcripts(csv(tmp_path, *rows, encoding="cp1252"))
+
+
+def test_valid_utf_8_is_never_another_encoding(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes("file,text\na.wav,\ufffd\ufffd\n".encode())
+    assert read_text(tmp_path / "t.txt") == ("file,text\na.wav,\ufffd\ufffd\n", "utf-8")
 
 
 def test_dev_is_taken_from_train_where_the_table_names_none(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import asr
 from asr.bundle import Bundle
-from asr.config import Config
+from asr.config import Config, load_config
 from asr.data.manifest import load_cuts
 from asr.data.sampling import plan_epoch
 from asr.errors import ConfigError, DataError
@@ -225,6 +225,16 @@ def test_utterances_of_dev_in_training_are_told(
     caplog.clear()
     SpeechDataModule(Config.model_validate(tones_recipe(tones)))
     assert "in training too" not in caplog.text
+
+
+@pytest.mark.parametrize("place", ["projection", "projections.feed_forward"])
+def test_the_rate_of_the_product_is_of_adam_alone(place: str, tones: Path, tmp_path: Path) -> None:
+    values = tones_recipe(tones, training={"optimizer": {"kind": "muon"}})
+    path = write_recipe(tmp_path / "recipe.yaml", values)
+    config = load_config(path, [f"model.{place}={{kind: low_rank, rank: 4, rate: product}}"])
+    with pytest.raises(ConfigError, match="rate: product scales Adam's learning rate"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_goes_on_with_its_own_optimizer_alone(tones: Path, tmp_path: Path) -> None:
