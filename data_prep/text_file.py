@@ -74,12 +74,12 @@ def _encoding(data: bytes) -> str | None:
     """Return the encoding that a text is likely in; None for one of one byte, such as CP1252."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
-    n_even, n_odd = data[::2].count(0), data[1::2].count(0)
+    n_even, n_odd, is_utf8 = data[::2].count(0), data[1::2].count(0), _is_utf8(data)
     # UTF-16 without a mark: which byte of its line breaks and Latin letters is the zero? UTF-8 with
     # a few zeros is damaged.
-    if n_even + n_odd > len(data) / 8 or (n_even + n_odd and not _is_utf8(data)):
+    if n_even + n_odd > len(data) / 8 or (n_even + n_odd and not is_utf8):
         return "utf-16-le" if n_odd > n_even else "utf-16-be"
-    if _is_utf8(data):
+    if is_utf8:
         return "utf-8-sig"
     text = data.decode("utf-8", "replace")
     n_wrong = text.count("\ufffd")
