@@ -7,6 +7,7 @@ from asr.errors import ConfigError
 MODULES = {
     "train": (
         "lightning", "lhotse", "scipy", "sklearn", "jiwer", "tensorboard", "espeakng_loader",
+        "charset_normalizer",
     ),
     "serve": (
         "fastapi", "starlette", "uvicorn", "httptools", "python_multipart", "pydantic_settings",
