@@ -23,9 +23,10 @@ _LONGEST = 255  # bytes of a name, for file systems
 def needs_conversion(path: Path) -> bool:
     """Return whether lhotse could not read all of a file by libsndfile."""
     try:
+        str(path.absolute()).encode()  # as libsndfile needs the name of a copy
         with open_regular(path) as file:
             return has_no_length(file) or needs_ffmpeg(path)
-    except OSError:
+    except (OSError, UnicodeEncodeError):
         return False  # which is reported where it is read
 
 

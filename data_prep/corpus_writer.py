@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 REPORT = "report.json"
 _SPLITS = ("train", "dev", "test")
+_MOST_SAID = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,15 @@ def write_corpus(
         _write_left_out(stage / "left_out.tsv", dropped)
         (stage / REPORT).write_text(report.model_dump_json(indent=2) + "\n", "utf-8")
     return report
+
+
+def say_left_out(sentences: Sequence[str], is_listed: bool = True) -> None:
+    """Warn of what is left out: of the first in sentences, of the others by their number."""
+    for sentence in sentences[:_MOST_SAID]:
+        log.warning("%s: left out", sentence)
+    if len(sentences) > _MOST_SAID:
+        listed = ", listed in left_out.tsv" if is_listed else ""
+        log.warning("and %d more%s", len(sentences) - _MOST_SAID, listed)
 
 
 def outdated(earlier: bytes, new: Container[str]) -> list[str]:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_UNNAMED = {"?", "-", "unknown", "none", "null", "n/a", "anonymous"}  # in place of a name
+# In place of a name; NA and nan are empty cells of R and Python.
+_UNNAMED = {"?", "-", "unknown", "unk", "<unk>", "none", "null", "undefined", "n/a", "n.a.", "na",
+            "nan", "anonymous"}  # fmt: skip
 
 Cells = Mapping[str, str]
 

@@ -36,6 +36,7 @@ FIXES = {
     "low_confidence": "train a better model first, or give a lower --confidence",
     "disagreement": "train a better model first, or give a higher --disagreement",
     "endless_text": "train a better model first",
+    "outside_recording": "give times in seconds, within the recording",
     "changed": "give the same command again when no other program writes the recordings",
     "in_dev": "give other recordings: these are in dev",
     "has_text": "give other recordings: these have a text",

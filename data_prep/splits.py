@@ -4,15 +4,70 @@ import logging
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from asr.errors import DataError
+from data_prep.corpus_writer import LeftOut, say_left_out
 from data_prep.cuts import Utterance
+from data_prep.lines import Line
 
 log = logging.getLogger(__name__)
 
+_NAMES = {"train": "train", "training": "train", "dev": "dev", "devel": "dev", "development": "dev",
+          "valid": "dev", "val": "dev", "validation": "dev", "test": "test", "testing": "test",
+          "eval": "test", "evaluation": "test"}  # fmt: skip
 _MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
 _SEED = 1
 
+Pairs = Sequence[tuple[Line, Utterance]]
 Splits = dict[str, list[Utterance]]
+
+
+def as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
+    """Return the splits of a table, and list the lines of none; None if no line names one.
+
+    Raises DataError where some lines are of none and none is of train.
+    """
+    named = [line for line, _ in pairs if line.split]
+    if not any(_split_of(line) for line in named):
+        if named:
+            log.warning("the table's splits are not used: %s is none of %s",
+                        named[0].split, ", ".join(_NAMES))  # fmt: skip
+        return None
+    splits: Splits = {"train": [], "dev": [], "test": []}
+    others, said = list[LeftOut](), list[str]()
+    for line, one in pairs:
+        if split := _split_of(line):
+            splits[split].append(one)
+            continue
+        what = (
+            f"{line.split} in the column of splits is none of {', '.join(_NAMES)}"
+            if line.split
+            else "its cell of the column of splits is empty"
+        )
+        said.append(f"{table}, line {line.number}: {what}")
+        reason = "unknown_split" if line.split else "no_split"
+        others.append(LeftOut(one.id, "", str(one.path), reason))
+    if others and not splits["train"]:
+        raise DataError(f"{said[0]}, and no line is of train: write train into such cells")
+    left_out.extend(others)
+    say_left_out(said)
+    _say_shared_speakers(splits)
+    return splits
+
+
+def _split_of(line: Line) -> str | None:
+    return _NAMES.get((line.split or "").lower())
+
+
+def _say_shared_speakers(splits: Splits) -> None:
+    trained = {one.speaker for one in splits["train"] if one.speaker}
+    both = trained & {one.speaker for one in (*splits["dev"], *splits["test"])}
+    if both:
+        log.warning(
+            "as the table says, speakers of train are in dev or test (%d): the CER says little "
+            "about other people", len(both),
+        )  # fmt: skip
 
 
 def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Splits:

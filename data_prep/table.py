@@ -18,6 +18,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import cast
 
 import soundfile as sf
+from rich.console import Console
+from rich.progress import track
 
 from asr.audio.media import is_installed
 from asr.errors import AudioError, ConfigError, DataError, NotWrittenError
@@ -26,22 +28,17 @@ from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
 from asr.tokenizer import normalize_text
 from data_prep.convert import copy_name, needs_conversion, needs_ffmpeg, to_flac
-from data_prep.corpus_writer import LeftOut, Report, write_corpus
+from data_prep.corpus_writer import LeftOut, Report, say_left_out, write_corpus
 from data_prep.cuts import Cluster, Utterance
 from data_prep.lines import Line, Transcripts
 from data_prep.recordings import Recordings, key_of
 from data_prep.remote import folder_for
-from data_prep.splits import Splits, divide, with_dev
+from data_prep.splits import Pairs, Splits, as_the_table_says, divide, with_dev
 from data_prep.transcripts import read_transcripts
 
 log = logging.getLogger(__name__)
 
-_SPLITS = {"train": "train", "training": "train", "dev": "dev", "valid": "dev", "val": "dev",
-           "validation": "dev", "test": "test", "testing": "test", "eval": "test"}  # fmt: skip
-_MOST_SAID = 5
-_CONVERTED = "audio"  # folder in `out`
-
-Pairs = Sequence[tuple[Line, Utterance]]
+COPIES = "audio"  # folder in `out`
 
 
 def prepare(
@@ -74,13 +71,13 @@ def prepare(
     left_out: list[LeftOut] = []
     with folder_for(out) as folder:
         pairs = _utterances(table, recordings, folder, left_out)
-        splits = _as_the_table_says(table.path, pairs, left_out)
+        splits = as_the_table_says(table.path, pairs, left_out)
         if splits:
             splits = with_dev(splits, dev)
         else:
             _say_speakers(table)
             splits = divide([one for _, one in pairs], {"test": test, "dev": dev})
-        copies = out / _CONVERTED if isinstance(out, Path) else None
+        copies = out / COPIES if isinstance(out, Path) else None
         usable = _converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
         report = write_corpus(
@@ -96,7 +93,7 @@ def _utterances(
     table: Transcripts, recordings: Path | str, out: Path, left_out: list[LeftOut]
 ) -> Pairs:
     """Return the lines whose recordings are there, each with its utterance; list the others."""
-    files = Recordings(recordings, table.path.parent, out / _CONVERTED)
+    files = Recordings(recordings, table.path.parent, out / COPIES)
     found: list[tuple[Line, Utterance]] = []
     said, speakers = list[str](), dict[str, str]()
     owners = dict[str, tuple[Path | RemoteFile, object]]()
@@ -120,8 +117,9 @@ def _utterances(
             one = replace(one, id=f"{one.id}-{sha256(of).hexdigest()[:8]}")
         found.append((line, one))
     _say_unnamed(found, files)
-    pairs = _of_one_text(_without_sides(found), table.path, left_out, said)
-    _say(said, is_listed=bool(pairs))
+    whole = _with_ends(_without_sides(found), table, left_out, said)
+    pairs = _of_one_text(whole, table.path, left_out, said)
+    say_left_out(said, is_listed=bool(pairs))
     if found and not pairs:
         raise DataError(f"{table.path}: gives every recording several texts: keep one line of each")
     if not pairs:
@@ -154,6 +152,30 @@ def _say_unnamed(found: Pairs, files: Recordings) -> None:
     if found and unnamed:
         log.warning("%d of %d recordings in %s have no line in the table that can be used, such as "
                     "%s", len(unnamed), len(files.within), files.root, unnamed[0])  # fmt: skip
+
+
+def _with_ends(found: Pairs, table: Transcripts, left_out: list[LeftOut], said: list[str]) -> Pairs:
+    """Return the lines but those that have no end where another begins later; list these.
+
+    Their parts would have the speech of the others too. Raises DataError where none has an end.
+    """
+    starts: dict[Path | RemoteFile, float] = {}
+    for line, one in found:
+        starts[one.path] = max(line.start, starts.get(one.path, 0.0))
+    is_open = [line.seconds is None and line.start < starts[one.path] for line, one in found]
+    if any(is_open) and table.columns and not {"end", "seconds"} & table.columns.keys():
+        raise DataError(
+            f"{table.path}: has starts of parts and no column that is known to hold their ends: "
+            f"name one end or duration (it has {', '.join(table.unused) or 'no others'})"
+        )
+    for (line, one), has_no_end in zip(found, is_open, strict=True):
+        if has_no_end:
+            left_out.append(LeftOut(one.id, "", str(one.path), "no_end"))
+            said.append(
+                f"{table.path}, line {line.number}: has no end, and another part of {line.audio} "
+                "begins later"
+            )
+    return [pair for pair, has_no_end in zip(found, is_open, strict=True) if not has_no_end]
 
 
 def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[str]) -> Pairs:
@@ -199,36 +221,6 @@ def _is_mono(path: Path | RemoteFile) -> bool:
     return False
 
 
-def _as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
-    """Return the splits of the table, and list the lines without one; None if it names none."""
-    named = [(line.split, utterance) for line, utterance in pairs if line.split]
-    if unknown := [split for split, _ in named if split.lower() not in _SPLITS]:
-        log.warning("the table's splits are not used: %s is none of %s",
-                    unknown[0], ", ".join(_SPLITS))  # fmt: skip
-    if unknown or not named:
-        return None
-    splits: Splits = {"train": [], "dev": [], "test": []}
-    for split, utterance in named:
-        splits[_SPLITS[split.lower()]].append(utterance)
-    without = [(line, one) for line, one in pairs if not line.split]
-    if without and not splits["train"]:
-        raise DataError(
-            f"{table}, line {without[0][0].number}: its cell of the column of splits is empty, and "
-            "no line is of train: write train into the empty cells"
-        )
-    left_out.extend(LeftOut(one.id, "", str(one.path), "no_split") for _, one in without)
-    empty = "its cell of the column of splits is empty"
-    _say([f"{table}, line {line.number}: {empty}" for line, _ in without])
-    trained = {one.speaker for one in splits["train"] if one.speaker}
-    both = trained & {one.speaker for one in (*splits["dev"], *splits["test"])}
-    if both:
-        log.warning(
-            "as the table says, speakers of train are in dev or test (%d): the CER says little "
-            "about other people", len(both),
-        )  # fmt: skip
-    return splits
-
-
 def _converted(
     splits: Splits, root: Path | str, copies: Path | None, left_out: list[LeftOut],
     jobs: int | None,
@@ -252,8 +244,10 @@ def _converted(
             remove_stale(folder)
         with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
             converted = pool.map(_convert, foreign, copy_of.values())
-            found = dict(zip(foreign, converted, strict=True))
-    _say([str(error) for error in found.values() if isinstance(error, AudioError)])
+            made = zip(foreign, converted, strict=True)
+            bar = Console(stderr=True)
+            found = dict(track(made, "converting", len(foreign), console=bar))
+    say_left_out([str(error) for error in found.values() if isinstance(error, AudioError)])
     usable: Splits = {split: [] for split, utterances in splits.items() if utterances}
     for split in usable:
         for one in splits[split]:
@@ -296,11 +290,3 @@ def _convert(path: Path, flac: Path) -> Path | AudioError:
             f"{flac}: cannot be written ({error}): free some space or choose another folder"
         ) from error
     return flac
-
-
-def _say(sentences: list[str], is_listed: bool = True) -> None:
-    for sentence in sentences[:_MOST_SAID]:
-        log.warning("%s: left out", sentence)
-    if len(sentences) > _MOST_SAID:
-        listed = ", listed in left_out.tsv" if is_listed else ""
-        log.warning("and %d more%s", len(sentences) - _MOST_SAID, listed)

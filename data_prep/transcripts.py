@@ -5,7 +5,9 @@ import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from asr.errors import DataError
@@ -27,14 +29,16 @@ NAMES = {
     "speaker": ("speaker", "speaker_id", "speaker_name", "client_id", "user_id", "spk", "spk_id",
                 "reader"),
     "split": ("split", "subset", "set", "partition"),
-    "start": ("offset", "start"),
-    "end": ("end", "stop"),
-    "seconds": ("duration", "seconds"),
+    "start": ("offset", "start", "start_time", "begin"),
+    "end": ("end", "stop", "end_time"),
+    "seconds": ("duration", "seconds", "length"),
 }  # fmt: skip
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
 _TIMES = ("start", "end", "seconds")
+_OF_TIMES = {"start", "begin", "onset", "offset", "end", "stop"}  # words in names of columns
+_COMPARED, _ALIKE = 200, 0.6  # rows, and letters that two texts share
 _COMMA = re.compile(r"(?<=\d),(?=\d+$)")
 
 
@@ -86,6 +90,7 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     if names:
         table.columns = _find_columns(table.path, list(names), named)
         table.unused = [n for n in names if n and n not in table.columns.values()]
+        _say_times(table)
     found = [{key: cells.get(name, "") for key, name in table.columns.items()} for _, cells in rows]
     if not any("." in cells.get(kind, "") for cells in found for kind in _TIMES):
         for cells in found:  # a spreadsheet's decimal commas
@@ -94,17 +99,43 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
         add_line(table, number, cells)
 
 
+def _say_times(table: Transcripts) -> None:
+    """Tell which columns may hold times, where no start is known and recordings are taken whole."""
+    times = [name for name in table.unused if _OF_TIMES & set(_plain(name).split("_"))]
+    if times and "start" not in table.columns:
+        log.warning("%s: recordings are taken whole: if %s tell which part has the text, name the "
+                    "columns start and end", table.path, ", ".join(times))  # fmt: skip
+
+
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
+    """Yield the objects of a file that has one in each line, or an array of them."""
+    for number, values in _json_values(text, table.path):
+        if not isinstance(values, dict) or not values:
+            table.faults[number] = Fault("bad_row", "it is not a JSON object with values")
             continue
+        yield number, {key: _json_cell(key, value) for key, value in values.items()}
+
+
+def _json_values(text: str, path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the values of lines, None for what is no JSON; those of an array by their place in it.
+
+    Raises DataError for an array that is not whole.
+    """
+    if text.lstrip().startswith("["):
         try:
-            values = json.loads(line)
-            cells = {str(k): _json_cell(str(k), v) for k, v in values.items()}
-        except (ValueError, AttributeError, RecursionError):
-            table.faults[number] = Fault("bad_row", "it is not a JSON object")
-            continue
-        yield number, cells
+            yield from enumerate(json.loads(text), 1)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}: begins as a JSON array and is none ({error}): write one object in each "
+                "line"
+            ) from error
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError):
+                yield number, None
 
 
 def _json_cell(name: str, value: Any) -> str:
@@ -124,14 +155,14 @@ def _cell_rows(
     text: str, table: Transcripts, named: Mapping[str, str]
 ) -> Iterator[tuple[int, Cells]]:
     """Yield the rows of a delimited file by the names in its header."""
-    delimiter, rows = read_cells(table.path, text, table.encoding)
-    header, short = list[str](), list[int]()
+    delimiter, read = read_cells(table.path, text, table.encoding)
+    rows, header, short = list(read), list[str](), list[int]()
     for numbers, cells in rows:
         if not header:
             header = [cell.strip() for cell in cells]
             if _is_header(header, named):
                 continue
-            header = _usual_header(table.path, header, delimiter)
+            header = _usual_header(table.path, [cells for _, cells in rows], delimiter)
         if any(delimiter in cell.partition("\n")[2] for cell in cells):
             what = "a quote opens there and takes in further lines: close it, or write one line"
         elif any(cell.strip() for cell in cells[len(header) :]):
@@ -164,22 +195,32 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
-def _usual_header(path: Path, cells: list[str], delimiter: str) -> list[str]:
+def _usual_header(path: Path, rows: list[list[str]], delimiter: str) -> list[str]:
     """Return names for a table without a header: audio first, text last (LJSpeech, Kaldi).
 
     Raises DataError where this is not known: of three columns the last may be of speakers.
     """
+    cells = rows[0]
     if len(cells) < 2:
         raise DataError(
             f"{path}: has one column: give each line a recording and a text, under a header"
         )
-    if len(cells) > 2 and delimiter != "|":
+    if len(cells) > 2 and not (delimiter == "|" and _is_ljspeech(rows)):
+        example = delimiter.join(("audio", "text", "speaker"))
         raise DataError(
             f"{path}: its first line ({', '.join(cells):.80}) has no name that is known to be a "
-            "column's: give it a header such as audio,text,speaker, or name its columns with "
+            f"column's: give it a header such as {example}, or name its columns with "
             "--audio-column and --text-column"
         )
     return ["audio", *[""] * (len(cells) - 2), "text"]
+
+
+def _is_ljspeech(rows: list[list[str]]) -> bool:
+    """Tell whether rows are a name, a text and mostly the same text with numbers in words."""
+    some = rows[:_COMPARED]
+    texts = [(cells[1], cells[2]) for cells in some if len(cells) == 3]
+    alike = [SequenceMatcher(None, a.lower(), b.lower()).quick_ratio() for a, b in texts]
+    return 2 * len(alike) > len(some) and median(alike) >= _ALIKE
 
 
 def _find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MOST_ENTRIES, LONGEST = 20_000, 200  # characters of an entry
 _TURKISH = 0.2  # of the entries have a letter that Turkish has, and few others
+_KANA = 0.2  # of the entries with kana or Han letters have kana
+_LATIN = 0.6  # what an entry with Latin letters counts beside one of another script
 _TRAIN_TAKES, _OTHER_TAKES = 6000, 400  # of all entries together, but:
 _LEAST_TAKES, _MOST_TAKES = 4, 120  # of each entry in train
 # espeak-ng's language by letters that are in no other; other Latin ones are taken for English.
@@ -59,17 +61,29 @@ def read_entries(path: Path) -> list[str]:
 
 
 def language_of(entries: list[str]) -> str:
-    """Return espeak-ng's name of the likeliest language. Raises ConfigError for unknown letters."""
-    if sum(bool(re.search("[ıİğĞ]", entry)) for entry in entries) >= _TURKISH * len(entries):
+    """Return espeak-ng's name of the likeliest language, that of the letters in most entries.
+
+    Raises ConfigError for unknown letters.
+    """
+    if _count("[ıİğĞ]", entries) >= _TURKISH * len(entries):
         return "tr"
-    text = "".join(entries)
-    for letters, language in _SCRIPTS.items():
-        if re.search(letters, text):
-            return language
+    counts = {language: _count(letters, entries) for letters, language in _SCRIPTS.items()}
+    eastern = _count(f"[\u3040-\u30ff]|{HAN_LETTER.pattern}", entries)
+    # Japanese has words of kanji alone; names of Latin letters are in texts of all languages.
+    counts["ja"] = eastern if counts["ja"] >= _KANA * eastern else 0
+    counts["en-us"] *= _LATIN
+    likeliest = max(counts, key=lambda language: counts[language])
+    if counts[likeliest]:
+        return likeliest
     raise ConfigError(
         f"--language: is not known from {entries[0]:.40}: give espeak-ng's name of the language, "
         "such as ka for Georgian"
     )
+
+
+def _count(letters: str, entries: list[str]) -> float:
+    """Return how many entries have one of these letters."""
+    return sum(bool(re.search(letters, entry)) for entry in entries)
 
 
 def prepare(

@@ -210,6 +210,23 @@ def _check(folder: Path, sources: Sources) -> None:
         )
 
 
+def _recordings(sources: Sources) -> str | None:
+    return sources.options.get("--recordings")
+
+
+def _remove(data: Path, of_these_recordings: bool) -> None:
+    """Remove what is in a folder of data, which may be a link; copies of recordings may stay."""
+    from data_prep.table import COPIES
+
+    for left in data.iterdir():
+        if left.name == COPIES and of_these_recordings:
+            continue  # each copy knows its original
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
 def _sources_of(folder: Path) -> Sources | None:
     from asr.runtime.files import read_json
 
@@ -236,14 +253,11 @@ def _prepare(folder: Path, source: _Recordings | _Words, sources: Sources) -> "C
     if corpus:
         note(f"{data}: is prepared already")
         return corpus
-    if _sources_of(folder) != sources:
+    before = _sources_of(folder)
+    if before != sources:
         if data.exists():
             note(f"{data}: is of other recordings or texts, which made no corpus: it is removed")
-            for left in data.iterdir():  # data may be a link
-                if left.is_dir():
-                    shutil.rmtree(left)
-                else:
-                    left.unlink()
+            _remove(data, before is not None and _recordings(before) == _recordings(sources))
         write_text(folder / _SOURCES, sources.model_dump_json(indent=2) + "\n")
     for left in data.glob(f"{PARTIAL}*"):  # by a killed run
         shutil.rmtree(left)

@@ -405,7 +405,11 @@ m.divide = full"""
     given = command(tmp_path, tmp_path / "mine", small=["model.d_modle=4"])
     assert run_cli(*given, before=full).returncode == 1
     (tmp_path / "t.csv").write_text(table)
+    copy = tmp_path / "mine/data/audio/b/1.m4a.flac"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(b"copy")
     assert "did you mean model.d_model?" in refusal(*given), "the corpus is there"
+    assert copy.read_bytes() == b"copy", "or hours of conversion are thrown away"
     assert len(texts_of_split(tmp_path / "mine/data", "train")) == 40
 
 

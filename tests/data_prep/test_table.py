@@ -96,7 +96,7 @@ SHAPES = {
     "Common Voice": lambda root, takes: write(
         root / "t.tsv", "client_id\tpath\tsentence\n" + lines("{2}\t{0}.wav\t{1}\n")
     ),
-    "LJSpeech": lambda root, takes: write(root / "metadata.csv", lines("{}|raw|{}\n")),
+    "LJSpeech": lambda root, takes: write(root / "metadata.csv", lines("{0}|{1}!|{1}\n")),
     "NeMo": lambda root, takes: write(
         root / "m.jsonl",
         "".join(
@@ -351,9 +351,26 @@ def test_splits_of_the_table_are_questioned(
     table = write(tmp_path / "t.csv", "\n".join(["path,text,speaker,split", *splits]))
     prepare(takes, table, tmp_path / "out")
     assert "speakers of train are in dev or test (1)" in caplog.text
-    table = write(tmp_path / "t.csv", table.read_text().replace("test", "validated"))
-    prepare(takes, table, tmp_path / "out")
-    assert "the table's splits are not used: validated is none of train, " in caplog.text
+    names = {"train": "a", "test": "b", "dev": "b"}
+    others = "\n".join(f"{row},{names[s]}" for row, s in (one.rsplit(",", 1) for one in splits))
+    prepare(takes, write(table, f"path,text,speaker,split\n{others}"), tmp_path / "out")
+    assert "the table's splits are not used: a is none of train, " in caplog.text
+
+
+def test_a_wrong_name_of_a_split_moves_no_one_else(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or those whom a user kept for testing would be in training."""
+    names = ["Development", "Evaluation", "train", "trian"]
+    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), names, strict=True)]
+    table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
+    report = prepare(takes, table, tmp_path / "out")
+    assert report.left_out == {"unknown_split": 1}
+    assert {k: v.utterances for k, v in report.splits.items()} == {"train": 1, "dev": 1, "test": 1}
+    assert "line 5: trian in the column of splits is none of train, training, dev" in caplog.text
+    table.write_text(table.read_text().replace("train", "trained"))
+    with pytest.raises(DataError, match=r"line 4: trained in .* and no line is of train: write"):
+        prepare(takes, table, tmp_path / "other")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "gbk"])
@@ -577,10 +594,10 @@ def test_utterances_as_speakers_of_kaldi_are_none(takes: Path, tmp_path: Path) -
 
 def test_parts_that_end_with_their_recording_are_told_apart(takes: Path, tmp_path: Path) -> None:
     first = next(iter(TEXTS))
-    rows = "".join(f"{first}.wav,{start},{text}\n" for start, text in ((0, "a b c"), (0.4, "c")))
-    table = write(tmp_path / "t.csv", f"file,start,text\n{rows}")
+    rows = f"{first}.wav,,0.4,a b\n{first}.wav,0.4,,c\n"
+    table = write(tmp_path / "t.csv", f"file,start,end,text\n{rows}")
     prepare(takes, table, tmp_path / "out")
-    assert sorted(texts_of(tmp_path / "out").values()) == ["a b c", "c"]
+    assert sorted(texts_of(tmp_path / "out").values()) == ["a b", "c"]
 
 
 def test_segments_of_kaldi(takes: Path, tmp_path: Path) -> None:

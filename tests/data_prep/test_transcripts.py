@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ def test_spaces_and_hyphens_in_names_of_columns(column: str, tmp_path: Path) -> 
     assert [line.speaker for line in read_transcripts(table).lines] == ["Ann"]
 
 
-@pytest.mark.parametrize("word", ["unknown", "N/A", "None", "?", "Anonymous"])
+@pytest.mark.parametrize("word", ["unknown", "N/A", "NA", "nan", "None", "?", "Anonymous"])
 def test_a_word_in_place_of_a_name_is_no_person(
     word: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,7 +163,7 @@ def test_a_column_that_may_hold_the_speaker_is_named(
     caplog.clear()
     prepare(folder, table, tmp_path / "named", columns={"speaker": "who"})
     assert "--speaker-column" not in caplog.text
-    rows = [f"{i}|as it is written {i}|text {i}" for i in range(4)]  # LJSpeech
+    rows = [f"{i}|Text {i}!|text {i}" for i in range(4)]  # LJSpeech
     prepare(folder, csv(tmp_path, *rows), tmp_path / "lj")
     assert "--speaker-column" not in caplog.text
 
@@ -245,3 +246,85 @@ def test_dev_is_taken_from_train_where_the_table_names_none(
     assert speakers_of(tmp_path / "out") == {"train": 3, "dev": 1, "test": 1}
     prepare(folder, table, tmp_path / "none", dev=0.0)
     assert speakers_of(tmp_path / "none") == {"train": 4, "test": 1}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["0.wav|Text 0!|text zero|1.00", "1.wav|Text 1!|text one|1.10"],
+        ["0.wav|turn on the light|anna", "1.wav|turn it off|bob"],
+        ["Datei|Satz|Sprecher", "0.wav|turn on the light|anna", "1.wav|turn it off|bob"],
+        ["0.wav|打开电灯|1.33", "1.wav|关上窗户|1.10"],
+    ],
+)
+def test_a_last_column_is_the_text_of_ljspeech_alone(rows: list[str], tmp_path: Path) -> None:
+    """Or seconds, translations or names would be what is learned."""
+    with pytest.raises(DataError, match="has no name that is known to be a column's: give it"):
+        read_transcripts(csv(tmp_path, *rows))
+    texts = ["He read Chapter 1, in 1929.", "And so on.", ""]
+    spoken = ["he read chapter one, in nineteen twenty-nine.", "And so on.", ""]
+    rows = [f"LJ001-{i}|{a}|{b}" for i, (a, b) in enumerate(zip(texts, spoken, strict=True))]
+    found = read_transcripts(csv(tmp_path, *rows))
+    assert [line.text for line in found.lines] == spoken[:2]
+
+
+def test_parts_without_an_end_are_not_the_rest_of_their_recording(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each would hold the speech of those after it, which may be in another split."""
+    folder = takes(tmp_path, 2)
+    rows = ["0.wav,0,one", "0.wav,0.2,two", "1.wav,0.1,three"]
+    table = csv(tmp_path, "file,start,text,bis", *(f"{row},0.3" for row in rows))
+    with pytest.raises(DataError, match=r"no column .* ends: name one end or .* \(it has bis\)"):
+        prepare(folder, table, tmp_path / "out")
+    table = csv(tmp_path, "file,begin,text,end_time", *(f"{row}," for row in rows))
+    report = prepare(folder, table, tmp_path / "out", dev=0.0, test=0.0)
+    assert report.left_out == {"no_end": 1} and report.splits["train"].utterances == 2
+    assert "line 2: has no end, and another part of 0.wav begins later: left out" in caplog.text
+
+
+def test_times_of_known_names_are_used_and_others_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = csv(tmp_path, "file,text,Start Time,end_time,gender", "0.wav,one,0.1,0.5,f")
+    assert [(one.start, one.seconds) for one in read_transcripts(table).lines] == [(0.1, 0.4)]
+    assert not caplog.text
+    read_transcripts(csv(tmp_path, "file,text,t_start,t_end,gender", "0.wav,one,0.1,0.5,f"))
+    assert "recordings are taken whole: if t_start, t_end tell which part" in caplog.text
+
+
+def test_an_array_of_json_objects_is_a_table(tmp_path: Path) -> None:
+    rows = [{"audio": f"{i}.wav", "text": text} for i, text in enumerate(["one", "two", ""])]
+    path = tmp_path / "t.json"
+    for indent in (None, 2):
+        path.write_text(json.dumps(rows, indent=indent))
+        found = read_transcripts(path)
+        assert [(line.number, line.text) for line in found.lines] == [(1, "one"), (2, "two")]
+        assert list(found.faults) == [3]
+    path.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + ",\n]\n")
+    with pytest.raises(DataError, match=r"begins as a JSON array and is none .*: write one object"):
+        read_transcripts(path)
+    path.write_text("{}\n3\n")
+    with pytest.raises(DataError, match=r"line 1: it is not a JSON object with values\)"):
+        read_transcripts(path)
+
+
+def test_times_that_are_no_seconds_are_answered_with_seconds(tmp_path: Path) -> None:
+    table = csv(tmp_path, "file,start,end,text", "0.wav,100,300,one")
+    with pytest.raises(DataError, match=r"outside_recording.*: give times in seconds, within"):
+        prepare(takes(tmp_path, 1), table, tmp_path / "out", dev=0.0, test=0.0)
+
+
+def test_a_folder_whose_name_is_no_text_leaves_out_its_recordings(tmp_path: Path) -> None:
+    """A recording that would be converted too: a FLAC whose header gives no length."""
+    folder = takes(tmp_path, 1)
+    foreign = folder / os.fsdecode("张三".encode("gbk"))
+    foreign.mkdir()
+    sf.write(tmp_path / "a.flac", np.zeros(8000), 16000)
+    flac = bytearray((tmp_path / "a.flac").read_bytes())
+    flac[21] &= 0xF0  # of 36 bits for the number of samples, in the first block
+    flac[22:26] = bytes(4)
+    (foreign / "a.flac").write_bytes(flac)
+    table = csv(tmp_path, "file,text", "0.wav,one", "a.flac,two")
+    report = prepare(folder, table, tmp_path / "out", dev=0.0, test=0.0)
+    assert report.left_out == {"undecodable_name": 1} and report.splits["train"].utterances == 1

@@ -37,6 +37,18 @@ def test_the_language_follows_from_letters() -> None:
     assert {text: language_of([text]) for text in texts} == texts
 
 
+def test_the_letters_of_most_words_decide_on_the_language() -> None:
+    lists = {
+        "stop go π": "en-us",
+        "WiFi привет hello stop": "en-us",
+        "WiFi привет пока нет": "ru",
+        "OK 你好 APP 打开": "cmn",
+        "東京 大阪 ありがとう": "ja",
+        "你好 打开 关上 再见 开始 买の": "cmn",
+    }
+    assert {words: language_of(words.split()) for words in lists} == lists
+
+
 def test_words_of_other_letters_are_other_words(tmp_path: Path) -> None:
     """Not so words of other cases, or of signs that are not seen."""
     words = tmp_path / "words.txt"
