@@ -164,6 +164,7 @@ class Tokenizer:
                 hard_vocab_limit=not is_char,
                 use_all_vocab=is_char,
                 character_coverage=1.0,
+                required_chars="".join(sorted(set("".join(lines)) - set(" ▁▅"))),
                 max_sentence_length=1 << 20,
                 normalization_rule_name="identity",
                 add_dummy_prefix=not is_char,

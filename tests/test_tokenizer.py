@@ -133,6 +133,16 @@ def test_a_character_vocabulary_is_every_character_and_the_special_tokens() -> N
     assert counts[:4] == [0, 0, 0, 0] and set(counts[4:]) == {1}
 
 
+@pytest.mark.parametrize("case", ["upper", "lower", "keep"])
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_every_character_of_the_texts_is_a_token(kind: str, case: Case) -> None:
+    """Also those of a line that sentencepiece skips, for a sign of its own, or cuts out of it."""
+    texts = ["ab▅c", "hello, <unk> <UNK> <s>", "guten tag, <pad>"]
+    size = 30 if kind == "bpe" else None
+    config = TokenizerConfig(kind=kind, case=case, vocab_size=size)
+    assert set(Tokenizer.train(texts, config).unknown(texts)) == {"▅"}
+
+
 def test_an_unknown_character_is_one_unknown_token_without_text() -> None:
     tokenizer = Tokenizer.train(TEXTS, TokenizerConfig())
     assert tokenizer.encode("今龘天").count(UNK) == 1

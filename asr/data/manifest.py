@@ -95,11 +95,14 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
     """Return the cuts of all training manifests of a recipe; for URLs see `load_cuts`.
 
     Manifests that were prepared apart may number their utterances alike: an id that an earlier one
-    has gets the number of its manifest. Raises DataError as `load_cuts` does, and where one
-    utterance is in two manifests.
+    has gets the number of its manifest. Of a recording that an earlier one has too, the earlier
+    text is used, with a warning. Raises DataError as `load_cuts` does, and where one utterance is
+    in two manifests.
     """
     known: dict[str, Cut] = {}
+    earlier = set[tuple[str, float]]()
     for number, path in enumerate(data.train, 1):
+        new, n_again = list[Cut](), 0
         for cut in load_cuts(path, allowed):
             other = known.get(cut.id)
             if other and origins(other) & origins(cut):
@@ -107,8 +110,19 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
                     f"data.train: {data.train_names} hold {cut.id} more than once: list each "
                     "utterance in one manifest"
                 )
-            new = cut.with_id(f"{number}-{cut.id}") if other else cut
-            known[new.id] = new
+            if earlier.isdisjoint(origins(cut)):
+                new.append(cut)
+            else:
+                n_again += 1
+        for cut in new:
+            id = cut.id
+            while id in known:
+                id = f"{number}-{id}"
+            known[id] = cut if id == cut.id else cut.with_id(id)
+        earlier |= {one for cut in new for one in origins(cut)}
+        if n_again:
+            log.warning("%s: %d utterances are of recordings and times that an earlier manifest "
+                        "has: its texts are used", path, n_again)  # fmt: skip
     return CutSet.from_cuts(known.values())
 
 

@@ -16,7 +16,7 @@ _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
 _LONGEST = 20.0  # seconds of a chunk, above which decoding takes none
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
 _KEPT = ("features", "model", "tokenizer")
-_FREE = ("model.dropout", "model.ctc_weight")  # no tensor depends on them
+_FREE = ("model.dropout", "model.ctc_weight")  # no tensor depends on them, above 0
 WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0, "lm_bonus": 0.0}
 
 
@@ -71,7 +71,11 @@ def adapt(
         "freeze": freeze,
     }
     _override(values, overrides)
-    return check_config(values, init)
+    adapted = check_config(values, init)
+    if bool(adapted.model.ctc_weight) != bool(config.model.ctc_weight):
+        head, fix = ("a", "above 0") if config.model.ctc_weight else ("no", "at 0")
+        raise ConfigError(f"--set model.ctc_weight: the bundle has {head} CTC head: leave it {fix}")
+    return adapted
 
 
 def limits(config: Config, overrides: list[str]) -> DataConfig:
@@ -96,11 +100,10 @@ def _given(overrides: list[str]) -> dict[str, Any]:
 def _amount(config: Config, corpus: Corpus, overrides: list[str]) -> tuple[float, int, int]:
     """Return the audio of a batch in seconds, the steps of an epoch, and the epochs."""
     given = _given(overrides)
-    batch_seconds = positive_number(given, "data", "batch_seconds") or _batch_seconds(
-        config, corpus
-    )
+    batch_seconds = positive_number(given, "data", "batch_seconds")
+    batch_seconds = batch_seconds or _batch_seconds(config, corpus, _n_speeds(config, given))
     accumulate = math.ceil(positive_number(given, "training", "accumulate") or 1)
-    audio = corpus.hours * 3600 * len(config.data.speed_factors)
+    audio = corpus.hours * 3600 * _n_speeds(config, given)
     steps = math.ceil(audio / (batch_seconds * accumulate))
     epochs = math.ceil(positive_number(given, "training", "epochs") or 0)
     if not epochs:
@@ -127,9 +130,16 @@ def _override(values: dict[str, Any], overrides: list[str]) -> None:
             raise ConfigError(f"--set {key}: follows from {given_as} of `asr finetune`: give that")
 
 
-def _batch_seconds(config: Config, corpus: Corpus) -> float:
+def _n_speeds(config: Config, given: dict[str, Any]) -> int:
+    """Return at how many speeds each utterance is read; wrong ones are found later."""
+    data = given.get("data")
+    speeds = data.get("speed_factors") if isinstance(data, dict) else None
+    return len(speeds) if isinstance(speeds, list) and speeds else len(config.data.speed_factors)
+
+
+def _batch_seconds(config: Config, corpus: Corpus, n_speeds: int) -> float:
     """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
-    share = corpus.hours * 3600 * len(config.data.speed_factors) / 30
+    share = corpus.hours * 3600 * n_speeds / 30
     return float(round(max(8.0, 2 * corpus.longest, min(config.data.batch_seconds, share))))
 
 

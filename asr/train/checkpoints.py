@@ -197,7 +197,7 @@ def check_room(folder: Path, model: nn.Module, average: int) -> None:
 
 def has_run(out: Path, resume: bool) -> bool:
     """Return whether a folder holds a run. Raises ConfigError if it does and `resume` is False."""
-    if not states(out / "training"):  # a run without a state has nothing to lose
+    if not states(out / "training"):
         return False
     if not resume:
         raise ConfigError(

@@ -23,7 +23,7 @@ from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_w
 from asr.data.places import allowed_by
 from asr.data.replay import Replay
 from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
-from asr.errors import AudioError, ConfigError
+from asr.errors import AudioError, ConfigError, DataError
 from asr.train.distributed import rank, world_size
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class SpeechDataModule(TrainingData):
                 data.dev, n_known, len(self.dev_cuts),
             )  # fmt: skip
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
+        self._check_lengths()
 
     def __str__(self) -> str:
         hours = sum(cut.duration for cut in self.utterances) / 3600
@@ -143,6 +144,28 @@ class SpeechDataModule(TrainingData):
         hop = self.config.features.hop_ms / 1000
         frames = functools.partial(_padded_frames, hop_seconds=hop)
         return self.dataset[[max(filter(None, parts), key=frames)]]
+
+    def _check_lengths(self) -> None:
+        """Raise DataError where an utterance is longer than the recipe's attention takes."""
+        longest, augment = self.config.model.encoder.longest, self.config.augment
+        if longest is None:
+            return
+        slowest = augment.voices.tempo if augment and augment.voices else 1.0
+        last = self.plan(self.config.training.epochs - 1)
+        hop = self.config.features.hop_ms / 1000
+        for name, cuts, factor in (
+            (self.config.data.train_names, chain(*last), slowest),
+            (self.config.data.dev, self.dev_cuts, 1.0),
+        ):
+            cut = max(cuts, key=lambda cut: float(cut.duration))
+            seconds = float(cut.duration) * factor
+            if self.config.model.frontend.steps(round(seconds / hop)) > longest:
+                raise DataError(
+                    f"{name}: {cut.id} has up to {seconds:.2f} s, with the pauses and speeds of "
+                    f"the recipe, and model.encoder.attention.length {longest} is "
+                    f"{longest * self.config.step_seconds:.2f} s: set data.max_seconds, or a "
+                    "greater length"
+                )
 
     def train_dataloader(self) -> DataLoader[MicroBatches]:
         """Return a loader of the epoch's remaining steps."""

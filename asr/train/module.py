@@ -42,8 +42,9 @@ class SpeechModule(TrainingModule):
         self, bundle: Bundle, total_steps: int, texts: Sequence[str] = (), has_words: bool = False
     ) -> None:
         super().__init__(bundle.model, bundle.config, total_steps)
-        for part in self.config.training.freeze:
-            self.model.get_submodule(part).requires_grad_(False)
+        self.frozen = [self.model.get_submodule(part) for part in self.config.training.freeze]
+        for part in self.frozen:
+            part.requires_grad_(False)
         share, training = self.config.model.ctc_weight, self.config.training
         layers, d_model = self.model.encoder.layers, self.config.model.d_model
         with torch.random.fork_rng(devices=[]):

@@ -46,6 +46,7 @@ from asr.train.mirror import run_folder
 from asr.train.module import SpeechModule
 from asr.train.optimizer import check_rates
 from asr.train.schedule import warn_of_warmup
+from asr.train.sounds import check_sounds
 from asr.train.tokens import tokens_of_run
 from asr.train.trainer import fit
 
@@ -74,6 +75,7 @@ def train(config: Config, place: Place, resume: bool = False, device: str = "aut
             "`asr tune --write` or by --lm"
         )
     check_rates(config)
+    check_sounds(config)
     chosen = choose_device(device)
     with init_distributed(chosen) as chosen, run_folder(place) as (out, mirror):
         _train(config, out, resume, chosen, mirror)
@@ -175,9 +177,12 @@ def _check_same_folder(state: Path) -> None:
 
 def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     """Return whether this run was finished before. Raises ConfigError for a different one."""
-    if not has_run(out, resume):
-        return False
     state = out / "training"
+    if not has_run(out, resume):
+        # A kill between a run's first bundle and its first state leaves both bundle and recipe.
+        if (out / WEIGHTS).is_file() and not (state / CONFIG).is_file():
+            raise ConfigError(f"{out}: holds a bundle already: give another folder, or remove it")
+        return False
     before = load_config(state / CONFIG)
     old, new = (
         c.model_copy(update={"data": c.data.model_copy(update=_FREE)}) for c in (before, config)

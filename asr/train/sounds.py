@@ -10,13 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from asr.config import Config
 from asr.decoding.ctc_prefix import BLANK
+from asr.errors import ConfigError
 from asr.model.sounds import SoundsHead
 from asr.pinyin import Units, units_of
 from asr.tokenizer import HAN_LETTER, SPECIAL, normalize_text
 from asr.train.auxiliary import UnitCtc
 
 _SPACE = "▁"  # as a token
+
+
+def check_sounds(config: Config) -> None:
+    """Refuse `training.shared_sounds` where the CTC head is low-rank. Raises ConfigError.
+
+    What characters share is added to the head's weights, and the sum has no such factors.
+    """
+    if config.training.shared_sounds and "ctc_head" in config.model.ranks:
+        raise ConfigError(
+            "training.shared_sounds adds to the weights of the CTC head, and model.ranks has "
+            "factors for them: set training.shared_sounds=false"
+        )
 
 
 def _sounds() -> Units:

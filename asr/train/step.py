@@ -76,6 +76,7 @@ class TrainingModule(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.model, self.config, self.total_steps = model, config, total_steps
+        self.frozen: list[nn.Module] = []
         self.identity: dict[str, str] = {}
         self.counters = TrainingCounters()
         self.dev_sums = torch.zeros(2, 0, dtype=torch.float64)
@@ -114,7 +115,7 @@ class TrainingModule(L.LightningModule):
     @cached_property
     def _kernels(self) -> list[nn.Module]:
         """Return the kernels that each step concerns; a training replaces none of them."""
-        return stepped_kernels(self.model)
+        return stepped_kernels(self.model, self.frozen)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of the model by name, as a bundle has them."""

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from lhotse import CutSet, Recording, load_manifest
 from lhotse.audio.utils import AudioLoadingError
+from lhotse.utils import fastcopy
 
-from asr.data.manifest import load_cuts
+from asr.data.manifest import load_cuts, load_training_cuts
 from asr.errors import DataError
+from asr.training_config import DataConfig
 
 
 @pytest.mark.parametrize(
@@ -73,3 +75,22 @@ def test_a_manifest_runs_no_command(tones: Path, tmp_path: Path, change: dict, m
     with pytest.raises(DataError, match=rf"strange\.jsonl: .*{whole.id}"):
         load_cuts(strange)
     assert not stain.exists()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_no_utterance_of_several_manifests_is_lost(
+    order: int, tones: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their ids may be alike, even where one has the number of its manifest already."""
+    a, b, c, d = list(load_cuts(tones / "train.jsonl.gz"))[:4]
+    texts = {cut.id: cut.supervisions[0].text for cut in (a, b, c, d)}
+    again = fastcopy(a, id="pseudo", supervisions=[fastcopy(a.supervisions[0], text="false")])
+    CutSet.from_cuts([a.with_id("x"), d]).to_file(tmp_path / "1.jsonl")
+    second = [b.with_id("2-x"), c.with_id("x")][::order]
+    CutSet.from_cuts([*second, again]).to_file(tmp_path / "2.jsonl")
+    names = [str(tmp_path / name) for name in ("1.jsonl", "2.jsonl")]
+    data = DataConfig.model_validate({"train": names, "dev": names[0]})
+    found = load_training_cuts(data)
+    assert sorted(cut.supervisions[0].text for cut in found) == sorted(texts.values())
+    assert len({cut.id for cut in found}) == 4
+    assert f"{names[1]}: 1 utterances are of recordings and times that an earlier" in caplog.text

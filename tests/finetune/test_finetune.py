@@ -35,6 +35,7 @@ from asr.train.module import SpeechModule
 from asr.train.run import train
 from asr.training_config import MuonConfig
 from tests.helpers import (
+    ENCODER,
     FREQS,
     VOCAB,
     build,
@@ -483,6 +484,19 @@ def test_frozen_sparse_maps_are_not_rewired(tones: Path, tmp_path: Path) -> None
     assert moved and not any(".encoder." in name for name in moved)
 
 
+@pytest.mark.parametrize("kind", ["routing", "performer"])
+def test_a_frozen_kernel_of_attention_stays(kind: str, tones: Path, tmp_path: Path) -> None:
+    attention = {"kind": kind} | ENCODER[kind]
+    model = {"encoder": {"n_layers": 1, "attention": attention}}
+    for freeze in ([], ["encoder"]):
+        training = {"epochs": 1, "average": 1, "freeze": freeze}
+        config = Config.model_validate(tones_recipe(tones, model=model, training=training))
+        torch.manual_seed(1)
+        texts = ["一二三四五"]
+        module = SpeechModule(Bundle.create(config, Tokenizer.train(texts, config.tokenizer)), 1)
+        assert bool(module._kernels) == (not freeze)
+
+
 def test_amount_of_data_decides_how_long_and_values_can_be_set(
     learned: Path, more: Path, tmp_path: Path
 ) -> None:
@@ -524,6 +538,28 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
     assert config.training.schedule.kind == "constant" and config.training.average == 3
     config = adapt(bundle.config, hour, tmp_path, None, [], ["model.dropout=0.3"])
     assert config.model.dropout == 0.3
+    speeds = [len(bundle.config.data.speed_factors), 3]
+    minutes = corpus_of({8000: 0.03}, "")
+    passes = [
+        n * adapt(bundle.config, minutes, tmp_path, None, [], list(sets)).training.epochs
+        for n, sets in zip(speeds, [(), ("data.speed_factors=[0.9, 1.0, 1.1]",)], strict=True)
+    ]
+    assert passes[0] == pytest.approx(passes[1], rel=0.2), "three speeds, a third of the epochs"
+
+
+@pytest.mark.parametrize(("has_head", "said"), [(True, "a CTC head: leave it above 0"),
+                                                (False, "no CTC head: leave it at 0")])  # fmt: skip
+def test_a_head_that_the_bundle_lacks_is_refused_at_once(
+    has_head: bool, said: str, learned: Path, tmp_path: Path
+) -> None:
+    config = Bundle.load(learned).config
+    weight, other = (0.3, 0) if has_head else (0.0, 0.3)
+    decoding = config.decoding.model_copy(update={"ctc_weight": weight, "method": "joint"})
+    model = config.model.model_copy(update={"ctc_weight": weight})
+    config = config.model_copy(update={"model": model, "decoding": decoding})
+    sets = [f"model.ctc_weight={other}", f"decoding.ctc_weight={other}"]
+    with pytest.raises(ConfigError, match=f"--set model.ctc_weight: the bundle has {said}"):
+        adapt(config, corpus_of({8000: 0.5}, ""), tmp_path, None, [], sets)
 
 
 def test_unknown_characters_are_those_of_the_utterances_that_will_train(

@@ -183,6 +183,36 @@ def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
     values["model"] = {**values["model"], "d_inner": 96}
     with pytest.raises(ConfigError, match="another model"):
         train(Config.model_validate(values), run, resume=True)
+    shutil.rmtree(run / "training")  # as to save room
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="holds a bundle already: give another folder"):
+            train(Config.model_validate(values), run, resume=resume)
+    assert (run / "model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("change", ["speeds", "pauses", "tempo", "dev", "nothing"])
+def test_an_utterance_longer_than_the_attention_is_refused_before_the_first_step(
+    change: str, tones: Path, tmp_path: Path
+) -> None:
+    """Or training would end in the middle, and again wherever it resumes."""
+    attention = {"kind": "linformer", "rank": 5, "length": 13}  # 0.52 s
+    values = tones_recipe(tones, model={"encoder": {"n_layers": 1, "attention": attention}})
+    values["augment"] |= {
+        "voices": {"tempo": 1.3} if change == "tempo" else None,
+        "pauses": {"from_epoch": 2} if change == "pauses" else None,
+    }
+    values["data"]["speed_factors"] = [0.7, 1.0] if change == "speeds" else [1.0]
+    if change == "dev":
+        values["data"]["dev"] = str(tmp_path / "dev.jsonl.gz")
+        first, *others = load_cuts(tones / "dev.jsonl.gz")
+        CutSet.from_cuts([first.pad(0.6), *others]).to_file(values["data"]["dev"])
+    config = Config.model_validate(values)
+    if change == "nothing":
+        SpeechDataModule(config)
+        return
+    with pytest.raises(DataError, match=r"length 13 is 0\.52 s: set data\.max_seconds, or"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run/model.safetensors").exists()
 
 
 def test_a_damaged_or_foreign_state_is_refused_in_a_sentence(tones: Path, tmp_path: Path) -> None:

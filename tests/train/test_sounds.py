@@ -13,9 +13,11 @@ from asr.config import Config
 from asr.data.manifest import load_cuts
 from asr.decoding.ctc_prefix import BLANK
 from asr.decoding.options import DecodingOptions
+from asr.errors import ConfigError
 from asr.evaluation.evaluate import evaluate
 from asr.tokenizer import SPECIAL, Tokenizer
 from asr.train.module import SpeechModule
+from asr.train.run import train
 from asr.train.sounds import Readings, SharedSounds
 from asr.transcription.recognizer import Recognizer
 from tests.helpers import run_cli, speak, tones_recipe, write_recipe
@@ -78,6 +80,14 @@ def test_the_bundle_has_the_sum_and_the_dev_cer_of_training(tones: Path, tmp_pat
     options = recognizer.config.decoding.model_copy(update={**decoding, "beam_size": 1})
     found = evaluate(recognizer, load_cuts(tones / "dev.jsonl.gz"), options)
     assert 100 * found.cer == pytest.approx(best, abs=1e-4)
+
+
+def test_a_low_rank_head_is_refused_before_the_first_step(tones: Path, tmp_path: Path) -> None:
+    values = tones_recipe(tones, model={"ranks": {"ctc_head": 4}}, training={"shared_sounds": True})
+    with pytest.raises(ConfigError, match=r"factors for them: set training\.shared_sounds=false"):
+        train(Config.model_validate(values), tmp_path / "run")
+    values["training"] |= {"shared_sounds": False, "epochs": 1, "average": 1}
+    assert train(Config.model_validate(values), tmp_path / "run") == tmp_path / "run"
 
 
 def test_a_character_has_the_reading_that_it_has_most_often() -> None:

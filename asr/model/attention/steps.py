@@ -8,13 +8,14 @@ from asr.model.attention.linear import PerformerAttention
 from asr.model.attention.routing import RoutingAttention
 
 
-def stepped_kernels(network: nn.Module) -> list[nn.Module]:
-    """Return the kernels of a network that the functions below are for.
+def stepped_kernels(network: nn.Module, frozen: Iterable[nn.Module] = ()) -> list[nn.Module]:
+    """Return the kernels of a network that the functions below are for, but of frozen parts.
 
     A training finds them once: to walk through all modules at each step takes milliseconds.
     """
     kinds = PerformerAttention, RoutingAttention
-    return [module for module in network.modules() if isinstance(module, kinds)]
+    left = {module for part in frozen for module in part.modules()}
+    return [each for each in network.modules() if isinstance(each, kinds) and each not in left]
 
 
 def follow_step(modules: Iterable[nn.Module], step: int) -> None:
