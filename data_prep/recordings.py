@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from asr.errors import DataError
 from asr.runtime.storage import RemoteFile, find_remote
-from asr.transcription.jobs import RARER, SUFFIXES
+from asr.transcription.jobs import RARER, SUFFIXES, is_content
 from data_prep.corpus_writer import REPORT
 
 
@@ -70,7 +70,8 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
     """Yield the recordings below a folder, without converted ones, and their paths in it."""
     if isinstance(root, str):
         try:
-            yield from find_remote(root, SUFFIXES | RARER)
+            found = find_remote(root, SUFFIXES | RARER)
+            yield from ((file, path) for file, path in found if is_content(path))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise DataError(
@@ -79,7 +80,8 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
         return
     for path in _files(root):
         is_own = Path(path.stem).suffix.lower() in SUFFIXES and _is_copy(path, root, converted)
-        if _suffix(path) in SUFFIXES | RARER and path.is_file() and not is_own:
+        is_recording = _suffix(path) in SUFFIXES | RARER and is_content(path)
+        if is_recording and path.is_file() and not is_own:
             yield path, path.relative_to(root)
 
 

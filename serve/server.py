@@ -36,7 +36,7 @@ def configure(app: FastAPI, host: str, port: int) -> uvicorn.Config:
         port,
         http=HttpProtocol,
         ws=LiveProtocol,
-        ws_max_size=2**18,
+        ws_max_size=2**21,  # the routes take less, and say so
         ws_per_message_deflate=False,  # speech does not shrink, and bombs would grow
         backlog=backlog(),
         # Longer than the minute after which load balancers close idle connections.

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from multiprocessing import Pipe
 from pathlib import Path
 from subprocess import PIPE
@@ -243,9 +244,10 @@ def copied(bundle: Path, folder: Path, **changes: object) -> Path:
 
 
 def encode(
-    path: Path, rate: int = 48000, seconds: float = 1.0, channels: int = 1, **options: str
-) -> Path:
-    """A tone of 440 Hz as a file that libsndfile does not read, by its suffix."""
+    path: Path, rate: int = 48000, seconds: float = 1.0, channels: int = 1, gap: float = 0.0,
+    **options: str,
+) -> Path:  # fmt: skip
+    """A tone of 440 Hz as a file that libsndfile does not read, with a gap in its middle."""
     import av
 
     codecs = {".webm": "libopus", ".mka": "pcm_s16le", ".mov": "alac", ".amr": "libopencore_amrnb"}
@@ -259,9 +261,13 @@ def encode(
         frame = av.AudioFrame.from_ndarray(np.tile(wave, (channels, 1)), "fltp", layout)
         frame.sample_rate = rate
         size = stream.codec_context.frame_size or 1024
-        resampler = av.AudioResampler(stream.format, layout, rate, size)
+        resampler, n_encoded = av.AudioResampler(stream.format, layout, rate, size), 0
         for part in resampler.resample(frame) + resampler.resample(None):
+            is_late = gap and n_encoded >= rate * seconds / 2
+            part.pts = n_encoded + (round(gap * rate) if is_late else 0)
+            part.time_base = Fraction(1, rate)
             file.mux(stream.encode(part))
+            n_encoded += part.samples
         file.mux(stream.encode(None))
     return path
 

@@ -49,6 +49,7 @@ class _Note(FrozenModel):
     seconds: float = 0.0
     ends_with_audio: bool = False
     n_damaged: int = 0
+    silence: float = 0.0
     error: str = ""
     reason: str = ""
     is_end: bool = False
@@ -81,13 +82,14 @@ class Media:
 
     The first pair has no samples: then `seconds`, the length by the header, is known, if it is at
     all, and `ends_with_audio`, whether the file has nothing else. `place` is how far the file was
-    read; at the end `n_damaged` counts the packets that could not be decoded. Iterating raises
-    AudioError.
+    read; at the end `n_damaged` counts the packets that could not be decoded, and `silence` is the
+    seconds for which the file has no audio, where there are zeros. Iterating raises AudioError.
     """
 
     def __init__(self, binary: BinaryIO, format: str, label: str) -> None:
         self.binary, self.format, self.label = binary, format, label
         self.seconds, self.place, self.n_damaged, self.ends_with_audio = 0.0, 0, 0, False
+        self.silence = 0.0
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         if not is_installed():
@@ -118,6 +120,11 @@ class Media:
                 f"{self.label} cannot be decoded with the memory and the time that a recording "
                 f"may take, or it crashes the decoder: {_CONVERT}"
             )
+
+    @property
+    def has_gaps(self) -> bool:
+        """Return whether audio is missing before its end, be it lost or never recorded."""
+        return self.silence > _TOLERANCE
 
     def announces_more(self, seconds: float) -> bool:
         """Return whether the header announced more than so many seconds."""
@@ -159,6 +166,7 @@ class Media:
             )
         self.seconds = max(self.seconds, note.seconds)
         self.n_damaged += note.n_damaged
+        self.silence += note.silence
         self.ends_with_audio |= note.ends_with_audio
         return note.is_end
 

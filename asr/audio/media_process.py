@@ -26,6 +26,7 @@ _MEMORY = 1 << 30
 _BLOCK_SECONDS = 30  # of a processor: what takes longer has no end
 _BUFFER = 1 << 18
 _NEAR = 0.02  # of a length
+_GAP, _MOST_SILENCE = 0.05, 4 * 3600.0  # seconds: what is no gap, and what gaps have together
 _CODECS = (
     "aac", "aac_latm", "alac", "ac3", "eac3", "amrnb", "amrwb", "flac", "libopencore_amrnb",
     "libopencore_amrwb", "libopus", "mp1", "mp2", "mp3", "mp3float", "opus", "pcm_alaw",
@@ -103,6 +104,40 @@ def frames(
     note(place, n_damaged=n_damaged)
 
 
+class Blocks:
+    """Writes audio as interleaved float32, a block when there is enough of one rate."""
+
+    def __init__(self) -> None:
+        self.kind, self.place, self.block = (0, 0), 0, bytearray()
+        self.resampler = av.AudioResampler("flt")
+
+    def add(self, place: int, frame: av.AudioFrame, gap: float) -> None:
+        """Add a frame behind so many seconds of silence."""
+        kind = (frame.sample_rate, frame.layout.nb_channels)
+        if kind != self.kind:
+            self.flush()
+            self.resampler, self.kind = av.AudioResampler("flt"), kind
+        self.place = place
+        n_silent = 4 * kind[1] * round(gap * kind[0])
+        for first in range(0, n_silent, _BLOCK_BYTES):
+            self._append(bytes(min(_BLOCK_BYTES, n_silent - first)))
+        for part in self.resampler.resample(frame):
+            self._append(bytes(part.planes[0])[: 4 * kind[1] * part.samples])
+
+    def flush(self) -> None:
+        """Write what is left of a block."""
+        if self.block:
+            send(*self.kind, self.place, bytes(self.block))
+        self.block = bytearray()
+
+    def _append(self, content: bytes) -> None:
+        self.block += content
+        whole = _BLOCK_BYTES - _BLOCK_BYTES % (4 * self.kind[1])
+        while len(self.block) >= whole:
+            send(*self.kind, self.place, bytes(self.block[:whole]))
+            del self.block[:whole]
+
+
 def decode(format: str) -> None:
     """Write the blocks of the first audio track as interleaved float32."""
     container = av.open(
@@ -125,24 +160,17 @@ def decode(format: str) -> None:
         note(seconds=float(stream.duration * stream.time_base))
     # MP4 has an index behind the audio, and another track may be longer.
     note(ends_with_audio=format != "mov" and len(container.streams) == 1)
-    resampler, now, block, place = av.AudioResampler("flt"), (0, 0), bytearray(), 0
-    decoded, end = 0.0, None
+    blocks, decoded, silence, end = Blocks(), 0.0, 0.0, None
+    start = (container.start_time or 0) / av.time_base
     for place, frame in frames(container, stream):
         seconds = frame.samples / frame.sample_rate
-        decoded, end = decoded + seconds, None if frame.time is None else frame.time + seconds
-        kind = (frame.sample_rate, frame.layout.nb_channels)
-        if kind != now:
-            if block:
-                send(*now, place, bytes(block))
-            resampler, now, block = av.AudioResampler("flt"), kind, bytearray()
-        for part in resampler.resample(frame):
-            block += bytes(part.planes[0])[: 4 * kind[1] * part.samples]
-        whole = _BLOCK_BYTES - _BLOCK_BYTES % (4 * kind[1])
-        while len(block) >= whole:
-            send(*now, place, bytes(block[:whole]))
-            del block[:whole]
-    if block:
-        send(*now, place, bytes(block))
+        gap = 0.0 if frame.time is None else frame.time - start - decoded
+        gap = gap if _GAP < gap < _MOST_SILENCE - silence else 0.0
+        blocks.add(place, frame, gap)
+        decoded, silence = decoded + gap + seconds, silence + gap
+        end = None if frame.time is None else frame.time + seconds
+    blocks.flush()
+    note(silence=silence)
     if end is not None and (length := _announced(container, stream)):
         note(seconds=decoded + max(0.0, length - end))
 

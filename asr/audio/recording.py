@@ -242,6 +242,11 @@ class Recording:
                 f"{self.label} is damaged: {media.n_damaged} packets of it could not be decoded, "
                 "and audio is missing there"
             )
+        if media.has_gaps:
+            self._warn(
+                f"{self.label} has no audio for {media.silence:.2f} seconds of it, where silence "
+                "is taken to be"
+            )
         if media.ends_with_audio and size - media.place > max(_IGNORED_BYTES, size // 20):
             self._warn_of_rest(media.place, size)
 

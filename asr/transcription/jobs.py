@@ -177,7 +177,9 @@ def _found(argument: str) -> _Found:
         return _found_remote(argument)
     path = Path(argument)
     if S_ISDIR(_mode(path)):
-        below = _files(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES | RARER)
+        below = _files(
+            p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES | RARER and is_content(p)
+        )
         if not below:
             raise DataError(f"{argument}: no recording in this folder ({_SUFFIXES}): give another")
         return _without_twins([(p, p.relative_to(path)) for p in below])
@@ -201,7 +203,12 @@ def _found_remote(url: str) -> _Found:
         raise DataError(f"{url}: cannot be listed ({reason}): check the URL and the key") from error
     if not found:
         raise DataError(f"{url}: no recording there ({_SUFFIXES}): give another")
-    return _without_twins(found)
+    return _without_twins([each for each in found if len(found) == 1 or is_content(each[1])])
+
+
+def is_content(path: PurePath) -> bool:
+    """Tell whether a file is one of a user, and not what macOS keeps beside each of them."""
+    return not path.name.startswith("._")
 
 
 def _without_twins(found: _Found) -> _Found:

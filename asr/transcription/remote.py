@@ -152,6 +152,8 @@ async def _transcribe(
         return AudioError(f"{task.recording} changed while it was sent: send it when it is whole")
     except AudioError as error:
         return AudioError(f"{task.recording}: {error}", error.code)
+    for sentence in reply.warnings:
+        _log.warning("%s: %s", task.recording, sentence)
     return reply.as_file(format)
 
 

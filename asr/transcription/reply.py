@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 
@@ -14,6 +15,7 @@ from asr.errors import ConfigError
 
 _SPAN = re.compile(r"(\S+) --> (\S+)")
 _CLOCK = re.compile(r"(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6})(?:[,.](\d{1,3}))?")
+WARNINGS = "x-asr-warnings"  # sentences as in a URL, a comma between two
 _LONGEST = 300  # characters of a service's own words in a message
 
 
@@ -50,6 +52,12 @@ class Reply:
     def reason(self) -> str:
         """Return why a request failed, in the service's words."""
         return shortened(str(self.error.get("message") or f"answered {self.status}"))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what our service tells of a recording beside a text without fields."""
+        sentences = self.headers.get(WARNINGS, "").split(",")
+        return [shortened(unquote(sentence.strip())) for sentence in sentences if sentence.strip()]
 
     @property
     def retry_after(self) -> float:

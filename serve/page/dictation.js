@@ -1,5 +1,5 @@
-// Dictation into the microphone with live text. No audio is lost: if live text fails, recording
-// continues, and the whole recording is sent as a file afterwards.
+// Dictation into the microphone with live text. If live text fails, recording continues, and the
+// whole recording is sent as a file afterwards; the page can save it.
 
 import { Microphone } from "./microphone.js";
 import { Live } from "./service.js";

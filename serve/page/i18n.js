@@ -24,6 +24,7 @@ const CHINESE = {
   "Position": "位置",
   "Transcript": "文字",
   "Save": "保存",
+  "Save the recording": "保存录音",
   "Copy": "复制",
   "Click a word to play it; with the keyboard, arrows move and Enter plays.":
     "点击文字即从该处播放；也可用方向键移动，回车播放。",

@@ -9,7 +9,7 @@ import { Transcript } from "./transcript.js";
 
 const $ = (id) => document.getElementById(id);
 
-const items = []; // {file, state, text, progress, result, error, row}: the queue, in order
+const items = []; // {file, state, text, progress, result, error, row, spoken, live, kept}: the queue, in order
 let shown = null; // the item whose text is on the page
 let request = null; // the AbortController of the running one
 let dictation = null; // from the microphone's opening to the last text
@@ -72,7 +72,7 @@ async function run() {
       set(item, { state: "done", result });
     } catch (error) {
       if (error.name === "AbortError") continue; // it is marked as cancelled
-      set(item, { state: "failed", error });
+      set(item, { state: "failed", error, result: kept(item) });
       if (error.status === 401) break;
     }
   }
@@ -80,10 +80,23 @@ async function run() {
   if (shown) draw();
 }
 
-function cancel() {
-  request?.abort();
+/** What live text had found before it failed, where nothing else can be found. */
+function kept({ kept: segments }) {
+  if (!segments?.length) return undefined;
+  const text = segments.map((segment) => segment.text).join(" ");
+  return { segments, text, duration: segments.at(-1).end };
+}
+
+/** Ends a dictation whose text may still be coming. */
+function endDictation() {
   dictation?.cancel();
   dictation = null;
+  for (const item of items) if (item.live) set(item, { state: "cancelled", live: false });
+}
+
+function cancel() {
+  request?.abort();
+  endDictation();
   for (const item of items) {
     if (["waiting", "running"].includes(item.state)) set(item, { state: "cancelled" });
   }
@@ -108,7 +121,7 @@ function show(item) {
 
 /** Draws the shown item: all of it, or only how far it is. */
 function draw(whole = true) {
-  const { file, state, text, progress, result, error } = shown;
+  const { file, state, text, progress, result, error, spoken } = shown;
   const running = state === "running";
   if (whole) {
     transcript.clear();
@@ -116,6 +129,8 @@ function draw(whole = true) {
     if (result && !result.text) transcript.addNothing();
     transcript.addHypotheses(result?.segments.length === 1 ? result.segments[0].nbest : []);
     $("take").hidden = $("how").hidden = !result;
+    for (const format of ["srt", "vtt"]) $(`as-${format}`).hidden = !result?.[format];
+    $("keep").hidden = !spoken;
     $("warnings").textContent = (result?.warnings ?? []).join(" ");
     $("warnings").hidden = !result?.warnings?.length;
     $("error").hidden = $("unlock").hidden = true;
@@ -140,7 +155,7 @@ function showRecording(running) {
 }
 
 async function dictate() {
-  cancel();
+  endDictation(); // recordings that wait go on beside it
   shown = null;
   for (const id of ["error", "unlock", "player", "result", "take", "how", "progress", "cancel"]) $(id).hidden = true;
   $("spoken").textContent = "";
@@ -170,13 +185,15 @@ async function dictate() {
       showRecording(false);
       $("record").focus();
       [item] = add([file], "running");
+      Object.assign(item, { spoken: true, live: true });
       show(item);
       segments.forEach((segment) => transcript.add(segment));
       $("result").hidden = !segments.length;
     },
     done: (end) => {
       dictation = null;
-      set(item, end ? { state: "done", result: { ...end, segments } } : { state: "waiting" });
+      const changes = end ? { state: "done", result: { ...end, segments } } : { state: "waiting", kept: segments };
+      set(item, { ...changes, live: false });
       if (!end) run();
     },
   });
@@ -203,9 +220,10 @@ async function listModels() {
 }
 
 function download(format) {
-  const { type, write } = FORMATS[format];
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([write(shown.result)], { type: `${type};charset=utf-8` }));
+  const { type, write } = FORMATS[format] ?? {};
+  const content = write ? new Blob([write(shown.result)], { type: `${type};charset=utf-8` }) : shown.file;
+  link.href = URL.createObjectURL(content);
   link.download = `${shown.file.name.replace(/\.[^.]*$/, "")}.${format}`;
   link.click();
   URL.revokeObjectURL(link.href);

@@ -34,7 +34,7 @@ from serve.settings import DEFAULT_MODEL, Settings
 router = APIRouter()
 
 PROTOCOL = "realtime"  # which OpenAI's client for browsers offers
-_MAX_MESSAGE = 2**18 - 1  # bytes: four seconds of 24 kHz in base64
+_MAX_MESSAGE = 2**20  # bytes: 16 seconds of 24 kHz in base64
 _LEAST_SECONDS = 0.1  # of audio that can be committed
 
 Fields = dict[str, JsonValue]
@@ -195,7 +195,9 @@ class Talk:
             session = begin(state, self._options.model, format.sample_rate, silence, words)
             self._turn = Turn(session, self._seconds, self._options, self._conversation)
             await self._turns.put(self._turn)
-        await self._turn.session.feed(pcm)
+        second = 2 * format.sample_rate
+        for start in range(0, len(pcm), second):  # each waits for room
+            await self._turn.session.feed(pcm[start : start + second])
 
     async def _commit(self) -> None:
         seconds = self._turn.session.seconds if self._turn else 0.0

@@ -3,14 +3,17 @@
 import zlib
 from collections.abc import Sequence
 from math import log
+from urllib.parse import quote
 
 from asr.tokenizer import normalize_text
+from asr.transcription.reply import WARNINGS
 from asr.transcription.transcript import Segment, Transcript
 from asr.transcription.writers import as_srt, as_vtt, words
 from serve.engine.messages import Done
 from serve.routes import schemas
 from serve.routes.schemas import TranscriptionForm
 
+_MOST_HEADER = 4096  # bytes; clients take 8 KiB and more
 _LEAST = 1e-10  # a confidence whose logarithm is finite
 
 
@@ -42,6 +45,15 @@ def verbose(transcript: Transcript, form: TranscriptionForm) -> schemas.VerboseT
         usage=schemas.Usage(seconds=transcript.duration),
         warnings=list(transcript.warnings) or None,
     )
+
+
+def warnings_header(warnings: Sequence[str]) -> dict[str, str]:
+    """Return the header that tells warnings beside a text by itself, as many as fit."""
+    value = ""
+    for sentence in map(quote, warnings):
+        if len(value) + len(sentence) < _MOST_HEADER:
+            value += f"{', ' if value else ''}{sentence}"
+    return {WARNINGS: value} if value else {}
 
 
 def native(done: Done, model: str) -> schemas.NativeDone:

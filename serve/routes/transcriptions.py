@@ -89,11 +89,12 @@ async def transcribe(
     if form.stream:
         return await _stream(request, events, lambda done: responses.brief(done.transcript, form))
     transcript = (await _outcome(events)).transcript
+    headers = responses.warnings_header(transcript.warnings)
     if form.response_format == "text":
-        return PlainTextResponse(transcript.text)
+        return PlainTextResponse(transcript.text, headers=headers)
     if form.response_format in _SUBTITLES:
         subtitles = await asyncio.to_thread(FORMATS[form.response_format], transcript)
-        return Response(subtitles, media_type=_SUBTITLES[form.response_format])
+        return Response(subtitles, 200, headers, _SUBTITLES[form.response_format])
     body = responses.verbose if form.response_format == "verbose_json" else responses.brief
     return await _json(lambda: body(transcript, form), exclude_none=True)
 

@@ -167,6 +167,38 @@ def test_the_recording_is_kept_where_live_text_fails(browser, trained_service):
             assert any(url.endswith("/v1/transcribe") for url in seen.urls)
 
 
+def test_text_and_recording_are_kept_where_the_service_does_not_take_it(browser, trained_service):
+    """As after minutes of a dictation whose connection breaks."""
+    with changed(trained_service, max_live_seconds=2.0, max_bytes=60_000):
+        options = {"permissions": ["microphone"], "accept_downloads": True}
+        with opened(browser, trained_service, **options) as (page, seen):
+            loaded(page)
+            page.get_by_role("button", name="Record").click()
+            expect(page.locator("#status")).to_have_text(re.compile("at most 2 seconds"))
+            page.get_by_role("button", name="Stop").click()
+            expect(page.get_by_role("alert")).to_have_text(re.compile("larger than the 60000 by"))
+            assert text_of(page)
+            assert not page.get_by_role("button", name="srt").is_visible()
+            with page.expect_download() as download:
+                page.get_by_role("button", name="Save the recording").click()
+            assert sf.info(download.value.path()).duration > 1.9
+            seen.problems = [p for p in seen.problems if "status of 413" not in p]
+
+
+def test_a_recording_leaves_those_that_wait_alone(browser, trained_service, spoken):
+    with opened(browser, trained_service, permissions=["microphone"]) as (page, _):
+        loaded(page)
+        with stopped(trained_service.engine.pid):
+            page.set_input_files("#file", [spoken, spoken])
+            expect(page.locator("#queue .state")).to_have_text([re.compile("%"), "waiting"])
+            page.get_by_role("button", name="Record").click()
+            expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        page.wait_for_timeout(500)
+        page.get_by_role("button", name="Stop").click()
+        length = re.compile(r"^\d:\d\d$")
+        expect(page.locator("#queue .state")).to_have_text([length, length, length])
+
+
 def test_the_keyboard_is_enough(browser, trained_service, library, sentence):
     expected = library.transcribe(sentence)
     with opened(browser, trained_service, reduced_motion="reduce") as (page, _):

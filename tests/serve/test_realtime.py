@@ -351,6 +351,20 @@ def test_what_ends_a_session_comes_after_its_text(both: Service) -> None:
             assert len(of(events, COMMITTED)) == 1
 
 
+@pytest.mark.parametrize("model", ["old", "new"])
+def test_a_large_message_is_taken_and_a_larger_one_answered(both: Service, model: str) -> None:
+    audio, texts, _ = spoken(630, 3)
+    with connected(both, model=model) as connection:
+        configure(connection, turn_detection=None)
+        assert len(as_sent(audio)) > 2**18
+        connection.input_audio_buffer.append(audio=as_sent(audio))
+        connection.input_audio_buffer.commit()
+        completed = until(connection, COMPLETED)[-1]
+        assert completed.transcript.replace(" ", "") == "".join(texts)
+        connection.input_audio_buffer.append(audio=as_sent(bytes(2**20)))
+        assert last_error(connection)[0] == "message_too_large"
+
+
 def test_unknown_models_keys_and_full_services_are_refused(both: Service) -> None:
     url = f"http://{both.host}:{both.port}/v1"
     options: Any = {"proxy": None}

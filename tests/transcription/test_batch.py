@@ -66,7 +66,7 @@ def test_files_folders_and_globs_are_found_once(folder: Path, tmp_path: Path) ->
 
 
 def test_rarer_formats_of_a_folder_are_found_but_not_twice(tmp_path: Path) -> None:
-    for name in ("a.sph", "b.W64", "c.au", "c.snd", "d.sph", "d.wav", "e.txt"):
+    for name in ("a.sph", "b.W64", "c.au", "c.snd", "d.sph", "d.wav", "e.txt", "._d.wav"):
         (tmp_path / name).touch()
     assert names(find_tasks([str(tmp_path)], tmp_path / "out", "txt")) == [
         "a.sph", "b.W64", "c.au", "d.wav",  # d.sph is what d.wav was made of, c.snd is c.au

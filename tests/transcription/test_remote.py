@@ -1,6 +1,7 @@
 """`asr transcribe --server`: the texts of the command line, by a service; services that fail."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -76,6 +77,15 @@ def test_it_prints_in_order_and_continues_after_a_bad_one(trained_bundle, folder
     assert (
         found["text"] == found["segments"][0]["text"] == here.stdout.splitlines()[1].split("\t")[1]
     )
+
+
+@pytest.mark.parametrize("format", ["txt", "srt", "tsv"])
+def test_what_the_service_warns_of_is_told(format, folder, url, tmp_path):
+    whole = next(folder.rglob("*.wav")).read_bytes()
+    (tmp_path / "录音.wav").write_bytes(whole[: len(whole) // 2])
+    done = run_cli("transcribe", tmp_path / "录音.wav", "--server", url, "--format", format)
+    assert done.returncode == 0 and done.stdout
+    assert re.search(r"录音.wav: .* is truncated: only its first \d", done.stderr)
 
 
 def test_a_killed_job_continues_where_it_was(folder, url, tmp_path):
