@@ -32,6 +32,7 @@ _NORMALIZER, _RULES = 3, (2, 6)
 _SIZES = {1: 8, 2: 0, 5: 4}  # bytes of a protobuf field by its kind, 0 where it says its own
 
 _HAN = r"\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNKNOWN = "\ue000"  # a character of private use, which no tokens have
 _SPACE_BESIDE_HAN = re.compile(rf"(?<=[{_HAN}]) | (?=[{_HAN}])")
 HAN_LETTER = re.compile(rf"[{_HAN}]")
 
@@ -197,6 +198,14 @@ class Tokenizer:
     def scores(self) -> list[float]:
         """Return sentencepiece's score of each token; that of a character is its log-frequency."""
         return [self._sp.get_score(i) for i in range(self.vocab_size)]
+
+    def within(self, text: str) -> list[int]:
+        """Return the tokens of a text where it follows a Chinese character.
+
+        There is no space before it, which is put before each text for tokens of several characters.
+        """
+        tokens: list[int] = self._sp.encode(_UNKNOWN + self.normalize(text))
+        return tokens[tokens.index(UNK) + 1 :] if UNK in tokens else tokens
 
     def unknown(self, texts: Iterable[str]) -> Counter[str]:
         """Count the characters of texts that become UNK, a space as ▁."""

@@ -21,16 +21,17 @@ import torch
 from lhotse import CutSet
 from torch import Tensor, nn
 
-from asr.bundle import WEIGHTS, Bundle
+from asr.bundle import CONFIG, WEIGHTS, Bundle, is_within
 from asr.compression.solvers import SOLVERS, Method
 from asr.data.manifest import load_cuts
-from asr.errors import ConfigError
+from asr.errors import BundleError, ConfigError
 from asr.evaluation.evaluate import evaluate
 from asr.evaluation.records import Evaluation
 from asr.model.factorization import factorable, factors_of, low_rank_pair, weight_matrices
 from asr.model.size import count_parameters
 from asr.reporting.model_card import model_card
 from asr.reporting.results import write_evaluation
+from asr.runtime.files import open_regular
 from asr.runtime.int8 import from_int8, to_int8
 from asr.transcription.recognizer import Recognizer
 
@@ -193,11 +194,13 @@ def _with_language_model(bundle: Bundle, source: Path, out: Path) -> Bundle:
     if decoding.lm is None or not decoding.lm.exists():
         return bundle
     copied = out / decoding.lm.resolve().relative_to(source.resolve())
-    copied.parent.mkdir(parents=True, exist_ok=True)
-    if decoding.lm.is_dir():
-        shutil.copytree(decoding.lm, copied, ignore=shutil.ignore_patterns("training"))
-    else:
-        shutil.copyfile(decoding.lm, copied)
+    names = (CONFIG, WEIGHTS) if decoding.lm.is_dir() else ("",)
+    for file, copy in ((decoding.lm / name, copied / name) for name in names):
+        if not is_within(source, file):  # a stranger's link to what others should not get
+            raise BundleError(f"{file}: leads out of the bundle: put the file itself there")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with open_regular(file) as content, copy.open("wb") as target:
+            shutil.copyfileobj(content, target)
     decoding = decoding.model_copy(update={"lm": copied})
     return replace(bundle, config=bundle.config.model_copy(update={"decoding": decoding}))
 

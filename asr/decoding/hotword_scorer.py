@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asr.decoding.hotwords import Hotword
 from asr.decoding.phrase_trie import PhraseTrie, State
-from asr.tokenizer import UNK, Tokenizer
+from asr.tokenizer import HAN_LETTER, UNK, Tokenizer
 
 _MOST_NAMED = 10  # skipped phrases that a warning names
 
@@ -26,12 +26,16 @@ class Hotwords:
     def of(cls, hotwords: tuple[Hotword, ...], weight: float, tokenizer: Tokenizer) -> "Hotwords":
         """Return the hotwords by a tokenizer; those without a weight have this one."""
         phrases, skipped = [], []
+        has_han = any(map(HAN_LETTER.search, tokenizer.tokens()))
         for phrase, own in hotwords:
             tokens = tokenizer.encode(phrase)
+            within = tokenizer.within(phrase) if has_han else tokens
             if not tokens or UNK in tokens:
                 skipped.append(phrase)
-            else:
-                phrases.append((tokens, weight if own is None else own))
+                continue
+            # The first is that of a text's beginning; with a space by itself it contains the other.
+            forms = [within] if within in (tokens, tokens[1:]) else [tokens, within]
+            phrases += [(form, weight if own is None else own) for form in forms]
         return cls(PhraseTrie(phrases) if phrases else None, _warning(skipped, tokenizer))
 
 

@@ -4,9 +4,9 @@ No torch, so that services can use it.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asr.errors import ConfigError
 
@@ -28,17 +28,31 @@ class Hotword(NamedTuple):
     weight: float | None = None
 
 
-Given = str | tuple[str, float | None] | Hotword
+Given = str | tuple[str, float | None] | Hotword | Mapping[str, float | None]
 
 
-def as_hotwords(given: Iterable[Given]) -> tuple[Hotword, ...]:
-    """Return phrases, or pairs of a phrase and its weight, as hotwords.
+def as_hotwords(given: Iterable[Given] | Mapping[str, float | None]) -> tuple[Hotword, ...]:
+    """Return phrases, or pairs of a phrase and its weight, as hotwords; a mapping has such pairs.
 
-    Raises ConfigError for a text, whose characters would be the phrases.
+    Raises ConfigError for a text, whose characters would be the phrases, and for what is no phrase.
     """
     if isinstance(given, str):
         raise ConfigError(f"hotwords are {given!r}, expected a list of phrases: put it into one")
-    return tuple(Hotword(each) if isinstance(each, str) else Hotword(*each) for each in given)
+    found = []
+    for each in given.items() if isinstance(given, Mapping) else given:
+        pairs: Iterable[Any] = each.items() if isinstance(each, Mapping) else (each,)
+        found += [_hotword(pair) for pair in pairs]
+    return tuple(found)
+
+
+def _hotword(given: Any) -> Hotword:
+    phrase, *weight = given if isinstance(given, list | tuple) and given else (given,)
+    if not isinstance(phrase, str) or len(weight) > 1:
+        raise ConfigError(
+            f"hotwords: {given!s:.80} is no phrase and no pair of a phrase and its weight: write "
+            "it in quotes"
+        )
+    return Hotword(phrase, weight[0] if weight else None)
 
 
 def parse_hotwords(text: str, name: str = "hotwords") -> tuple[Hotword, ...]:

@@ -61,7 +61,10 @@ class DecodingOptions(FrozenModel):
     @field_validator("hotwords", mode="before")
     @classmethod
     def _are_phrases(cls, value: Any) -> Any:
-        return as_hotwords(value) if isinstance(value, list | tuple) else value
+        try:
+            return as_hotwords(value) if isinstance(value, list | tuple | dict) else value
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("hotwords")
     @classmethod

@@ -24,6 +24,7 @@ from asr.bundle import CARD, CONFIG, TOKENIZER, Bundle
 from asr.config import dump_config
 from asr.decoding.ctc_prefix import BLANK
 from asr.errors import AsrError, ConfigError
+from asr.export.feature_text import how_features
 from asr.export.graphs import DecoderGraph, EncoderGraph, Ports, describe, open_onnx
 from asr.model.attention import AttentionConfig, EncoderAttentionConfig
 from asr.model.frontend import FRAMES_PER_STEP
@@ -125,7 +126,8 @@ def _write(bundle: Bundle, model: SpeechTransformer, kind: str, folder: Path) ->
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     (folder / CONFIG).write_text(dump_config(bundle.config), "utf-8")
     (folder / TOKENIZER).write_bytes(bundle.tokenizer.model)
-    (folder / CARD).write_text(_README, "utf-8")
+    readme = _README.replace(_FEATURES, how_features(bundle.config.features))
+    (folder / CARD).write_text(readme, "utf-8")
     return difference
 
 
@@ -239,15 +241,14 @@ def _largest(found: Tensor, wanted: Tensor) -> Tensor:
     return (found - wanted).abs().max()
 
 
+_FEATURES = "FEATURES\n"  # a place in the text
 _README = f"""# A speech recognizer as two graphs
 
 Written by `asr export` of lrt-asr. `{DESCRIPTION}` names each graph's inputs and outputs in order,
 with type and axes: a number is fixed, a name is free (`free_axes_least` is its minimum).
 
-1. Features as `{CONFIG}` describes them under `features` (with `normalize: corpus`, less
-   `mean_F` and by `std_F` in `feature_statistics`): `features` (batch, time, freq), with any
-   padding at the end, and `lengths`, the number of valid frames of each utterance, at least 4. Pad
-   a batch to at least 8 frames.
+1. Features (see below): `features` (batch, time, freq), with any padding at the end, and `lengths`,
+   the number of valid frames of each utterance, at least 4. Pad a batch to at least 8 frames.
 2. The encoder returns `memory`, the `mask` of its valid steps, log-probabilities of CTC if the
    model has that head, and `memory_keys_i` and `memory_values_i` for decoder layer i: once an
    utterance, for any number of hypotheses.
@@ -267,4 +268,11 @@ rates before and after; `largest_difference` is of the graphs in 32 bits.
 
 A `.onnx` file is data. Read a `.pt2` with `torch.export.load(file).module(check_guards=False)` (the
 guards know the traced sizes only); it unpickles, so load it only if you trust its author.
+
+## Features
+
+Other ways than these cost words, such as a mean for each bin where there is one of all:
+
+```python
+{_FEATURES}```
 """

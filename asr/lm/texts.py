@@ -95,8 +95,12 @@ class Collector:
             self.n_left_out += 1
             return
         self.n_texts += 1
-        space = [] if is_whole else self._space_before(word, tokens[0])
-        self._add([SOS, *tokens, EOS] if is_whole else [*space, *tokens], times)
+        if is_whole:
+            self._add([SOS, *tokens, EOS], times)
+        elif HAN_LETTER.match(self.tokenizer.normalize(word)):
+            self._add(self.tokenizer.within(word), times)
+        else:
+            self._add([*self._space_before(tokens[0]), *tokens], times)
 
     def fragments(self, *, has_ends: bool) -> Fragments:
         """Return all that was added."""
@@ -111,10 +115,10 @@ class Collector:
             self.unknown.update(c for c in characters if c not in self._known)
         return tokens
 
-    def _space_before(self, word: str, token: int) -> list[int]:
+    def _space_before(self, token: int) -> list[int]:
         """Return the token of the space before a word within a text, if it has one of its own."""
         has_none = not self._space or self.names[token].startswith(_SPACE)
-        return [] if has_none or HAN_LETTER.match(self.tokenizer.normalize(word)) else self._space
+        return [] if has_none else self._space
 
     def _add(self, tokens: list[int], times: int) -> None:
         self._tokens.extend(tokens)

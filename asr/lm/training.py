@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from asr.config import Config
+from asr.data.manifest import load_cuts, text_of
 from asr.errors import ConfigError, DataError
 from asr.lm.backoff import Backoff, Counts, count, writable
 from asr.lm.estimation import end_share, estimate, estimate_list
@@ -55,8 +56,10 @@ def train_ngram(
     reader = _Reader(tokenizer, order, on_lines)
     if not texts and not words:
         log.info("the transcripts are those of %s", config.data.train_names)
+    # A bundle, which may be a stranger's, names manifests, and no other files are opened for it.
     sources = [*texts] if texts or words else [*config.data.train]
-    of_texts = [reader.texts(path) for path in sources]
+    of_texts = [reader.texts(path) for path in texts]
+    of_texts += [reader.transcripts(path) for path in sources[len(texts) :]]
     of_words = [reader.words(path, is_whole=not of_texts) for path in words]
     dev = reader.dev(config.data.dev)
     models = [estimate(counts, reader.is_token_V) for counts in of_texts]
@@ -96,6 +99,13 @@ class _Reader:
             collector.add_text(text)
         return self._counts(path, collector, "sentences", has_ends=False)
 
+    def transcripts(self, manifest: Path | str) -> Counts:
+        """Count the n-grams of a manifest's transcripts."""
+        collector = Collector(self.tokenizer)
+        for text in self._counted(map(text_of, load_cuts(manifest))):
+            collector.add_text(text)
+        return self._counts(manifest, collector, "sentences", has_ends=False)
+
     def words(self, path: Path, *, is_whole: bool) -> Counts:
         """Count the n-grams of a list of words, which are sentences or stand in some."""
         collector = Collector(self.tokenizer)
@@ -110,7 +120,7 @@ class _Reader:
         if isinstance(manifest, str) or not manifest.exists():
             log.warning("%s: there is no such manifest here: nothing is measured", manifest)
             return None
-        return self.texts(manifest)
+        return self.transcripts(manifest)
 
     def _counted(self, lines: Iterable[Item]) -> Iterator[Item]:
         for line in lines:

@@ -18,6 +18,7 @@ from asr.bundle import CONFIG, WEIGHTS, check_shapes, load_weights, save_weights
 from asr.errors import BundleError, ConfigError
 from asr.model.attention.full import Cache, reorder_caches, select_caches
 from asr.model.layers import FeedForward, causal_self_attention
+from asr.model.projection import check_density
 from asr.model.transformer import ModelConfig, TokenDecoder
 from asr.runtime.files import write_text
 from asr.runtime.tensors import shapes_alone
@@ -60,6 +61,7 @@ class LanguageTransformer(TokenDecoder):
     def __init__(self, config: LmConfig) -> None:
         super().__init__(config.model, config.vocab_size, lambda: LmLayer(config.model))
         self.config = config
+        check_density(self)
 
     def forward(self, tokens_BU: Tensor) -> Tensor:
         """Return logits (B, U, V) of the token after each."""

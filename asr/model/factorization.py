@@ -79,8 +79,11 @@ def apply_ranks(network: nn.Module, ranks: dict[str, int]) -> None:
 
     Raises ConfigError if the network has no such module.
     """
+    found = factorable(network)
     for name, rank in ranks.items():
-        module = factorable(network).get(name)
+        if name not in found:  # it may be a half of a pair that came before
+            found = factorable(network)
+        module = found.pop(name, None)
         if module is None:
             raise ConfigError(
                 f"model.ranks: the network has no linear map or convolution {name}: remove it"

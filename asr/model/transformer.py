@@ -20,6 +20,7 @@ from asr.model.factorization import apply_ranks
 from asr.model.frontend import Frontend, FrontendConfig, VggConfig, padding_mask
 from asr.model.layers import DecoderLayer
 from asr.model.places import paths_of
+from asr.model.projection import check_density
 from asr.model.sounds import SoundsHead
 from asr.model.streaming import EncoderState
 from asr.model.unit import LayerConfig
@@ -79,6 +80,7 @@ class ModelConfig(LayerConfig):
         """
         network = SpeechTransformer(self, n_freqs, vocab_size)
         apply_ranks(network, self.ranks)
+        check_density(network)
         return network
 
 

@@ -71,7 +71,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_metadata(path: Path) -> dict[str, str]:
     """Read a file's metadata. Raises BundleError where it is damaged."""
     try:
-        with safe_open(path, "pt") as file:
+        with open_regular(path), safe_open(path, "pt") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise _damaged(path, error) from error
@@ -84,7 +84,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     no model has, too.
     """
     try:
-        with safe_open(path, "pt") as file:
+        with open_regular(path), safe_open(path, "pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             types = {name: each.get_dtype() for name, each in slices.items()}
             shapes = {name: tuple(each.get_shape()) for name, each in slices.items()}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,15 +12,17 @@ import torch
 from sentencepiece import SentencePieceTrainer
 
 from asr.bundle import Bundle
+from asr.config import Config
 from asr.decoding.options import DecodingOptions
-from asr.errors import BundleError, ConfigError
+from asr.errors import BundleError, ConfigError, DataError
 from asr.evaluation.records import Evaluation
 from asr.lm.loading import load_language_model
+from asr.lm.training import train_ngram
 from asr.reporting.results import write_evaluation
-from asr.runtime.tensors import read_tensors
+from asr.runtime.tensors import read_metadata, read_shapes, read_tensors, shapes_alone
 from asr.tokenizer import Tokenizer, TokenizerConfig, _fields
 from asr.train.language_model import train_lm
-from tests.helpers import beeps, encode_audio, run_cli
+from tests.helpers import beeps, encode_audio, run_cli, tones_recipe
 
 CPU = torch.device("cpu")
 RESULT = Evaluation(
@@ -192,3 +195,56 @@ def test_a_bundle_with_a_language_model_elsewhere_works(bundle: Path, tmp_path: 
     for options in ([], ["--lm-weight", "0"], ["--lm", arpa, "--lm-weight", "0.5"]):
         result = run_cli("transcribe", bundle, tmp_path / "a.wav", *options)
         assert result.returncode == 0 and result.stderr.count("is not used") == 1, result.stderr
+
+
+@pytest.mark.parametrize("link", ["lm/notes.txt", "lm/more", "lm/config.yaml", "lm.arpa"])
+def test_compressing_copies_nothing_from_elsewhere(bundle: Path, tmp_path: Path, link: str) -> None:
+    """A smaller bundle is meant to be passed on."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/id_rsa").write_text("the key")
+    (bundle / "lm").mkdir()
+    for name in ("config.yaml", "model.safetensors"):
+        (bundle / "lm" / name).write_text("x")
+    (bundle / link).unlink(missing_ok=True)
+    (bundle / link).symlink_to(tmp_path / ("secret" if link == "lm/more" else "secret/id_rsa"))
+    config, lm = bundle / "config.yaml", link.partition("/")[0]
+    config.write_text(config.read_text("utf-8").replace("lm: null", f"lm: {lm}"), "utf-8")
+    done = run_cli("compress", bundle, "--int8", "--out", tmp_path / "out")
+    copied = [p.read_bytes() for p in tmp_path.glob("out/**/*") if p.is_file()]
+    assert not any(b"the key" in content for content in copied)
+    assert (done.returncode == 0) == (link != "lm/config.yaml"), done.stderr
+    assert len(done.stderr.splitlines()) <= 3
+
+
+def test_a_bundle_makes_train_lm_read_manifests_alone(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the secret\n")
+    opened = Bundle.load(bundle)
+    names = {"train": (tmp_path / "notes.txt",), "dev": tmp_path / "notes.txt"}
+    data = opened.config.data.model_copy(update=names)
+    config = opened.config.model_copy(update={"data": data})
+    (tmp_path / "own.txt").write_text(f"{opened.tokenizer.tokens()[-1]}\n", "utf-8")
+    for texts in ([], [tmp_path / "own.txt"]):
+        with pytest.raises(DataError, match="is not a lhotse manifest") as caught:
+            train_ngram(config, opened.tokenizer, texts, [], tmp_path / "lm.arpa", 2)
+        assert "secret" not in str(caught.value)
+    assert not (tmp_path / "lm.arpa").exists()
+
+
+def test_a_pipe_among_the_files_of_a_language_model_is_refused(
+    bundle: Path, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    for read in (read_shapes, read_metadata):
+        with pytest.raises(BundleError, match="not a plain file"):
+            read(tmp_path / "model.safetensors")
+
+
+def test_sparse_maps_that_would_take_gigabytes_are_refused(tones: Path) -> None:
+    """A file of a megabyte becomes whole matrices where it is used."""
+    sparse = {"kind": "set_sparse", "epsilon": 1e-4}
+    values = tones_recipe(
+        tones, model={"d_model": 512, "d_inner": 65536, "projection": sparse, "n_heads": 1}
+    )
+    model = Config.model_validate(values).model
+    with shapes_alone(), pytest.raises(ConfigError, match="denser than one of 100"):
+        model.build(20, 10)

@@ -12,18 +12,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from asr.decoding.beam_search import BeamSearch
 from asr.decoding.ctc_beam import beam_texts
 from asr.decoding.ctc_prefix import BLANK, CtcPrefixScorer
 from asr.decoding.decode import SpeechDecoder
-from asr.decoding.hotword_scorer import HotwordScorer
-from asr.decoding.hotwords import Hotword
+from asr.decoding.hotword_scorer import Hotwords, HotwordScorer
+from asr.decoding.hotwords import Hotword, as_hotwords
 from asr.decoding.options import DecodingOptions
 from asr.decoding.phrase_trie import PhraseTrie
 from asr.decoding.prefix_beam import PrefixBeam
 from asr.decoding.scorers import JointScorer
+from asr.errors import ConfigError
 from asr.tokenizer import Tokenizer, TokenizerConfig
 from tests.helpers import (
     LETTERS,
@@ -252,3 +254,30 @@ def test_a_thousand_phrases_cost_little() -> None:
     seconds(trie)
     ratio = min(seconds(trie) for _ in range(3)) / min(seconds(None) for _ in range(3))
     assert ratio < 5  # of the search alone, about 2; the network takes far longer
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_phrase_is_found_within_chinese_text(kind: Any) -> None:
+    """Tokens of several characters have a space before each text, and none behind a character."""
+    texts = ["今天王小明去上海", "王小明来了", "我去 NEW YORK 工作", "NEW YORK 很大", "他去北京"]
+    tokenizer = Tokenizer.train(texts * 5, TokenizerConfig(kind=kind, vocab_size=30))
+    for phrase, said in (("王小明", texts[:2]), ("NEW YORK", texts[2:4])):
+        found = Hotwords.of((Hotword(phrase),), 2.0, tokenizer)
+        assert found.trie and found.warning is None
+        assert all(found.trie.worth(tokenizer.encode(text)) >= 2 for text in said)
+        assert found.trie.worth(tokenizer.encode(texts[-1])) == 0
+
+
+def test_phrases_are_given_in_many_ways() -> None:
+    expected = (Hotword("北京", 9.0), Hotword("王小明"))
+    ways: list[Any] = [
+        {"北京": 9.0, "王小明": None}, [{"北京": 9.0}, "王小明"], [["北京", 9.0], ["王小明"]]
+    ]  # fmt: skip
+    for phrases in ways:
+        assert as_hotwords(phrases) == expected
+        assert DecodingOptions.model_validate({"hotwords": phrases}).hotwords == expected
+    for wrong in (110, ["王小明", 2, 3], [], None, {"北京": 9.0, 110: 1.0}):
+        with pytest.raises(ConfigError, match="is no phrase and no pair of a phrase"):
+            as_hotwords([wrong])
+        with pytest.raises(ValidationError, match="no phrase and no pair"):
+            DecodingOptions.model_validate({"hotwords": [wrong]})

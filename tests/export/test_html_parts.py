@@ -219,6 +219,12 @@ def test_marks_of_punctuation_are_ours() -> None:
     assert node_recognizer(script, texts=texts) == expected
 
 
+def test_texts_of_thai_and_lao_are_ours() -> None:
+    texts = ["ทำ", "ນ້ຳ", "ทํา ABC"]
+    found = node_recognizer("return given.texts.map((text) => tidy(text));", texts=texts)
+    assert found == [normalize_text(text, "keep") for text in texts]
+
+
 WORKER = """
 const said = [], computed = [];
 globalThis.postMessage = (message) => {

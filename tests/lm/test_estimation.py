@@ -223,6 +223,16 @@ def test_a_word_within_sentences_has_its_space() -> None:
         assert [tokenizer.tokens()[token] for token in tokens] == expected
 
 
+def test_a_chinese_word_within_sentences_has_no_space() -> None:
+    texts = ["今天王小明去上海", "王小明来了", "看见王小明"]
+    tokenizer = Tokenizer.train(texts * 5, TokenizerConfig(kind="bpe", vocab_size=19))
+    collector = Collector(tokenizer)
+    collector.add_word("王小明", 1, is_whole=False)
+    word = collector.fragments(has_ends=False).tokens_U.tolist()
+    text = tokenizer.encode(texts[0])
+    assert any(text[i : i + len(word)] == word for i in range(len(text)))
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -8,7 +8,7 @@ import { Memory } from "./memory.js";
 import { Network } from "./network.js";
 import { NGram } from "./ngram.js";
 import { PrefixBeam } from "./prefix_beam.js";
-import { asSrt, asVtt, cuesOf, evenly, joinTexts, tenths, tidy, withoutMarks, wordsOf } from "./subtitles.js";
+import { asSrt, asVtt, cuesOf, evenly, joinTexts, normalized, tenths, tidy, withoutMarks, wordsOf } from "./subtitles.js";
 
 export const FRAMES_PER_STEP = 4;
 const SPACE = "▁"; // in tokens
@@ -101,7 +101,7 @@ export class Recognizer {
   }
 
   text(tokens) {
-    const text = this.texts(tokens).join("").normalize("NFKC");
+    const text = normalized(this.texts(tokens).join(""));
     return tidy(this.config.punctuation === "remove" ? withoutMarks(text) : text);
   }
 }

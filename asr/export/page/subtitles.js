@@ -6,9 +6,14 @@ const WIDE = /^[\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\ua960-\ua97f\uac00-\ud7a
 const HAN = "\\u3007\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
 const SPACE_BESIDE_HAN = new RegExp(`(?<=[${HAN}]) | (?=[${HAN}])`, "gu");
 
+/** Text in NFKC, with the letter AM of Thai and Lao as one (asr/tokenizer.py). */
+export function normalized(text) {
+  return text.normalize("NFKC").replaceAll("\u0e4d\u0e32", "\u0e33").replaceAll("\u0ecd\u0eb2", "\u0eb3");
+}
+
 /** Text without spaces beside Chinese characters, and without more than one elsewhere. */
 export function tidy(text) {
-  return text.normalize("NFKC").split(/\s+/).filter(Boolean).join(" ").replace(SPACE_BESIDE_HAN, "");
+  return normalized(text).split(/\s+/).filter(Boolean).join(" ").replace(SPACE_BESIDE_HAN, "");
 }
 
 const UNSPACED = "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u31ff\uff66-\uff9f]";

@@ -15,12 +15,13 @@ from asr.model.projection.sparse import (
     BlockSparseConfig,
     SetSparse,
     SetSparseConfig,
+    check_density,
     sparse_maps,
 )
 
 __all__ = [
     "BlockSparse", "DenseConfig", "LowRank", "LowRankConfig", "ProjectionConfig", "SetSparse",
-    "SetSparseConfig", "sparse_maps",
+    "SetSparseConfig", "check_density", "sparse_maps",
 ]  # fmt: skip
 
 ProjectionConfig = Annotated[

@@ -13,6 +13,7 @@ from asr.model.projection.dense import Projection
 from asr.model.start import is_drawn
 
 _MOST_PLACES = 1 << 26  # numbers of W, which products form: 256 MiB
+_MOST_EMPTY = 100  # numbers of all W together for each that is stored, where they are more
 
 
 class SetSparse(nn.Module):
@@ -129,6 +130,21 @@ class BlockSparse(SetSparse):
         blocks = empty.index_copy(0, self.places.long(), self.values.reshape(n, b * b))
         grid = blocks.view(self.d_out // b, self.d_in // b, b, b)
         return grid.transpose(1, 2).reshape(self.d_out, self.d_in)
+
+
+def check_density(network: nn.Module) -> None:
+    """Raise ConfigError where products would take far more memory than what is stored.
+
+    A network in use has some of its sparse maps as whole matrices.
+    """
+    maps = [each for _, each in sparse_maps(network)]
+    n_places = sum(each.d_in * each.d_out for each in maps)
+    n_stored = sum(each.values.numel() for each in maps)
+    if n_places > max(_MOST_PLACES, _MOST_EMPTY * n_stored):
+        raise ConfigError(
+            f"the sparse maps of this network have {n_stored:,} numbers of {n_places:,}: make them "
+            f"denser than one of {_MOST_EMPTY}, or take fewer layers"
+        )
 
 
 def sparse_maps(network: nn.Module) -> Iterator[tuple[str, SetSparse]]:
