@@ -97,7 +97,7 @@ def _write(source: Path, target: Path, mark: str) -> None:
         seconds = sound.frames / sound.samplerate if sound else 0.0
     if not seconds:
         raise AudioError(f"{source}: holds no samples: remove it", "no_samples")
-    if media.n_damaged or media.has_gaps or media.announces_more(seconds):
+    if media.n_damaged or media.has_gaps(seconds) or media.announces_more(seconds):
         raise AudioError(
             f"{source}: is damaged, has a gap, or is truncated after {seconds:.2f} seconds or "
             "before: copy it again",

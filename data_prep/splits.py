@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,9 @@ def as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Spl
 
 
 def _split_of(line: Line) -> str | None:
-    return _NAMES.get((line.split or "").lower())
+    """Return the split of a line; `train-clean-100` is one of train."""
+    name = (line.split or "").lower()
+    return _NAMES.get(name) or _NAMES.get(re.split(r"[-_. ]", name)[0])
 
 
 def _say_shared_speakers(splits: Splits) -> None:

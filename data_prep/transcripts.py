@@ -31,13 +31,14 @@ NAMES = {
     "split": ("split", "subset", "set", "partition"),
     "start": ("offset", "start", "start_time", "begin"),
     "end": ("end", "stop", "end_time"),
-    "seconds": ("duration", "seconds", "length"),
+    "seconds": ("duration", "seconds"),
 }  # fmt: skip
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
 _TIMES = ("start", "end", "seconds")
 _OF_TIMES = {"start", "begin", "onset", "offset", "end", "stop"}  # words in names of columns
+_CLOCKS = {"start_time", "begin", "end_time"}  # which may hold the time of day
 _COMPARED, _ALIKE = 200, 0.6  # rows, and letters that two texts share
 _COMMA = re.compile(r"(?<=\d),(?=\d+$)")
 
@@ -90,13 +91,27 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     if names:
         table.columns = _find_columns(table.path, list(names), named)
         table.unused = [n for n in names if n and n not in table.columns.values()]
-        _say_times(table)
     found = [{key: cells.get(name, "") for key, name in table.columns.items()} for _, cells in rows]
     if not any("." in cells.get(kind, "") for cells in found for kind in _TIMES):
         for cells in found:  # a spreadsheet's decimal commas
             cells |= {k: _COMMA.sub(".", cells[k]) for k in _TIMES if k in cells}
+    for kind in _TIMES:
+        name = table.columns.get(kind)
+        if name and _plain(name) in _CLOCKS and not all(_is_number(one[kind]) for one in found):
+            table.columns.pop(kind)
+            table.unused.append(name)
+            found = [{k: v for k, v in one.items() if k != kind} for one in found]
+    _say_times(table)
     for (number, _), cells in zip(rows, found, strict=True):
         add_line(table, number, cells)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell.strip() or "0")
+    except ValueError:
+        return False
+    return True
 
 
 def _say_times(table: Transcripts) -> None:
@@ -209,8 +224,8 @@ def _usual_header(path: Path, rows: list[list[str]], delimiter: str) -> list[str
         example = delimiter.join(("audio", "text", "speaker"))
         raise DataError(
             f"{path}: its first line ({', '.join(cells):.80}) has no name that is known to be a "
-            f"column's: give it a header such as {example}, or name its columns with "
-            "--audio-column and --text-column"
+            f"column's: give it a header such as {example}, in the order of its columns, or name "
+            "them with --audio-column and --text-column"
         )
     return ["audio", *[""] * (len(cells) - 2), "text"]
 

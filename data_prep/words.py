@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MOST_ENTRIES, LONGEST = 20_000, 200  # characters of an entry
 _TURKISH = 0.2  # of the entries have a letter that Turkish has, and few others
 _KANA = 0.2  # of the entries with kana or Han letters have kana
-_LATIN = 0.6  # what an entry with Latin letters counts beside one of another script
+_LATIN = 0.25  # what an entry with Latin letters counts: voices of other scripts read them too
 _TRAIN_TAKES, _OTHER_TAKES = 6000, 400  # of all entries together, but:
 _LEAST_TAKES, _MOST_TAKES = 4, 120  # of each entry in train
 # espeak-ng's language by letters that are in no other; other Latin ones are taken for English.
@@ -73,6 +73,15 @@ def language_of(entries: list[str]) -> str:
     counts["ja"] = eastern if counts["ja"] >= _KANA * eastern else 0
     counts["en-us"] *= _LATIN
     likeliest = max(counts, key=lambda language: counts[language])
+    others = [
+        entry for entry in entries for letters, language in _SCRIPTS.items()
+        if language not in (likeliest, "en-us", "cmn" if likeliest == "ja" else "")
+        and re.search(letters, entry)
+    ]  # fmt: skip
+    if others:
+        log.warning("%d of %d entries, such as %s, have other letters than those of %s, which is "
+                    "spoken: give --language for another", len(others), len(entries), others[0],
+                    likeliest)  # fmt: skip
     if counts[likeliest]:
         return likeliest
     raise ConfigError(

@@ -24,6 +24,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from subprocess import PIPE
 from tempfile import NamedTemporaryFile
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import httpx
@@ -241,6 +242,24 @@ def copied(bundle: Path, folder: Path, **changes: object) -> Path:
         part[last] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(values), "utf-8")
     return folder
+
+
+@functools.cache
+def load_librosa() -> ModuleType:
+    """Librosa without numba, which on a fresh machine compiles it for half a minute."""
+
+    def as_it_is(*options, **_):
+        return options[0] if options and callable(options[0]) else lambda function: function
+
+    numba = ModuleType("numba")
+    numba.jit = numba.stencil = numba.guvectorize = as_it_is
+    numba.vectorize = lambda *_, **__: np.vectorize
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "numba", numba)
+        import librosa
+
+        assert librosa.stft and librosa.feature.melspectrogram  # which loads them
+    return librosa
 
 
 def encode(

@@ -40,6 +40,7 @@ _SCRIPT = Path(__file__).with_name("media_process.py")
 _HEAD = Struct("<IIQI")  # as in media_process
 _BUFFERED = (io.BufferedReader, io.BufferedRandom)
 _MOST_BYTES = 1 << 20  # of a block
+_GAPS = 0.02  # of a recording: those of a clock that is adjusted
 _TOLERANCE = 0.5  # seconds that a header may announce beyond the audio
 
 
@@ -121,10 +122,9 @@ class Media:
                 f"may take, or it crashes the decoder: {_CONVERT}"
             )
 
-    @property
-    def has_gaps(self) -> bool:
-        """Return whether audio is missing before its end, be it lost or never recorded."""
-        return self.silence > _TOLERANCE
+    def has_gaps(self, seconds: float) -> bool:
+        """Return whether audio is missing within so many seconds, be it lost or never recorded."""
+        return self.silence > max(_TOLERANCE, _GAPS * seconds)
 
     def announces_more(self, seconds: float) -> bool:
         """Return whether the header announced more than so many seconds."""

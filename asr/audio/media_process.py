@@ -167,7 +167,8 @@ def decode(format: str) -> None:
         gap = 0.0 if frame.time is None else frame.time - start - decoded
         gap = gap if _GAP < gap < _MOST_SILENCE - silence else 0.0
         blocks.add(place, frame, gap)
-        decoded, silence = decoded + gap + seconds, silence + gap
+        # Audio that begins behind the video is whole.
+        decoded, silence = decoded + gap + seconds, silence + (gap if decoded else 0.0)
         end = None if frame.time is None else frame.time + seconds
     blocks.flush()
     note(silence=silence)

@@ -242,7 +242,7 @@ class Recording:
                 f"{self.label} is damaged: {media.n_damaged} packets of it could not be decoded, "
                 "and audio is missing there"
             )
-        if media.has_gaps:
+        if media.has_gaps(self.seconds):
             self._warn(
                 f"{self.label} has no audio for {media.silence:.2f} seconds of it, where silence "
                 "is taken to be"

@@ -17,6 +17,7 @@ import torch
 from lhotse import CutSet
 from lhotse.audio.backend import LibsndfileBackend, audio_backend
 from lhotse.cut import Cut
+from lhotse.cut.data import DataCut
 from torch import Tensor
 
 from asr.data.cuts import check_files, origins, parse_line, read_cuts, read_lines
@@ -95,12 +96,12 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
     """Return the cuts of all training manifests of a recipe; for URLs see `load_cuts`.
 
     Manifests that were prepared apart may number their utterances alike: an id that an earlier one
-    has gets the number of its manifest. Of a recording that an earlier one has too, the earlier
-    text is used, with a warning. Raises DataError as `load_cuts` does, and where one utterance is
+    has gets the number of its manifest. Where an earlier one has the same audio with another text,
+    that is used, with a warning. Raises DataError as `load_cuts` does, and where one utterance is
     in two manifests.
     """
     known: dict[str, Cut] = {}
-    earlier = set[tuple[str, float]]()
+    texts: dict[object, str] = {}
     for number, path in enumerate(data.train, 1):
         new, n_again = list[Cut](), 0
         for cut in load_cuts(path, allowed):
@@ -110,7 +111,8 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
                     f"data.train: {data.train_names} hold {cut.id} more than once: list each "
                     "utterance in one manifest"
                 )
-            if earlier.isdisjoint(origins(cut)):
+            text = normalize_text(text_of(cut))
+            if texts.get(_audio(cut), text) == text:
                 new.append(cut)
             else:
                 n_again += 1
@@ -119,11 +121,19 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
             while id in known:
                 id = f"{number}-{id}"
             known[id] = cut if id == cut.id else cut.with_id(id)
-        earlier |= {one for cut in new for one in origins(cut)}
+        texts |= {_audio(cut): normalize_text(text_of(cut)) for cut in new}
         if n_again:
-            log.warning("%s: %d utterances are of recordings and times that an earlier manifest "
-                        "has: its texts are used", path, n_again)  # fmt: skip
+            log.warning("%s: %d utterances have another text in an earlier manifest, which is used",
+                        path, n_again)  # fmt: skip
     return CutSet.from_cuts(known.values())
+
+
+def _audio(cut: Cut) -> object:
+    """Return what identifies the audio of a cut; of a mix, its id."""
+    if not isinstance(cut, DataCut):
+        return cut.id
+    changes = (repr(cut.recording.transforms), repr(cut.channel)) if cut.has_recording else ()
+    return frozenset(origins(cut)), round(float(cut.duration), 3), *changes
 
 
 def _broken_lines(path: Path | str, allowed: Sequence[str]) -> str:

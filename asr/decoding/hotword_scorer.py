@@ -26,10 +26,10 @@ class Hotwords:
     def of(cls, hotwords: tuple[Hotword, ...], weight: float, tokenizer: Tokenizer) -> "Hotwords":
         """Return the hotwords by a tokenizer; those without a weight have this one."""
         phrases, skipped = [], []
-        has_han = any(map(HAN_LETTER.search, tokenizer.tokens()))
         for phrase, own in hotwords:
             tokens = tokenizer.encode(phrase)
-            within = tokenizer.within(phrase) if has_han else tokens
+            is_han = HAN_LETTER.match(tokenizer.normalize(phrase))
+            within = tokenizer.within(phrase) if is_han else tokens
             if not tokens or UNK in tokens:
                 skipped.append(phrase)
                 continue

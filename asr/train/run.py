@@ -180,7 +180,8 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     state = out / "training"
     if not has_run(out, resume):
         # A kill between a run's first bundle and its first state leaves both bundle and recipe.
-        if (out / WEIGHTS).is_file() and not (state / CONFIG).is_file():
+        is_begun = (state / CONFIG).is_file() and not (state / _FINISHED).is_file()
+        if (out / WEIGHTS).is_file() and not is_begun:
             raise ConfigError(f"{out}: holds a bundle already: give another folder, or remove it")
         return False
     before = load_config(state / CONFIG)

@@ -87,8 +87,9 @@ function kept({ kept: segments }) {
   return { segments, text, duration: segments.at(-1).end };
 }
 
-/** Ends a dictation whose text may still be coming. */
+/** Ends a dictation, whose text may still be coming. */
 function endDictation() {
+  if (dictation) showRecording(false);
   dictation?.cancel();
   dictation = null;
   for (const item of items) if (item.live) set(item, { state: "cancelled", live: false });
@@ -96,7 +97,7 @@ function endDictation() {
 
 function cancel() {
   request?.abort();
-  endDictation();
+  if (items.some(({ live }) => live)) endDictation(); // one that records goes on
   for (const item of items) {
     if (["waiting", "running"].includes(item.state)) set(item, { state: "cancelled" });
   }
@@ -142,7 +143,7 @@ function draw(whole = true) {
   else $("progress").removeAttribute("value");
   $("cancel").hidden = !request && !running;
   if (state === "failed") complain(error);
-  else if (running) say(...(dictation ? ["Finishing…"] : ["Transcribing {0}…", file.name]));
+  else if (running) say(...(shown.live ? ["Finishing…"] : ["Transcribing {0}…", file.name]));
   else if (state === "done") say("{0} of audio transcribed.", clock(result.duration));
   else say(state === "cancelled" ? "Cancelled." : state);
 }
@@ -156,6 +157,7 @@ function showRecording(running) {
 
 async function dictate() {
   endDictation(); // recordings that wait go on beside it
+  const before = shown ?? items.find(({ state }) => state === "running");
   shown = null;
   for (const id of ["error", "unlock", "player", "result", "take", "how", "progress", "cancel"]) $(id).hidden = true;
   $("spoken").textContent = "";
@@ -170,11 +172,13 @@ async function dictate() {
       $("elapsed").textContent = clock(seconds);
     },
     partial: (text) => {
+      if (shown && shown !== item) return; // another is looked at meanwhile
       $("result").hidden = false;
       transcript.guess(text);
     },
     final: (segment) => {
       segments.push(segment);
+      if (shown && shown !== item) return;
       $("result").hidden = false;
       transcript.guess("");
       transcript.add(segment);
@@ -203,6 +207,7 @@ async function dictate() {
     $("stop").focus();
   } catch (error) {
     dictation = null;
+    if (before) show(before);
     complain(error);
   }
 }
@@ -255,7 +260,7 @@ $("file").addEventListener("change", ({ target }) => {
   if (files.length) take(files);
 });
 $("record").addEventListener("click", dictate);
-$("stop").addEventListener("click", () => dictation.stop());
+$("stop").addEventListener("click", () => dictation?.stop());
 $("cancel").addEventListener("click", cancel);
 $("copy").addEventListener("click", async () => {
   try {

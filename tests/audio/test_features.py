@@ -1,10 +1,8 @@
 """Features against librosa, Kaldi and float64 numpy; augmentation by its properties."""
 
-import functools
 import subprocess
 import sys
 import warnings
-from types import ModuleType
 
 import kaldi_native_fbank as knf
 import numpy as np
@@ -19,25 +17,7 @@ from asr.audio.augmentation import AugmentConfig, spec_augment
 from asr.audio.features import FbankConfig, FeaturesConfig, LogMelConfig, SpectrogramConfig
 from asr.audio.mel import slaney_filters
 from asr.errors import DataError
-
-
-@functools.cache
-def load_librosa() -> ModuleType:
-    """Librosa without numba, which on a fresh machine compiles it for half a minute."""
-
-    def as_it_is(*options, **_):
-        return options[0] if options and callable(options[0]) else lambda function: function
-
-    numba = ModuleType("numba")
-    numba.jit = numba.stencil = numba.guvectorize = as_it_is
-    numba.vectorize = lambda *_, **__: np.vectorize
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "numba", numba)
-        import librosa
-
-        assert librosa.stft and librosa.feature.melspectrogram  # which loads them
-    return librosa
-
+from tests.helpers import load_librosa
 
 CONFIGS = [
     SpectrogramConfig(),

@@ -93,4 +93,20 @@ def test_no_utterance_of_several_manifests_is_lost(
     found = load_training_cuts(data)
     assert sorted(cut.supervisions[0].text for cut in found) == sorted(texts.values())
     assert len({cut.id for cut in found}) == 4
-    assert f"{names[1]}: 1 utterances are of recordings and times that an earlier" in caplog.text
+    assert f"{names[1]}: 1 utterances have another text in an earlier manifest" in caplog.text
+
+
+def test_copies_of_utterances_train_too(
+    tones: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuts = CutSet.from_cuts(list(load_cuts(tones / "train.jsonl.gz"))[:3])
+    copies = [cuts, cuts.perturb_speed(0.9), cuts.perturb_volume(0.5), cuts.map(_copy)]
+    names = [str(tmp_path / f"{i}.jsonl") for i in range(len(copies))]
+    for name, each in zip(names, copies, strict=True):
+        each.to_file(name)
+    found = load_training_cuts(DataConfig.model_validate({"train": names, "dev": names[0]}))
+    assert len(found) == 12 and not caplog.text
+
+
+def _copy(cut):
+    return cut.with_id(f"copy-{cut.id}")

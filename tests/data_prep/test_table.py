@@ -361,15 +361,15 @@ def test_a_wrong_name_of_a_split_moves_no_one_else(
     takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or those whom a user kept for testing would be in training."""
-    names = ["Development", "Evaluation", "train", "trian"]
+    names = ["Development", "test.other", "train-clean-100", "trian"]
     rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), names, strict=True)]
     table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
     report = prepare(takes, table, tmp_path / "out")
     assert report.left_out == {"unknown_split": 1}
     assert {k: v.utterances for k, v in report.splits.items()} == {"train": 1, "dev": 1, "test": 1}
     assert "line 5: trian in the column of splits is none of train, training, dev" in caplog.text
-    table.write_text(table.read_text().replace("train", "trained"))
-    with pytest.raises(DataError, match=r"line 4: trained in .* and no line is of train: write"):
+    table.write_text(table.read_text().replace("train-clean", "trained"))
+    with pytest.raises(DataError, match=r"line 4: trained-100 in .* no line is of train: write"):
         prepare(takes, table, tmp_path / "other")
 
 

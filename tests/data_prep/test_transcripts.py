@@ -291,6 +291,12 @@ def test_times_of_known_names_are_used_and_others_told(
     assert not caplog.text
     read_transcripts(csv(tmp_path, "file,text,t_start,t_end,gender", "0.wav,one,0.1,0.5,f"))
     assert "recordings are taken whole: if t_start, t_end tell which part" in caplog.text
+    rows = ["0.wav,one,2026-11-27 10:00,2", "1.wav,two,,3"]
+    found = read_transcripts(csv(tmp_path, "file,text,start_time,duration", *rows))
+    assert [(one.start, one.seconds) for one in found.lines] == [(0.0, None)] * 2
+    assert "recordings are taken whole: if start_time tell which part" in caplog.text
+    words = read_transcripts(csv(tmp_path, "file,start,end,text,length", "0.wav,0,3.5,hi,1"))
+    assert [one.seconds for one in words.lines] == [3.5]
 
 
 def test_an_array_of_json_objects_is_a_table(tmp_path: Path) -> None:

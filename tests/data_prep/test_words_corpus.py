@@ -37,16 +37,18 @@ def test_the_language_follows_from_letters() -> None:
     assert {text: language_of([text]) for text in texts} == texts
 
 
-def test_the_letters_of_most_words_decide_on_the_language() -> None:
+def test_the_letters_of_most_words_decide_on_the_language(caplog) -> None:
     lists = {
-        "stop go π": "en-us",
-        "WiFi привет hello stop": "en-us",
+        "stop go on off left π": "en-us",
+        "打开电灯 关上窗户 音乐 stop go play pause next louder": "cmn",
         "WiFi привет пока нет": "ru",
         "OK 你好 APP 打开": "cmn",
         "東京 大阪 ありがとう": "ja",
         "你好 打开 关上 再见 开始 买の": "cmn",
     }
     assert {words: language_of(words.split()) for words in lists} == lists
+    assert "1 of 6 entries, such as π, have other letters than those of en-us" in caplog.text
+    assert caplog.text.count("other letters") == 2, "and の"
 
 
 def test_words_of_other_letters_are_other_words(tmp_path: Path) -> None:

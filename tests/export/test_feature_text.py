@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from asr.audio.features import FeaturesConfig
 from asr.export.feature_text import how_features
-from tests.audio.test_features import load_librosa
+from tests.helpers import load_librosa
 
 KINDS: list[dict[str, Any]] = [
     {"kind": "spectrogram"},

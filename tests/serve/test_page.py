@@ -191,12 +191,23 @@ def test_a_recording_leaves_those_that_wait_alone(browser, trained_service, spok
         with stopped(trained_service.engine.pid):
             page.set_input_files("#file", [spoken, spoken])
             expect(page.locator("#queue .state")).to_have_text([re.compile("%"), "waiting"])
-            page.get_by_role("button", name="Record").click()
+            page.get_by_role("button", name="Record", exact=True).click()
             expect(page.get_by_role("button", name="Stop")).to_be_visible()
         page.wait_for_timeout(500)
         page.get_by_role("button", name="Stop").click()
         length = re.compile(r"^\d:\d\d$")
-        expect(page.locator("#queue .state")).to_have_text([length, length, length])
+        states = page.locator("#queue .state")
+        expect(states).to_have_text([length, length, length])
+        with stopped(trained_service.engine.pid):
+            page.set_input_files("#file", [spoken])
+            page.get_by_role("button", name="Record", exact=True).click()
+            expect(page.get_by_role("button", name="Stop")).to_be_visible()
+            page.locator("#queue button").nth(3).click()
+            expect(page.locator("#status")).to_have_text(re.compile("Transcribing"))
+            page.locator("#cancel").click()
+        page.wait_for_timeout(500)
+        page.get_by_role("button", name="Stop").click()
+        expect(states).to_have_text([length, length, length, "cancelled", length])
 
 
 def test_the_keyboard_is_enough(browser, trained_service, library, sentence):

@@ -183,8 +183,9 @@ def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
     values["model"] = {**values["model"], "d_inner": 96}
     with pytest.raises(ConfigError, match="another model"):
         train(Config.model_validate(values), run, resume=True)
-    shutil.rmtree(run / "training")  # as to save room
-    for resume in (False, True):
+    for resume, name in ((False, "training/*.ckpt"), (True, "training"), (False, "training")):
+        for left in run.glob(name):  # as to save room
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         with pytest.raises(ConfigError, match="holds a bundle already: give another folder"):
             train(Config.model_validate(values), run, resume=resume)
     assert (run / "model.safetensors").stat().st_mtime_ns == before
