@@ -195,9 +195,11 @@ def _with_language_model(bundle: Bundle, source: Path, out: Path) -> Bundle:
         return bundle
     copied = out / decoding.lm.resolve().relative_to(source.resolve())
     names = (CONFIG, WEIGHTS) if decoding.lm.is_dir() else ("",)
-    for file, copy in ((decoding.lm / name, copied / name) for name in names):
+    copies = {decoding.lm / name: copied / name for name in names}
+    for file in copies:
         if not is_within(source, file):  # a stranger's link to what others should not get
             raise BundleError(f"{file}: leads out of the bundle: put the file itself there")
+    for file, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         with open_regular(file) as content, copy.open("wb") as target:
             shutil.copyfileobj(content, target)

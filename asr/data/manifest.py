@@ -103,7 +103,7 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
     known: dict[str, Cut] = {}
     texts: dict[object, str] = {}
     for number, path in enumerate(data.train, 1):
-        new, n_again = list[Cut](), 0
+        own, n_again = dict[object, str](), 0
         for cut in load_cuts(path, allowed):
             other = known.get(cut.id)
             if other and origins(other) & origins(cut):
@@ -111,17 +111,17 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
                     f"data.train: {data.train_names} hold {cut.id} more than once: list each "
                     "utterance in one manifest"
                 )
-            text = normalize_text(text_of(cut))
-            if texts.get(_audio(cut), text) == text:
-                new.append(cut)
-            else:
-                n_again += 1
-        for cut in new:
+            if len(data.train) > 1:
+                audio, text = _audio(cut), normalize_text(text_of(cut))
+                if texts.get(audio, text) != text:
+                    n_again += 1
+                    continue
+                own[audio] = text
             id = cut.id
             while id in known:
                 id = f"{number}-{id}"
             known[id] = cut if id == cut.id else cut.with_id(id)
-        texts |= {_audio(cut): normalize_text(text_of(cut)) for cut in new}
+        texts |= own
         if n_again:
             log.warning("%s: %d utterances have another text in an earlier manifest, which is used",
                         path, n_again)  # fmt: skip

@@ -97,10 +97,8 @@ class Collector:
         self.n_texts += 1
         if is_whole:
             self._add([SOS, *tokens, EOS], times)
-        elif HAN_LETTER.match(self.tokenizer.normalize(word)):
-            self._add(self.tokenizer.within(word), times)
         else:
-            self._add([*self._space_before(tokens[0]), *tokens], times)
+            self._add(self._within(word, tokens), times)
 
     def fragments(self, *, has_ends: bool) -> Fragments:
         """Return all that was added."""
@@ -115,10 +113,14 @@ class Collector:
             self.unknown.update(c for c in characters if c not in self._known)
         return tokens
 
-    def _space_before(self, token: int) -> list[int]:
-        """Return the token of the space before a word within a text, if it has one of its own."""
-        has_none = not self._space or self.names[token].startswith(_SPACE)
-        return [] if has_none else self._space
+    def _within(self, word: str, tokens: list[int]) -> list[int]:
+        """Return a word's tokens within a text: behind a space, but for Chinese, which has none."""
+        has_space = self.names[tokens[0]].startswith(_SPACE)
+        if not (has_space or self._space):
+            return tokens
+        if HAN_LETTER.match(self.tokenizer.normalize(word)):
+            return self.tokenizer.within(word) if has_space else tokens
+        return tokens if has_space else [*self._space, *tokens]
 
     def _add(self, tokens: list[int], times: int) -> None:
         self._tokens.extend(tokens)

@@ -94,17 +94,11 @@ class _Reader:
 
     def texts(self, path: Path | str) -> Counts:
         """Count the n-grams of a file of sentences."""
-        collector = Collector(self.tokenizer)
-        for text in self._counted(read_texts(path)):
-            collector.add_text(text)
-        return self._counts(path, collector, "sentences", has_ends=False)
+        return self._sentences(path, read_texts(path))
 
     def transcripts(self, manifest: Path | str) -> Counts:
         """Count the n-grams of a manifest's transcripts."""
-        collector = Collector(self.tokenizer)
-        for text in self._counted(map(text_of, load_cuts(manifest))):
-            collector.add_text(text)
-        return self._counts(manifest, collector, "sentences", has_ends=False)
+        return self._sentences(manifest, map(text_of, load_cuts(manifest)))
 
     def words(self, path: Path, *, is_whole: bool) -> Counts:
         """Count the n-grams of a list of words, which are sentences or stand in some."""
@@ -121,6 +115,12 @@ class _Reader:
             log.warning("%s: there is no such manifest here: nothing is measured", manifest)
             return None
         return self.transcripts(manifest)
+
+    def _sentences(self, path: Path | str, texts: Iterable[str]) -> Counts:
+        collector = Collector(self.tokenizer)
+        for text in self._counted(texts):
+            collector.add_text(text)
+        return self._counts(path, collector, "sentences", has_ends=False)
 
     def _counted(self, lines: Iterable[Item]) -> Iterator[Item]:
         for line in lines:

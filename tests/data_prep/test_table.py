@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def lines(form: str) -> str:
     return "".join(form.format(name, text, speaker) for name, text, speaker in speakers)
 
 
+def with_splits(path: Path, splits: Sequence[str]) -> Path:
+    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), splits, strict=True)]
+    return write(path, "path,sentence,split\n" + "".join(rows))
+
+
 def kaldi(root: Path, takes: Path) -> Path:
     ids = {name: name.replace("/", "-") for name in TEXTS}
     write(root / "k/text", "".join(f"{ids[n]} {t}\n" for n, t in TEXTS.items()))
@@ -143,8 +149,7 @@ def test_speakers_are_kept_apart(takes: Path, tmp_path: Path) -> None:
 
 def test_a_column_of_splits_is_followed(takes: Path, tmp_path: Path) -> None:
     splits = ["train", "validation", "test", "train"]
-    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), splits, strict=True)]
-    table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
+    table = with_splits(tmp_path / "t.csv", splits)
     report = prepare(takes, table, tmp_path / "out")
     assert {k: v.utterances for k, v in report.splits.items()} == {"train": 2, "dev": 1, "test": 1}
 
@@ -153,8 +158,7 @@ def test_a_line_without_a_split_is_left_out_where_others_have_one(
     takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     splits = ["train", "", "test", "train"]
-    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), splits, strict=True)]
-    table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
+    table = with_splits(tmp_path / "t.csv", splits)
     report = prepare(takes, table, tmp_path / "out", dev=0.0)
     assert {k: v.utterances for k, v in report.splits.items()} == {"train": 2, "test": 1}
     assert report.left_out == {"no_split": 1}
@@ -362,8 +366,7 @@ def test_a_wrong_name_of_a_split_moves_no_one_else(
 ) -> None:
     """Or those whom a user kept for testing would be in training."""
     names = ["Development", "test.other", "train-clean-100", "trian"]
-    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), names, strict=True)]
-    table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
+    table = with_splits(tmp_path / "t.csv", names)
     report = prepare(takes, table, tmp_path / "out")
     assert report.left_out == {"unknown_split": 1}
     assert {k: v.utterances for k, v in report.splits.items()} == {"train": 1, "dev": 1, "test": 1}
@@ -796,8 +799,7 @@ def test_a_split_of_which_nothing_can_be_read_is_told(
     splits = ["train", "dev", "test", "train"]
     names = list(TEXTS)
     (takes / f"{names[1]}.wav").write_bytes(b"RIFF and no more")
-    rows = [f"{n}.wav,{t},{s}\n" for (n, t), s in zip(TEXTS.items(), splits, strict=True)]
-    table = write(tmp_path / "t.csv", "path,sentence,split\n" + "".join(rows))
+    table = with_splits(tmp_path / "t.csv", splits)
     report = prepare(takes, table, tmp_path / "out")
     assert report.splits["train"].utterances == 2 and report.splits["dev"].utterances == 0
     assert "no utterance is in dev, which training needs" in caplog.text
