@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# In place of a name; NA and nan are empty cells of R and Python.
-_UNNAMED = {"?", "-", "unknown", "unk", "<unk>", "none", "null", "undefined", "n/a", "n.a.", "na",
-            "nan", "anonymous"}  # fmt: skip
+_UNNAMED = {"?", "-", "unknown", "unk", "<unk>", "none", "null", "undefined", "n/a", "n.a.",
+            "anonymous"}  # in place of a name, in any case  # fmt: skip
+_EMPTY = {"NA", "nan", "NaN"}  # empty cells of R and Python; Na and Nan are names of people
 
 Cells = Mapping[str, str]
 
@@ -76,7 +76,8 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("bad_text", "it has half of a character (\\uD800 to \\uDFFF)")
     else:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
-        speaker = "" if speaker.casefold() in _UNNAMED else speaker
+        if speaker in _EMPTY or speaker.casefold() in _UNNAMED:
+            speaker = ""
         channel = int(cells["channel"]) if cells.get("channel") else None
         line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
         table.lines.append(line)

@@ -58,9 +58,10 @@ def as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Spl
 
 
 def _split_of(line: Line) -> str | None:
-    """Return the split of a line; `train-clean-100` is one of train."""
-    name = (line.split or "").lower()
-    return _NAMES.get(name) or _NAMES.get(re.split(r"[-_. ]", name)[0])
+    """Return the split of a line; `train-clean-100` is one of train, `train_dev` of none."""
+    parts = re.split(r"[-_. ]", (line.split or "").lower())
+    found = {_NAMES[part] for part in parts if part in _NAMES}
+    return found.pop() if len(found) == 1 and parts[0] in _NAMES else None
 
 
 def _say_shared_speakers(splits: Splits) -> None:

@@ -18,6 +18,7 @@ _EAST_ASIAN = ("gb18030", "cp932", "big5hkscs", "cp949")
 _OF_ONE_BYTE = ("cp1252", "cp1251")  # stand for all: which of them a text is in, hardly shows
 _KANA, _HALF_KANA = re.compile("[\u3041-\u30fe]"), re.compile("[\uff61-\uff9f]")
 _FOREIGN = re.compile("[\x80-\U0010ffff]")
+_WIDE, _BY_CHANCE = re.compile("[\u0800-\U0010ffff]"), 0.001  # three bytes in UTF-8; of lines
 _RUN = re.compile("[\x80-\U0010ffff]+")
 _WITHIN = re.compile(  # a run of one, after a letter or before one
     "(?<=[A-Za-z])[\x80-\U0010ffff](?![\x80-\U0010ffff])"
@@ -41,6 +42,11 @@ def read_text(path: Path) -> tuple[str, str]:
         )
     bad = data[: len(data) - len(data.lstrip(_ASCII))].count(b"\n") + 1
     if encoding := _encoding(data):
+        if encoding in _EAST_ASIAN and (stray := _line_in_utf8(data)):
+            raise DataError(
+                f"{path}, line {stray}: is in UTF-8, and other lines are not, as where two files "
+                "were joined: save each as UTF-8, and join them again"
+            )
         try:
             text = data.decode(encoding)
         except UnicodeDecodeError as error:
@@ -68,6 +74,24 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _line_in_utf8(data: bytes) -> int | None:
+    """Return the number of a line in UTF-8 in a file that is not in it as a whole.
+
+    Three Chinese characters of GBK are seldom two others in UTF-8 by chance, six hardly ever four.
+    """
+    short, n_foreign = list[int](), 0
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if line.isascii():
+            continue
+        n_foreign += 1
+        n_wide = len(_WIDE.findall(line.decode())) if _is_utf8(line) else 0
+        if n_wide >= 4:
+            return number
+        if n_wide >= 2:
+            short.append(number)
+    return short[0] if len(short) > max(1, _BY_CHANCE * n_foreign) else None
 
 
 def _encoding(data: bytes) -> str | None:

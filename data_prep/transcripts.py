@@ -76,8 +76,17 @@ def _file_of(folder: Path, named: Mapping[str, str]) -> Path:
         return folder
     found = [folder / name for name in _METADATA if (folder / name).is_file()]
     if not found:
+        parts = [str(p) for name in _METADATA for p in sorted(folder.glob(f"*/{name}"))]
         names = ", ".join((*_METADATA, "wav.scp with text"))
-        raise DataError(f"{folder}: has none of {names}: give the file with the transcripts")
+        advice = "give the file with the transcripts"
+        if len(parts) > 1:
+            advice = (
+                f"join its tables, such as {parts[0]}, to one, with the folder before each "
+                "file_name and in a column split"
+            )
+        elif parts:
+            advice = f"give the folder of {parts[0]}"
+        raise DataError(f"{folder}: has none of {names}: {advice}")
     return found[0]
 
 
@@ -93,11 +102,12 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
         table.unused = [n for n in names if n and n not in table.columns.values()]
     found = [{key: cells.get(name, "") for key, name in table.columns.items()} for _, cells in rows]
     if not any("." in cells.get(kind, "") for cells in found for kind in _TIMES):
-        for cells in found:  # a spreadsheet's decimal commas
-            cells |= {k: _COMMA.sub(".", cells[k]) for k in _TIMES if k in cells}
+        for one in found:  # a spreadsheet's decimal commas
+            one |= {k: _COMMA.sub(".", one[k]) for k in _TIMES if k in one}
     for kind in _TIMES:
         name = table.columns.get(kind)
-        if name and _plain(name) in _CLOCKS and not all(_is_number(one[kind]) for one in found):
+        times = [one[kind] for one in found if one.get(kind, "").strip()]
+        if name and _plain(name) in _CLOCKS and 2 * sum(map(_is_number, times)) < len(times):
             table.columns.pop(kind)
             table.unused.append(name)
             found = [{k: v for k, v in one.items() if k != kind} for one in found]
@@ -108,18 +118,20 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
 
 def _is_number(cell: str) -> bool:
     try:
-        float(cell.strip() or "0")
+        return math.isfinite(float(cell))
     except ValueError:
         return False
-    return True
 
 
 def _say_times(table: Transcripts) -> None:
-    """Tell which columns may hold times, where no start is known and recordings are taken whole."""
+    """Tell which columns may hold times, where no start or no end is known."""
     times = [name for name in table.unused if _OF_TIMES & set(_plain(name).split("_"))]
-    if times and "start" not in table.columns:
-        log.warning("%s: recordings are taken whole: if %s tell which part has the text, name the "
-                    "columns start and end", table.path, ", ".join(times))  # fmt: skip
+    has_start, has_end = "start" in table.columns, bool({"end", "seconds"} & table.columns.keys())
+    if not times or (has_start and has_end):
+        return
+    taken = "from their start to the end" if has_start else "whole"
+    log.warning("%s: recordings are taken %s: if %s tell which part has the text, give seconds in "
+                "columns start and end", table.path, taken, ", ".join(times))  # fmt: skip
 
 
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:

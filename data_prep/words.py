@@ -63,7 +63,7 @@ def read_entries(path: Path) -> list[str]:
 def language_of(entries: list[str]) -> str:
     """Return espeak-ng's name of the likeliest language, that of the letters in most entries.
 
-    Raises ConfigError for unknown letters.
+    Letters of other scripts count more than Latin ones. Raises ConfigError for unknown letters.
     """
     if _count("[ıİğĞ]", entries) >= _TURKISH * len(entries):
         return "tr"
@@ -71,12 +71,14 @@ def language_of(entries: list[str]) -> str:
     eastern = _count(f"[\u3040-\u30ff]|{HAN_LETTER.pattern}", entries)
     # Japanese has words of kanji alone; names of Latin letters are in texts of all languages.
     counts["ja"] = eastern if counts["ja"] >= _KANA * eastern else 0
+    n_latin = counts["en-us"]
     counts["en-us"] *= _LATIN
     likeliest = max(counts, key=lambda language: counts[language])
+    expected = {likeliest, "cmn" if likeliest == "ja" else ""}
+    expected |= {"en-us"} if n_latin <= counts[likeliest] else set()
     others = [
         entry for entry in entries for letters, language in _SCRIPTS.items()
-        if language not in (likeliest, "en-us", "cmn" if likeliest == "ja" else "")
-        and re.search(letters, entry)
+        if language not in expected and re.search(letters, entry)
     ]  # fmt: skip
     if others:
         log.warning("%d of %d entries, such as %s, have other letters than those of %s, which is "

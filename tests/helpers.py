@@ -264,20 +264,23 @@ def load_librosa() -> ModuleType:
 
 def encode(
     path: Path, rate: int = 48000, seconds: float = 1.0, channels: int = 1, gap: float = 0.0,
-    **options: str,
+    wave: np.ndarray | None = None, **options: str,
 ) -> Path:  # fmt: skip
-    """A tone of 440 Hz as a file that libsndfile does not read, with a gap in its middle."""
+    """Write a tone of 440 Hz, or a wave, as libsndfile reads none, with a gap in its middle."""
     import av
 
     codecs = {".webm": "libopus", ".mka": "pcm_s16le", ".mov": "alac", ".amr": "libopencore_amrnb"}
     container = "adts" if path.suffix == ".aac" else None
     path.parent.mkdir(parents=True, exist_ok=True)
-    wave = (0.3 * np.sin(2 * np.pi * 440 * np.arange(round(rate * seconds)) / rate)).astype("f4")
+    if wave is None:
+        wave = 0.3 * np.sin(2 * np.pi * 440 * np.arange(round(rate * seconds)) / rate)
     layout = {1: "mono", 2: "stereo"}[channels]
     with av.open(str(path), "w", format=container, container_options=options) as file:
         codec = codecs.get(path.suffix, "aac")
         stream = file.add_stream(codec, rate=rate, layout=layout)
-        frame = av.AudioFrame.from_ndarray(np.tile(wave, (channels, 1)), "fltp", layout)
+        frame = av.AudioFrame.from_ndarray(
+            np.tile(wave.astype("f4"), (channels, 1)), "fltp", layout
+        )
         frame.sample_rate = rate
         size = stream.codec_context.frame_size or 1024
         resampler, n_encoded = av.AudioResampler(stream.format, layout, rate, size), 0

@@ -25,6 +25,12 @@ class PausesConfig(FrozenModel):
     joined_seconds: float = Field(default=10.0, gt=0)
     from_epoch: int = Field(default=2, ge=1)
 
+    def longest(self, seconds: float) -> float:
+        """Return the most seconds of an utterance, where none has more without pauses."""
+        if self.padded or self.joined:
+            seconds += 2 * self.most_seconds
+        return max(seconds, self.joined_seconds) if self.joined else seconds
+
 
 # The largest factor of a change, which is drawn between it and its inverse; 1 is no change.
 Factor = Annotated[float, Field(ge=1, le=2)]

@@ -51,6 +51,10 @@ class _Framing(FrozenModel):
         """Return the number of samples from one frame to the next."""
         return round(self.hop_ms * self.sample_rate / 1000)
 
+    def n_frames(self, n_samples: int) -> int:
+        """Return the number of frames of so many samples."""
+        return n_samples // self.hop_length + 1
+
     @property
     def streaming_problem(self) -> str | None:
         """Return why a stream cannot have these features; None if it can."""
@@ -268,6 +272,10 @@ class FbankConfig(_MelConfig):
 
     kind: Literal["fbank"] = "fbank"
     sherpa_onnx: bool = False
+
+    def n_frames(self, n_samples: int) -> int:
+        """Return the number of frames of so many samples."""
+        return max(1, (n_samples + self.hop_length // 2) // self.hop_length)
 
     @property
     def high_hz(self) -> float:

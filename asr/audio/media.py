@@ -41,6 +41,7 @@ _HEAD = Struct("<IIQI")  # as in media_process
 _BUFFERED = (io.BufferedReader, io.BufferedRandom)
 _MOST_BYTES = 1 << 20  # of a block
 _GAPS = 0.02  # of a recording: those of a clock that is adjusted
+_LOST = 2.0  # seconds in gaps that are no clock's
 _TOLERANCE = 0.5  # seconds that a header may announce beyond the audio
 
 
@@ -51,6 +52,7 @@ class _Note(FrozenModel):
     ends_with_audio: bool = False
     n_damaged: int = 0
     silence: float = 0.0
+    lost: float = 0.0
     error: str = ""
     reason: str = ""
     is_end: bool = False
@@ -84,13 +86,14 @@ class Media:
     The first pair has no samples: then `seconds`, the length by the header, is known, if it is at
     all, and `ends_with_audio`, whether the file has nothing else. `place` is how far the file was
     read; at the end `n_damaged` counts the packets that could not be decoded, and `silence` is the
-    seconds for which the file has no audio, where there are zeros. Iterating raises AudioError.
+    seconds for which the file has no audio, where there are zeros, and `lost` those of them in gaps
+    of more than half a second. Iterating raises AudioError.
     """
 
     def __init__(self, binary: BinaryIO, format: str, label: str) -> None:
         self.binary, self.format, self.label = binary, format, label
         self.seconds, self.place, self.n_damaged, self.ends_with_audio = 0.0, 0, 0, False
-        self.silence = 0.0
+        self.silence, self.lost = 0.0, 0.0
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         if not is_installed():
@@ -124,7 +127,7 @@ class Media:
 
     def has_gaps(self, seconds: float) -> bool:
         """Return whether audio is missing within so many seconds, be it lost or never recorded."""
-        return self.silence > max(_TOLERANCE, _GAPS * seconds)
+        return self.lost > _LOST or self.silence > max(_TOLERANCE, _GAPS * seconds)
 
     def announces_more(self, seconds: float) -> bool:
         """Return whether the header announced more than so many seconds."""
@@ -166,7 +169,7 @@ class Media:
             )
         self.seconds = max(self.seconds, note.seconds)
         self.n_damaged += note.n_damaged
-        self.silence += note.silence
+        self.silence, self.lost = self.silence + note.silence, self.lost + note.lost
         self.ends_with_audio |= note.ends_with_audio
         return note.is_end
 

@@ -27,6 +27,7 @@ _BLOCK_SECONDS = 30  # of a processor: what takes longer has no end
 _BUFFER = 1 << 18
 _NEAR = 0.02  # of a length
 _GAP, _MOST_SILENCE = 0.05, 4 * 3600.0  # seconds: what is no gap, and what gaps have together
+_LONG = 0.5  # seconds of a gap that no adjusted clock makes
 _CODECS = (
     "aac", "aac_latm", "alac", "ac3", "eac3", "amrnb", "amrwb", "flac", "libopencore_amrnb",
     "libopencore_amrwb", "libopus", "mp1", "mp2", "mp3", "mp3float", "opus", "pcm_alaw",
@@ -160,18 +161,19 @@ def decode(format: str) -> None:
         note(seconds=float(stream.duration * stream.time_base))
     # MP4 has an index behind the audio, and another track may be longer.
     note(ends_with_audio=format != "mov" and len(container.streams) == 1)
-    blocks, decoded, silence, end = Blocks(), 0.0, 0.0, None
+    blocks, decoded, silence, lost, end = Blocks(), 0.0, 0.0, 0.0, None
     start = (container.start_time or 0) / av.time_base
     for place, frame in frames(container, stream):
         seconds = frame.samples / frame.sample_rate
         gap = 0.0 if frame.time is None else frame.time - start - decoded
         gap = gap if _GAP < gap < _MOST_SILENCE - silence else 0.0
         blocks.add(place, frame, gap)
-        # Audio that begins behind the video is whole.
-        decoded, silence = decoded + gap + seconds, silence + (gap if decoded else 0.0)
+        if decoded:  # audio that begins behind the video is whole
+            silence, lost = silence + gap, lost + (gap if gap > _LONG else 0.0)
+        decoded += gap + seconds
         end = None if frame.time is None else frame.time + seconds
     blocks.flush()
-    note(silence=silence)
+    note(silence=silence, lost=lost)
     if end is not None and (length := _announced(container, stream)):
         note(seconds=decoded + max(0.0, length - end))
 

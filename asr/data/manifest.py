@@ -129,9 +129,9 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
 
 
 def _audio(cut: Cut) -> object:
-    """Return what identifies the audio of a cut; of a mix, its id."""
+    """Return what identifies the audio of a cut; of a mix, its id and recordings."""
     if not isinstance(cut, DataCut):
-        return cut.id
+        return cut.id, frozenset(origins(cut))
     changes = (repr(cut.recording.transforms), repr(cut.channel)) if cut.has_recording else ()
     return frozenset(origins(cut)), round(float(cut.duration), 3), *changes
 

@@ -26,7 +26,7 @@ from asr.runtime.devices import choose_device
 from asr.runtime.files import lock_folder
 from asr.runtime.memory import keep_kernels
 from asr.train.checkpoints import has_run, states
-from asr.train.run import train
+from asr.train.run import is_begun, train
 from asr.transcription.recognizer import Recognizer
 
 _INITIAL = "initial"
@@ -106,7 +106,8 @@ class Finetuning:
         if not has_run(self.out, resume):
             # A kill between a run's first bundle and its first state leaves the bundle.
             begun = read_outcome(self.out) if resume else None
-            if (self.out / WEIGHTS).exists() and (begun is None or begun.source != digest):
+            is_own = begun and begun.source == digest and is_begun(self.out)
+            if (self.out / WEIGHTS).exists() and not is_own:
                 raise ConfigError(f"{self.out}: holds a bundle already: give another --out")
             return None
         outcome = read_outcome(self.out)

@@ -17,7 +17,9 @@ def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> s
         return (
             f"Measured on {evaluation.utterances} utterances of synthetic voices that are not in "
             f"its training: {_rates(evaluation)}. No person speaks in its training: people will be "
-            "recognized far worse. Refine it with recordings of them: asr finetune."
+            "recognized far worse. With recordings of them refine it (asr finetune), and compare a "
+            "training on them alone (asr new --recordings), which had fewer errors of 20 words "
+            "from 7.5 minutes."
         )
     size = corpus.splits[split]
     who = f"{size.speakers} speakers who are" if size.speakers > 1 else "one speaker who is"

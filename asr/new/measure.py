@@ -46,7 +46,8 @@ class CorpusMeasures(FrozenModel):
 
     `speakers` are those that are named, `characters` and `words` the different ones; `chinese` is
     the share of Chinese characters among letters and digits, `latin` that of English ones,
-    `turkish` that of ı, İ and ğ. A space is a character too in `seconds_per_character`.
+    `turkish` that of ı, İ and ğ, and `marks` how many marks of punctuation there are for each; all
+    else is of texts without them. A space is a character too in `seconds_per_character`.
     `sample_rates` are hours by rate in Hz. `silence` is the share of frames 35 dB below the loudest
     of their utterance. `too_long` counts utterances of more than 30 s. `language` is espeak-ng's
     name of it, if it was given.
@@ -60,6 +61,7 @@ class CorpusMeasures(FrozenModel):
     chinese: Annotated[float, Field(ge=0, le=1)] = 0.0
     latin: Annotated[float, Field(ge=0, le=1)] = 0.0
     turkish: Annotated[float, Field(ge=0, le=1)] = 0.0
+    marks: Annotated[float, Field(ge=0)] = 0.0
     seconds_per_character: PositiveFloat
     shortest: PositiveFloat  # the 10th percentile of the utterances' seconds
     longest: PositiveFloat  # the 90th
@@ -101,6 +103,8 @@ class CorpusMeasures(FrozenModel):
             ("sample rates", rates),
             ("share of silence", f"{self.silence:.0%}"),
         ]
+        if self.too_long:
+            rows.append((f"left out, longer than {LONGEST:g} s", f"{self.too_long} utterances"))
         return tabulate(rows, disable_numparse=True)
 
 
@@ -129,7 +133,8 @@ def measure(
             f"{data}: all {len(cuts['train'])} utterances for training are longer than {LONGEST:g} "
             "s: cut them to sentences, or give their parts in columns start and duration"
         )
-    texts = [normalize_text(text_of(cut)) for cut in train]  # as a recipe does, where none is given
+    with_marks = "".join(normalize_text(text_of(cut)) for cut in train)
+    texts = [_said(cut) for cut in train]
     durations = [float(cut.duration) for cut in train]
     whole = "".join(texts)
     n_letters = max(1, sum(unicodedata.category(c)[0] in "LMN" for c in whole))
@@ -147,7 +152,8 @@ def measure(
         chinese=len(HAN_LETTER.findall(whole)) / n_letters,
         latin=sum(letter.isascii() and letter.isalnum() for letter in whole) / n_letters,
         turkish=sum(len(re.findall("[ıİğĞ]", text_of(cut))) for cut in train) / n_letters,
-        seconds_per_character=sum(durations) / sum(map(len, texts)),
+        marks=sum(unicodedata.category(c)[0] == "P" for c in with_marks) / n_letters,
+        seconds_per_character=sum(durations) / max(1, sum(map(len, texts))),
         shortest=float(shortest),
         longest=float(longest),
         sample_rates=rates,
@@ -163,6 +169,11 @@ def measure(
     )
 
 
+def _said(cut: Cut) -> str:
+    """Return a text without punctuation, which takes no time."""
+    return normalize_text(text_of(cut), punctuation="remove")
+
+
 def _speakers(cuts: Sequence[Cut]) -> set[str]:
     """Return the names of speakers, with an empty one for those without."""
     return {one.speaker or "" for cut in cuts for one in cut.supervisions}
@@ -175,7 +186,7 @@ def _size(cuts: Sequence[Cut], trained: set[str], texts: set[str]) -> SplitSize:
         utterances=len(cuts),
         speakers=len(speakers - {""}),
         is_unseen="" not in speakers | trained and not speakers & trained,
-        known_texts=sum(normalize_text(text_of(cut)) in texts for cut in cuts) / len(cuts),
+        known_texts=sum(_said(cut) in texts for cut in cuts) / len(cuts),
     )
 
 

@@ -14,6 +14,7 @@ _STEPS_OF_AN_HOUR = 6000  # steps that a corpus of at most an hour gets
 _STEPS_BY_MUON = 2 / 3
 _CTC_SECONDS = 0.05  # per token; below, more text is said than CTC has steps for
 _BPE_HOURS, _BPE_WORDS = 20.0, 5000
+_MARKS_HOURS = 20.0
 _VOICES_HOURS = 2.0
 _TURKISH = 0.01  # of the letters are ı, İ or ğ
 _SPELLED = 0.8  # of the text, by the units of self-conditioning
@@ -175,6 +176,9 @@ def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
         recipe.add("tokenizer.case", "lower_tr", "ı and i are two letters, I is the capital of ı")
     elif corpus.chinese < 0.5:
         recipe.add("tokenizer.case", "lower", "upper would merge ß with ss and ı with i")
+    if corpus.marks and corpus.hours < _MARKS_HOURS:
+        unsaid = "no mark is said, and little speech does not teach where one is; keep writes them"
+        recipe.add("tokenizer.punctuation", "remove", unsaid)
     if is_bpe:
         recipe.add("tokenizer.kind", "bpe", f"{why}, {corpus.words:,} words: an alphabet")
         recipe.add("tokenizer.vocab_size", 500 if corpus.hours < 100 else 1000, "parts of words")

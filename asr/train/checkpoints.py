@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
+HISTORY = "history.csv"
 # An epoch is in the mean whose figure is at most so many times the best's, and so much more.
 _NEAR, _NEAR_POINTS = 1.05, 1.0
 OnBest = Callable[["Checkpoints"], None]
@@ -117,7 +118,7 @@ class Checkpoints(Callback):
                 self.on_best(self)
         self._save(trainer, 0)
         if trainer.is_global_zero:
-            write_csv(self.folder / "history.csv", self.history)
+            write_csv(self.folder / HISTORY, self.history)
             # The previous state, which replaces a damaged one, is of this epoch or the one before.
             needed = {*self.best, *self._best_of(self.history[:-1])}
             for path in set(self.folder.glob("epoch*.safetensors")) - needed:

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import logging
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -151,20 +152,26 @@ class SpeechDataModule(TrainingData):
         if longest is None:
             return
         slowest = augment.voices.tempo if augment and augment.voices else 1.0
-        last = self.plan(self.config.training.epochs - 1)
-        hop = self.config.features.hop_ms / 1000
+        train = [*self.train_cuts, *(self.replay.cuts if self.replay else ())]
+        has_pauses = any(self._kind(epoch)[1] for epoch in range(self.config.training.epochs))
+        pauses = augment.pauses if augment and has_pauses else None
+        features, frontend = self.config.features, self.config.model.frontend
         for name, cuts, factor in (
-            (self.config.data.train_names, chain(*last), slowest),
-            (self.config.data.dev, self.dev_cuts, 1.0),
+            (self.config.data.train_names, train, slowest),
+            (self.config.data.dev, list(self.dev_cuts), 1.0),
         ):
             cut = max(cuts, key=lambda cut: float(cut.duration))
-            seconds = float(cut.duration) * factor
-            if self.config.model.frontend.steps(round(seconds / hop)) > longest:
+            seconds = float(cut.duration)
+            if pauses and cuts is train:
+                seconds = pauses.longest(seconds)
+            seconds *= factor
+            n_samples = math.ceil(round(seconds * features.sample_rate, 3))
+            if frontend.steps(features.n_frames(n_samples)) > longest:
                 raise DataError(
                     f"{name}: {cut.id} has up to {seconds:.2f} s, with the pauses and speeds of "
                     f"the recipe, and model.encoder.attention.length {longest} is "
-                    f"{longest * self.config.step_seconds:.2f} s: set data.max_seconds, or a "
-                    "greater length"
+                    f"{longest * self.config.step_seconds:.2f} s: set data.max_seconds or shorter "
+                    "augment.pauses, or a greater length"
                 )
 
     def train_dataloader(self) -> DataLoader[MicroBatches]:

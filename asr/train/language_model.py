@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from asr.bundle import TOKENIZER, Bundle
+from asr.bundle import TOKENIZER, WEIGHTS, Bundle
 from asr.config import Config
 from asr.data.dataset import Batch, MicroBatches
 from asr.data.manifest import load_cuts, load_training_cuts, text_of
@@ -27,7 +27,7 @@ from asr.lm.texts import read_texts
 from asr.lm.transformer import LanguageTransformer, LmConfig
 from asr.runtime.files import write_text
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
-from asr.train.checkpoints import Checkpoints, check_room, has_run
+from asr.train.checkpoints import HISTORY, Checkpoints, check_room, has_run
 from asr.train.datamodule import TrainingData
 from asr.train.distributed import sole_run
 from asr.train.step import TrainingModule
@@ -100,7 +100,10 @@ def train_lm(
             "--out"
         )
     with sole_run(out / "training"):
-        has_run(out, resume)
+        # A kill before the first state leaves no history.
+        is_kept = _read_epochs(out) is None or (out / "training" / HISTORY).exists()
+        if not has_run(out, resume) and (out / WEIGHTS).exists() and is_kept:
+            raise ConfigError(f"{out}: holds a model already: give another --out, or remove it")
         before = _read_epochs(out) if resume else None
         if before and epochs and epochs < before:
             raise ConfigError(

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
+from asr.bundle import WEIGHTS
 from asr.errors import AsrError, ConfigError
 from asr.runtime.files import LOCK
 from asr.runtime.storage import is_url
@@ -72,6 +73,10 @@ class Mirror:
                 raise ConfigError(
                     f"{self.url}: holds a run that was copied there: copy it to a folder, and give "
                     "that or another URL as --out"
+                )
+            if not lists and self._store.exists(WEIGHTS):
+                raise ConfigError(
+                    f"{self.url}: holds a bundle already: give another URL, or remove it"
                 )
             if lists:
                 self._load(lists)

@@ -175,13 +175,20 @@ def _check_same_folder(state: Path) -> None:
         )
 
 
+def is_begun(out: Path) -> bool:
+    """Return whether a folder without a state is of a run all the same.
+
+    A kill between a run's first bundle and its first state leaves both bundle and recipe.
+    """
+    state = out / "training"
+    return (state / CONFIG).is_file() and not (state / _FINISHED).is_file()
+
+
 def _is_finished(config: Config, out: Path, resume: bool) -> bool:
     """Return whether this run was finished before. Raises ConfigError for a different one."""
     state = out / "training"
     if not has_run(out, resume):
-        # A kill between a run's first bundle and its first state leaves both bundle and recipe.
-        is_begun = (state / CONFIG).is_file() and not (state / _FINISHED).is_file()
-        if (out / WEIGHTS).is_file() and not is_begun:
+        if (out / WEIGHTS).is_file() and not is_begun(out):
             raise ConfigError(f"{out}: holds a bundle already: give another folder, or remove it")
         return False
     before = load_config(state / CONFIG)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from glob import has_magic
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from stat import S_ISDIR, S_ISREG
 from typing import BinaryIO
 
@@ -186,7 +186,7 @@ def _found(argument: str) -> _Found:
     if has_magic(argument) and not _mode(path):
         root = next(p for p in path.parents if not has_magic(str(p)))
         try:
-            matches = _files(root.glob(str(path.relative_to(root))))
+            matches = _files(filter(is_content, root.glob(str(path.relative_to(root)))))
         except ValueError as error:
             raise DataError(f"{argument}: {error}: check the pattern") from error
         if not matches:
@@ -201,9 +201,11 @@ def _found_remote(url: str) -> _Found:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"{url}: cannot be listed ({reason}): check the URL and the key") from error
+    is_file = [path.name for _, path in found] == [PurePosixPath(url).name]
+    found = [each for each in found if is_file or is_content(each[1])]
     if not found:
         raise DataError(f"{url}: no recording there ({_SUFFIXES}): give another")
-    return _without_twins([each for each in found if len(found) == 1 or is_content(each[1])])
+    return _without_twins(found)
 
 
 def is_content(path: PurePath) -> bool:

@@ -3,6 +3,7 @@
 Legend: N samples, B utterances, T frames, F frequency bins.
 """
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,8 @@ from asr.transcription.chunks import Chunk, ChunkedRecording, at_speed
 from asr.transcription.stream import stream
 from asr.transcription.timestamps import align_tokens, timed_tokens
 from asr.transcription.transcript import Segment, StreamResult, Transcript
+
+log = logging.getLogger(__name__)
 
 # A recording is cut into chunks of at most _CHUNK_SECONDS, so that memory does not grow with it.
 # So many seconds share a batch, and so many chunks are read before they are sorted into batches.
@@ -80,13 +83,16 @@ class Recognizer:
 
         Files are wav, flac, ogg or mp3, and with lrt-asr[media] m4a, webm and more. Memory does not
         grow with their length. `hotwords` are phrases, or pairs of a phrase and a weight (see the
-        options). Raises AudioError where one cannot be read as speech, or is longer than
+        options). What the transcript warns of, such as a text that is left out as uncertain, is
+        logged too. Raises AudioError where one cannot be read as speech, or is longer than
         `max_seconds`.
         """
         options = self._with_hotwords(options, hotwords)
         (result,) = self.transcribe_all([source], options, max_seconds=max_seconds)
         if isinstance(result, AudioError):
             raise result
+        for warning in result.warnings:
+            log.warning("%s", warning)
         return result
 
     def transcribe_all(

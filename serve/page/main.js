@@ -80,10 +80,12 @@ async function run() {
   if (shown) draw();
 }
 
+const SPACE_BESIDE_HAN = /(?<=\p{Script=Han}) | (?=\p{Script=Han})/gu;
+
 /** What live text had found before it failed, where nothing else can be found. */
 function kept({ kept: segments }) {
   if (!segments?.length) return undefined;
-  const text = segments.map((segment) => segment.text).join(" ");
+  const text = segments.map((segment) => segment.text).join(" ").replace(SPACE_BESIDE_HAN, "");
   return { segments, text, duration: segments.at(-1).end };
 }
 

@@ -67,6 +67,13 @@ def test_channels_are_mixed_by_their_mean(channels: int, tmp_path: Path) -> None
     np.testing.assert_allclose(audio.wave, wave.mean(1) / 2**15, atol=1e-5)
 
 
+def test_a_hole_is_told_however_long_the_recording_is(tmp_path: Path) -> None:
+    recording = Recording(encode(tmp_path / "a.mka", 8000, 197.0, gap=2.5), 8000, any_format=True)
+    n_read = sum(map(len, recording))
+    assert n_read / 8000 == pytest.approx(199.5, abs=0.1)
+    assert "has no audio for 2.5" in recording.warnings[0]
+
+
 @pytest.mark.parametrize("suffix", ["mp4", "mka"])
 def test_what_is_not_recorded_is_silence(suffix: str, tmp_path: Path) -> None:
     """As in edited videos and captures, or all times after it would be too early."""

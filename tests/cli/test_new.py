@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from asr.errors import DataError
 from asr.new.card import expectation, read_expectation, write_expectation
 from asr.new.measure import CorpusMeasures, SplitSize, measure
 from data_prep.table import prepare
-from tests.helpers import RATE, TONES, read_card, run_cli, speak
+from tests.helpers import RATE, TONES, encode, read_card, run_cli, speak
 
 # A model as small as can be, in place of the one that would be chosen.
 SMALL = [
@@ -32,6 +33,9 @@ SMALL = [
     "model.n_heads=2", "model.projection.rank=8", "model.frontend.channels=[4, 8]",
     "model.encoder.n_layers=1",
 ]  # fmt: skip
+
+
+WORDS = dict(zip(TONES, ["One", "Two", "Go", "Left", "Stop"], strict=True))
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +98,44 @@ def test_recordings_become_a_model_that_transcribes(made: Path, tmp_path: Path) 
         assert f"  asr {line} {made}" in shown
     assert shown.rstrip().endswith("--set training.epochs=4")
     assert shown.rpartition("asr new")[2].count("training.epochs=") == 1, "not the two that it had"
+
+
+# The same model, trained until it knows five tones.
+LEARNING = [
+    *SMALL, "training.epochs=20", "training.average=2", "data.batch_seconds=4",
+    "training.schedule.lr=0.004", "training.schedule.warmup_steps=40", "model.d_model=48",
+    "model.dropout=0", "augment.voices=null", "augment.pauses=null", "training.precision=float32",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["Mandarin", "with spaces"])
+def test_m4a_and_wav_files_and_a_table_become_a_recognizer(language: str, tmp_path: Path) -> None:
+    """From a folder to the text of an unseen file by one command, whose result is right."""
+    is_mandarin = language == "Mandarin"
+    names = {tone: tone for tone in TONES} if is_mandarin else WORDS
+
+    def said(seed: int) -> tuple[np.ndarray, str]:
+        tones = np.random.default_rng(seed).choice(list(TONES), size=1 + seed % 3)
+        wave = speak("".join(tone * (1 if is_mandarin else 3) for tone in tones), seed)
+        return wave, ("" if is_mandarin else ", ").join(names[tone] for tone in tones)
+
+    (tmp_path / "takes").mkdir()
+    rows = ["file,text,speaker"]
+    for i in range(120):
+        name, (wave, text) = f"{i}.{'m4a' if i % 2 else 'wav'}", said(i)
+        if i % 2:
+            encode(tmp_path / "takes" / name, RATE, wave=wave)
+        else:
+            sf.write(tmp_path / "takes" / name, wave, RATE, subtype="PCM_16")
+        rows.append(f'{name},"{text}.",{"abcdefgh"[i % 8]}')
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n", "utf-8")
+    done = run_cli(*command(tmp_path, tmp_path / "mine", small=LEARNING))
+    assert done.returncode == 0, done.stderr
+    wave, text = said(302)
+    unseen = encode(tmp_path / "unseen.m4a", RATE, wave=wave)
+    shown = run_cli("transcribe", tmp_path / "mine/model", unseen, "--device", "cpu")
+    assert shown.stdout.strip() == text.replace(",", "").lower()
+    assert ("WER" in read_expectation(tmp_path / "mine/model")) == (not is_mandarin)
 
 
 def test_a_second_run_does_nothing_and_says_so(made: Path, takes: Path) -> None:
@@ -246,6 +288,7 @@ def test_silence_rates_and_long_utterances_are_measured(tmp_path: Path) -> None:
     prepare(tmp_path / "takes", tmp_path / "t.csv", tmp_path / "data", dev=0.2, test=0.2)
     corpus = measure(tmp_path / "data", ["train", "dev", "test"])
     assert (corpus.utterances, corpus.too_long, corpus.words, corpus.characters) == (2, 1, 2, 5)
+    assert re.search("left out, longer than 30 s +1 utterances", str(corpus))
     assert corpus.silence == pytest.approx(0.25, abs=0.02)
     assert corpus.sample_rates == {rate: pytest.approx(2 / 3600) for rate in (8000, 16000)}
     assert corpus.seconds_per_character == pytest.approx(2 / 7)
@@ -281,6 +324,7 @@ def test_signs_between_commands_do_not_hide_that_they_are_mandarin(tmp_path: Pat
     corpus = measure(tmp_path / "data", ["train", "dev"])
     assert corpus.is_mandarin
     assert (corpus.chinese, corpus.latin) == pytest.approx((9 / 10, 1 / 10))
+    assert corpus.marks == pytest.approx(5 / 10)
 
 
 def test_a_full_disk_leaves_what_was_made(takes: Path, tmp_path: Path) -> None:

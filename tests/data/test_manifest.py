@@ -94,6 +94,9 @@ def test_no_utterance_of_several_manifests_is_lost(
     assert sorted(cut.supervisions[0].text for cut in found) == sorted(texts.values())
     assert len({cut.id for cut in found}) == 4
     assert f"{names[1]}: 1 utterances have another text in an earlier manifest" in caplog.text
+    for path, mixed in zip(names, ((a, b), (c, d)), strict=True):
+        CutSet.from_cuts([mixed[0].append(mixed[1]).with_id("mix")]).to_file(path)
+    assert len(load_training_cuts(data)) == 2, "mixes of other recordings, numbered alike"
 
 
 def test_copies_of_utterances_train_too(

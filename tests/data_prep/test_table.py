@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -365,12 +366,13 @@ def test_a_wrong_name_of_a_split_moves_no_one_else(
     takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or those whom a user kept for testing would be in training."""
-    names = ["Development", "test.other", "train-clean-100", "trian"]
+    names = ["Development", "test.other", "train-clean-100", "train_dev"]
     table = with_splits(tmp_path / "t.csv", names)
     report = prepare(takes, table, tmp_path / "out")
     assert report.left_out == {"unknown_split": 1}
     assert {k: v.utterances for k, v in report.splits.items()} == {"train": 1, "dev": 1, "test": 1}
-    assert "line 5: trian in the column of splits is none of train, training, dev" in caplog.text
+    said = "line 5: train_dev in the column of splits is none of train, training, dev"
+    assert said in caplog.text
     table.write_text(table.read_text().replace("train-clean", "trained"))
     with pytest.raises(DataError, match=r"line 4: trained-100 in .* no line is of train: write"):
         prepare(takes, table, tmp_path / "other")
@@ -391,6 +393,28 @@ def test_damaged_utf_8_is_not_read_as_another_encoding(takes: Path, tmp_path: Pa
     (tmp_path / "t.csv").write_bytes(text.replace("见".encode(), b"\xe8\xa7"))
     with pytest.raises(DataError, match=r"t\.csv, line 4: has bytes that are not text in UTF-8"):
         prepare(takes, tmp_path / "t.csv", tmp_path / "out")
+
+
+@pytest.mark.parametrize("others", ["你好", "打开窗户"])
+def test_utf_8_among_other_lines_is_told(others: str, takes: Path, tmp_path: Path) -> None:
+    """Two files were joined: in GBK it would be other characters, 浣犲ソ, and train."""
+    text = "file,text\n" + lines("{}.wav,{}\n")
+    joined = text.encode("gb18030") + f"8.wav,{others}\n9.wav,{others}\n".encode()
+    (tmp_path / "t.csv").write_bytes(joined)
+    number = text.count("\n") + 1
+    with pytest.raises(DataError, match=rf"t\.csv, line {number}: is in UTF-8, and other lines"):
+        prepare(takes, tmp_path / "t.csv", tmp_path / "out")
+
+
+def test_tables_of_several_folders_are_to_be_joined(takes: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "metadata.csv").write_text("file_name,text\n0.wav,a\n")
+    with pytest.raises(DataError, match=r"join its tables, such as .*/test/metadata\.csv, to one"):
+        prepare(takes, tmp_path, tmp_path / "out")
+    shutil.rmtree(tmp_path / "test")
+    with pytest.raises(DataError, match=r"give the folder of .*/train/metadata\.csv"):
+        prepare(takes, tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,12 @@ def test_a_word_in_place_of_a_name_is_no_person(
     assert sum(speakers_of(tmp_path / "out").values()) == 4
 
 
+def test_na_and_nan_are_names_of_people(tmp_path: Path) -> None:
+    rows = [f"{i}.wav,text {i},{who}" for i, who in enumerate(("Na", "Nan", "NA", "nan"))]
+    found = read_transcripts(csv(tmp_path, "file,text,speaker", *rows))
+    assert [line.speaker for line in found.lines] == ["Na", "Nan", None, None]
+
+
 def test_nan_of_a_program_is_an_empty_cell_and_a_text_nan_is_a_text(tmp_path: Path) -> None:
     rows = [
         {"file": "0.wav", "text": "nan", "speaker": float("nan")},
@@ -295,6 +301,13 @@ def test_times_of_known_names_are_used_and_others_told(
     found = read_transcripts(csv(tmp_path, "file,text,start_time,duration", *rows))
     assert [(one.start, one.seconds) for one in found.lines] == [(0.0, None)] * 2
     assert "recordings are taken whole: if start_time tell which part" in caplog.text
+    rows = ["0.wav,one,0.1,noon", "1.wav,two,0.2,"]
+    found = read_transcripts(csv(tmp_path, "file,text,start_time,end_time", *rows))
+    assert [(one.start, one.seconds) for one in found.lines] == [(0.1, None), (0.2, None)]
+    assert "taken from their start to the end: if end_time tell which part" in caplog.text
+    found = read_transcripts(csv(tmp_path, "file,text,start_time,end_time", rows[0], "1.wav,b,1,2"))
+    assert [(one.start, one.seconds) for one in found.lines] == [(1.0, 1.0)]
+    assert found.faults[2].reason == "bad_times", "one wrong cell is the fault of its line alone"
     words = read_transcripts(csv(tmp_path, "file,start,end,text,length", "0.wav,0,3.5,hi,1"))
     assert [one.seconds for one in words.lines] == [3.5]
 

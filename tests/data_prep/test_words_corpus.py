@@ -48,7 +48,10 @@ def test_the_letters_of_most_words_decide_on_the_language(caplog) -> None:
     }
     assert {words: language_of(words.split()) for words in lists} == lists
     assert "1 of 6 entries, such as π, have other letters than those of en-us" in caplog.text
-    assert caplog.text.count("other letters") == 2, "and の"
+    assert "6 of 9 entries, such as stop, have other letters than those of cmn" in caplog.text
+    assert caplog.text.count("other letters") == 3, "and の"
+    assert language_of(["stop", "go", "on", "off", "left", "right", "α", "β"]) == "el"
+    assert "6 of 8 entries, such as stop, have other letters than those of el" in caplog.text
 
 
 def test_words_of_other_letters_are_other_words(tmp_path: Path) -> None:

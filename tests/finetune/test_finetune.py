@@ -365,6 +365,10 @@ def test_a_measurement_that_was_cut_off_is_made_and_a_finished_one_is_not_repeat
     with pytest.raises(ConfigError, match="has changed since this run began"):
         run.run(resume=True, device="cpu")
     (copy / "finetune.json").write_text(done.model_dump_json())
+    bare = Path(shutil.copytree(copy, tmp_path / "bare", ignore=lambda *_: ["training"]))
+    with pytest.raises(ConfigError, match="bare: holds a bundle already"):
+        Finetuning(learned, more, bare, tones, ["frontend"], SETS).run(resume=True, device="cpu")
+    assert read_outcome(bare) == done
     other = Finetuning(learned, more, copy, tones, [], SETS)
     with pytest.raises(ConfigError, match=r"begun with another training.freeze"):
         other.run(resume=True, device="cpu")

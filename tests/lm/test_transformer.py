@@ -3,6 +3,7 @@
 import csv
 import functools
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,12 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert float(losses(tmp_path / "one")[1][1]) < float(losses(tmp_path / "one")[0][1]) - 0.1
     with pytest.raises(ConfigError, match="--resume"):
         train_lm(fresh, text, tmp_path / "one", 2, False, CPU)
+    shutil.copytree(tmp_path / "one", tmp_path / "bare")
+    for name in ("training/*.ckpt", "training"):  # as to save room
+        for left in (tmp_path / "bare").glob(name):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        with pytest.raises(ConfigError, match="bare: holds a model already"):
+            train_lm(fresh, text, tmp_path / "bare", 2, True, CPU)
 
     n_steps = len(TextDataModule(fresh.config, [[1, 4, 5, 6, 7, 8, 2]] * 2000, [[1, 2]]).train)
     step = LanguageModule.training_step

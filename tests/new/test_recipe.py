@@ -117,6 +117,9 @@ def test_values_follow_the_measurements() -> None:
     assert cases == ["lower", "lower", "upper"]  # a foreign name makes no Chinese corpus
     cases = [values_of(corpus_of(3, turkish=share)).tokenizer.case for share in (0.001, 0.05)]
     assert cases == ["lower", "lower_tr"]
+    marks = [values_of(corpus_of(h, marks=m)).tokenizer.punctuation for h, m in
+             ((3, 0.1), (3, 0.0), (50, 0.1))]  # fmt: skip
+    assert marks == ["remove", "keep", "keep"]  # little speech does not teach where a comma is
     assert values_of(corpus_of(3, seconds_per_character=0.03)).model.ctc_weight == 0.3
     large = values_of(corpus_of(50))  # decoded with the share that it has in training
     assert large.decoding.ctc_weight == large.model.ctc_weight == 0.5

@@ -184,6 +184,12 @@ def test_a_run_that_was_copied_there_is_not_begun_anew(tmp_path: Path) -> None:
         Mirror("memory://copied", tmp_path).load()
 
 
+def test_a_bundle_whose_run_is_gone_is_not_replaced(tmp_path: Path) -> None:
+    Folder("memory://bundle").replace("model.safetensors", b"")
+    with pytest.raises(ConfigError, match="memory://bundle: holds a bundle already"):
+        Mirror("memory://bundle", tmp_path).load()
+
+
 def test_damage_is_noticed_and_names_lead_nowhere_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -191,7 +191,7 @@ def test_a_run_is_not_overwritten_and_a_finished_one_is_not_repeated(
     assert (run / "model.safetensors").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("change", ["speeds", "pauses", "tempo", "dev", "nothing"])
+@pytest.mark.parametrize("change", ["speeds", "pauses", "tempo", "dev", "frame", "nothing"])
 def test_an_utterance_longer_than_the_attention_is_refused_before_the_first_step(
     change: str, tones: Path, tmp_path: Path
 ) -> None:
@@ -203,15 +203,16 @@ def test_an_utterance_longer_than_the_attention_is_refused_before_the_first_step
         "pauses": {"from_epoch": 2} if change == "pauses" else None,
     }
     values["data"]["speed_factors"] = [0.7, 1.0] if change == "speeds" else [1.0]
-    if change == "dev":
+    if change in ("dev", "frame"):  # 0.55 s begin 56 frames, and so a step more than 13
         values["data"]["dev"] = str(tmp_path / "dev.jsonl.gz")
         first, *others = load_cuts(tones / "dev.jsonl.gz")
-        CutSet.from_cuts([first.pad(0.6), *others]).to_file(values["data"]["dev"])
+        seconds = 0.6 if change == "dev" else 0.55
+        CutSet.from_cuts([first.pad(seconds), *others]).to_file(values["data"]["dev"])
     config = Config.model_validate(values)
     if change == "nothing":
         SpeechDataModule(config)
         return
-    with pytest.raises(DataError, match=r"length 13 is 0\.52 s: set data\.max_seconds, or"):
+    with pytest.raises(DataError, match=r"length 13 is 0\.52 s: set data\.max_seconds or shorter"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run/model.safetensors").exists()
 

@@ -71,6 +71,7 @@ def test_rarer_formats_of_a_folder_are_found_but_not_twice(tmp_path: Path) -> No
     assert names(find_tasks([str(tmp_path)], tmp_path / "out", "txt")) == [
         "a.sph", "b.W64", "c.au", "d.wav",  # d.sph is what d.wav was made of, c.snd is c.au
     ]  # fmt: skip
+    assert names(find_tasks([str(tmp_path / "*.wav")], None, "txt")) == ["d.wav"]
 
 
 def test_what_stands_for_nothing_or_for_two_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -150,3 +150,16 @@ def test_every_method_recognizes_the_tones(model: Recognizer, tmp_path: Path, me
     options = model.config.decoding.changed({"method": method})
     found = model.transcribe(tmp_path / "a.wav", options)
     assert found.text == "".join(text for text, _, _ in spoken)
+
+
+def test_a_text_that_is_left_out_is_told_to_the_caller(
+    model: Recognizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who prints the text alone would take the recording for silence."""
+    wave = asr.Samples(say(6, 1)[0].astype(np.float32), RATE)
+    sure = model.config.decoding.changed({"confidence_threshold": 0.0})
+    said = model.transcribe(wave, sure).text
+    assert said and not caplog.text
+    found = model.transcribe(wave, sure.changed({"confidence_threshold": 0.9999}))
+    assert not found.text and found.warnings[0] in caplog.text
+    assert "left out as uncertain" in caplog.text and said in caplog.text
