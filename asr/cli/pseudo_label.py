@@ -14,7 +14,7 @@ from asr.cli.prepare import show_report
 if TYPE_CHECKING:
     from lhotse import CutSet
 
-    from asr.evaluation.agreement import Limits
+    from asr.evaluation.agreement import Kept, Limits
     from data_prep.pseudo_label import Labels
 
 Recordings = Annotated[
@@ -98,6 +98,7 @@ def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -
     """Return what the limits keep of dev, and what other ones would."""
     import asr
     from asr.evaluation.agreement import expect, guess_dev
+    from asr.evaluation.cer import rates_in_words
 
     guesses = labels.read_guesses(cuts)
     if guesses is None:
@@ -107,17 +108,23 @@ def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -
         labels.write_guesses(guesses)
     found = expect(guesses, limits)
     labels.write_expected(found)
-    rows = [
-        (k.limits.confidence, f"{k.share:.0%}", f"{k.cer:.2%}" if k.share else "-")
-        for k in found.others
-    ]
+    has_words = found.wer is not None
+    rows = [(k.limits.confidence, f"{k.share:.0%}", *_cells(k, has_words)) for k in found.others]
+    all_rates, kept_rates = (rates_in_words(each.cer, each.wer) for each in (found, found.chosen))
     kept = (
-        f"{found.chosen.share:.0%} of them, with CER {found.chosen.cer:.2%}. Expect that of the "
-        "labels, as far as the recordings are like these."
+        f"{found.chosen.share:.0%} of them, with {kept_rates}. Expect that of the labels, as far "
+        "as the recordings are like these."
         if found.chosen.share
         else "none of them: give a lower --confidence"
     )
+    heading = ("--confidence", "kept", "CER", *(["WER"] if has_words else []))
     return (
-        f"CER {found.cer:.2%} of {found.utterances} utterances; the limits keep {kept}\n\n"
-        f"{tabulate(rows, ('--confidence', 'kept', 'CER'))}"
+        f"{all_rates} of {found.utterances} utterances; the limits keep {kept}\n\n"
+        f"{tabulate(rows, heading)}"
     )
+
+
+def _cells(kept: "Kept", has_words: bool) -> list[str]:
+    """Return the rates of what is kept, of nothing a dash each."""
+    rates = (kept.cer, *([kept.wer] if has_words else []))
+    return ["-" if rate is None or not kept.share else f"{rate:.2%}" for rate in rates]

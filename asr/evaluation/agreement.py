@@ -16,9 +16,9 @@ from asr.data.cuts import origins
 from asr.data.manifest import text_of
 from asr.decoding.hypothesis import Hypothesis
 from asr.errors import DataError
-from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.evaluation.cer import ErrorCounts, character_errors, have_words, word_errors
 from asr.evaluation.evaluate import readable_groups
-from asr.schema import FrozenModel
+from asr.schema import FrozenModel, OmitNone
 from asr.transcription.recognizer import Recognizer, longest_seconds
 
 _SPEED = 0.9  # of the second decoding
@@ -80,11 +80,15 @@ class Guess:
 
 
 class Kept(FrozenModel):
-    """The share of dev utterances that limits keep, and the CER of their texts."""
+    """The share of dev utterances that limits keep, and the error rates of their texts.
+
+    `wer` is absent where the texts of dev have no words.
+    """
 
     limits: Limits
     share: float
     cer: float
+    wer: OmitNone[float] = None
 
 
 class Expected(FrozenModel):
@@ -92,15 +96,16 @@ class Expected(FrozenModel):
 
     utterances: int
     cer: float
+    wer: OmitNone[float] = None
     chosen: Kept
     others: tuple[Kept, ...]
 
 
 class DevGuesses(FrozenModel):
-    """The guesses of utterances whose texts are known, with their errors; `dev` is their digest."""
+    """The known texts of utterances, normalized, with their guesses; `dev` is their digest."""
 
     dev: str
-    found: tuple[tuple[ErrorCounts, Guess], ...]
+    found: tuple[tuple[str, Guess], ...]
 
 
 def digest(cuts: CutSet) -> str:
@@ -119,12 +124,12 @@ def guess_dev(
     `on_progress` gets the number of utterances that are done. Raises DataError where none can be
     read.
     """
-    found: list[tuple[ErrorCounts, Guess]] = []
+    found: list[tuple[str, Guess]] = []
     normalize = recognizer.tokenizer.normalize
     for _, group in readable_groups(recognizer, cuts):
         guesses = _guesses(recognizer, [wave for _, wave in group])
         for (cut, _), guess in zip(group, guesses, strict=True):
-            found.append((character_errors(text_of(cut), guess.text, normalize), guess))
+            found.append((normalize(text_of(cut)), guess))
         on_progress(len(found))
     if not found:
         raise DataError("no utterance with a transcript could be read: check the manifest")
@@ -133,13 +138,15 @@ def guess_dev(
 
 def expect(guesses: DevGuesses, limits: Limits) -> Expected:
     """Return what limits keep of utterances whose texts are known."""
-    found = guesses.found
+    scored = _scored(guesses)
     steps = (Limits(confidence=step, disagreement=limits.disagreement) for step in _STEPS)
+    cer, wer = _rates(scored)
     return Expected(
-        utterances=len(found),
-        cer=_rate(found),
-        chosen=_kept(found, limits),
-        others=tuple(_kept(found, step) for step in steps),
+        utterances=len(scored),
+        cer=cer,
+        wer=wer,
+        chosen=_kept(scored, limits),
+        others=tuple(_kept(scored, step) for step in steps),
     )
 
 
@@ -163,10 +170,35 @@ def _is_whole(nbests: list[list[Hypothesis]]) -> bool:
     return all(hypothesis.ended != "length" for hypothesis in _best(nbests))
 
 
-def _kept(found: Sequence[tuple[ErrorCounts, Guess]], limits: Limits) -> Kept:
-    kept = [(counts, guess) for counts, guess in found if guess.fault(limits) is None]
-    return Kept(limits=limits, share=len(kept) / len(found), cer=_rate(kept))
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A guess with its errors in characters, and in words where the texts of dev have some."""
+
+    guess: Guess
+    characters: ErrorCounts
+    words: ErrorCounts | None
 
 
-def _rate(found: Sequence[tuple[ErrorCounts, Guess]]) -> float:
-    return sum((counts for counts, _ in found), ErrorCounts()).rate
+def _scored(guesses: DevGuesses) -> list[_Scored]:
+    shows_words = have_words(text for text, _ in guesses.found)
+    return [
+        _Scored(
+            guess,
+            character_errors(text, guess.text, str),
+            word_errors(text, guess.text, str) if shows_words else None,
+        )
+        for text, guess in guesses.found
+    ]
+
+
+def _kept(scored: Sequence[_Scored], limits: Limits) -> Kept:
+    kept = [each for each in scored if each.guess.fault(limits) is None]
+    cer, wer = _rates(kept)
+    return Kept(limits=limits, share=len(kept) / len(scored), cer=cer, wer=wer)
+
+
+def _rates(scored: Sequence[_Scored]) -> tuple[float, float | None]:
+    """Return the CER, and the WER where words are counted."""
+    words = [each.words for each in scored if each.words is not None]
+    cer = sum((each.characters for each in scored), ErrorCounts()).rate
+    return cer, sum(words, ErrorCounts()).rate if words else None

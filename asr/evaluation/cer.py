@@ -94,6 +94,20 @@ def corpus_word_errors(
     return sum((word_errors(*pair, normalize) for pair in found), ErrorCounts())
 
 
+def corpus_errors(
+    pairs: Iterable[tuple[str, str]], normalize: Normalize = normalize_text
+) -> tuple[ErrorCounts, ErrorCounts | None]:
+    """Return the pooled errors in characters, and in words as `corpus_word_errors` does."""
+    found = list(pairs)
+    characters = sum((character_errors(*pair, normalize) for pair in found), ErrorCounts())
+    return characters, corpus_word_errors(found, normalize)
+
+
+def rates_in_words(cer: float, wer: float | None) -> str:
+    """Return both rates in percent for a reader; without words the first alone."""
+    return f"CER {cer:.2%}" + ("" if wer is None else f", WER {wer:.2%}")
+
+
 def score_files(references: Path, hypotheses: Path) -> tuple[ErrorCounts, ErrorCounts | None]:
     """Return the pooled errors of a file of hypotheses; each line of a file is `id text`.
 
@@ -108,9 +122,7 @@ def score_files(references: Path, hypotheses: Path) -> tuple[ErrorCounts, ErrorC
                 f"{path}: {len(ids)} utterances of the other file are missing here "
                 f"({', '.join(sorted(ids)[:3])}): score files of the same utterances"
             )
-    pairs = [(wanted[id], found[id]) for id in wanted]
-    characters = sum((character_errors(*pair) for pair in pairs), ErrorCounts())
-    return characters, corpus_word_errors(pairs)
+    return corpus_errors((wanted[id], found[id]) for id in wanted)
 
 
 def alignment(reference: str, hypothesis: str, normalize: Normalize = normalize_text) -> str:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.decode import is_constant
 from asr.errors import AudioError, ConfigError, DataError
-from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.evaluation.cer import Normalize, corpus_errors
 from asr.export.export import DESCRIPTION, FREE
 from asr.export.graphs import open_session
 from asr.export.int8 import quantize
@@ -34,23 +34,38 @@ _DECODED = 8
 _NAMES = ("encoder", "decoder")
 
 Run = Callable[[Batch], dict[str, np.ndarray]]
+Pairs = list[tuple[str, str]]
 
 
 @dataclass
 class Quantized:
-    """Bytes of both forms and errors by greedy CTC, before and after; without the head, none."""
+    """Bytes of both forms and rates by greedy CTC, before and after; without the head, none.
+
+    `wer` is None where the texts have no words.
+    """
 
     bytes: tuple[int, int]
-    errors: tuple[ErrorCounts, ErrorCounts] | None
+    cer: tuple[float, float] | None = None
+    wer: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         """Return a sentence."""
         before, after = self.bytes
         sizes = f"{before / 1e6:.2f} -> {after / 1e6:.2f} MB"
-        if self.errors is None:
+        if self.cer is None:
             return f"{sizes}; the model has no CTC head, by which CER is measured here"
-        old, new = self.errors
-        return f"{sizes}, CER by greedy CTC {old.rate:.2%} -> {new.rate:.2%}"
+        named = (("CER by greedy CTC", self.cer), ("WER", self.wer))
+        rates = (f"{name} {r[0]:.2%} -> {r[1]:.2%}" for name, r in named if r is not None)
+        return ", ".join((sizes, *rates))
+
+    @classmethod
+    def of(cls, bytes: tuple[int, int], before: Pairs, after: Pairs, normalize: Normalize) -> Self:
+        """Count the errors of texts: pairs of the known one and the recognized one."""
+        (old, old_words), (new, new_words) = (
+            corpus_errors(pairs, normalize) for pairs in (before, after)
+        )
+        wer = (old_words.rate, new_words.rate) if old_words and new_words else None
+        return cls(bytes, (old.rate, new.rate), wer)
 
 
 def find_cuts(bundle: Bundle, path: Path | None) -> CutSet:
@@ -86,15 +101,17 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
     steps = list(decoder_inputs(encoder, decoder, [inputs[i] for i in few], tokens, ports))
     for source, out, batches in zip(old, new, (inputs, steps), strict=True):
         quantize(source, out, batches)
-    sizes = [sum(path.stat().st_size for path in paths) for paths in (old, new)]
-    has_ctc = bundle.model.ctc_head is not None
-    errors = count_errors(bundle, todo, encoder, open_graph(new[0])) if has_ctc else None
+    before, after = (sum(path.stat().st_size for path in paths) for paths in (old, new))
+    done = Quantized((before, after))
+    if bundle.model.ctc_head is not None:
+        texts = recognized(bundle, todo, (encoder, open_graph(new[0])))
+        done = Quantized.of(done.bytes, *texts, normalize)
     for source, out in zip(old, new, strict=True):
         out.replace(source)
     facts = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-    facts |= {"weights": "int8", "cer": errors and [error.rate for error in errors]}
+    facts |= {"weights": "int8", "cer": done.cer, **({"wer": done.wer} if done.wer else {})}
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-    return Quantized((sizes[0], sizes[1]), errors)
+    return done
 
 
 def open_graph(path: Path) -> Run:
@@ -153,17 +170,16 @@ def decoder_inputs(
             held |= {n.removeprefix("new_"): array for n, array in decoder(step).items()}
 
 
-def count_errors(
-    bundle: Bundle, cuts: Sequence[Cut], before: Run, after: Run
-) -> tuple[ErrorCounts, ErrorCounts]:
-    """Return the errors of two encoders' texts by greedy CTC."""
-    counts = [ErrorCounts(), ErrorCounts()]
+def recognized(
+    bundle: Bundle, cuts: Sequence[Cut], encoders: tuple[Run, Run]
+) -> tuple[Pairs, Pairs]:
+    """Return the known texts, each with that of an encoder by greedy CTC, for two encoders."""
+    pairs: tuple[Pairs, Pairs] = [], []
     for cut, _, feats in utterances(bundle, cuts):
-        for i, encoder in enumerate((before, after)):
-            found = encoder(encoder_inputs(feats))
-            text = greedy_text(bundle, found["ctc_log_probs"])
-            counts[i] += character_errors(text_of(cut), text, bundle.tokenizer.normalize)
-    return counts[0], counts[1]
+        for found, encoder in zip(pairs, encoders, strict=True):
+            logp = encoder(encoder_inputs(feats))["ctc_log_probs"]
+            found.append((text_of(cut), greedy_text(bundle, logp)))
+    return pairs
 
 
 def greedy_text(bundle: Bundle, logp: np.ndarray) -> str:

@@ -19,8 +19,7 @@ from asr.audio.kaldi import FLOOR
 from asr.bundle import Bundle
 from asr.data.manifest import text_of
 from asr.errors import DataError
-from asr.evaluation.cer import ErrorCounts, character_errors
-from asr.export.calibration import Quantized, Run, open_graph, sample, utterances
+from asr.export.calibration import Pairs, Quantized, Run, open_graph, sample, utterances
 from asr.export.filterbank_graphs import ChunkGraph
 from asr.export.int8 import quantize
 from asr.export.ranges import Batch
@@ -51,8 +50,8 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
         raise DataError("no utterance with a transcript could be read: check the manifest")
     quantize(folder / MODEL, folder / INT8, batches, keep=["spectrum"])
     sizes = [(folder / name).stat().st_size for name in (MODEL, INT8)]
-    errors = count_errors(bundle, todo, [run, open_graph(folder / INT8)])
-    return Quantized((sizes[0], sizes[1]), (errors[0], errors[1]))
+    before, after = recognized(bundle, todo, (run, open_graph(folder / INT8)))
+    return Quantized.of((sizes[0], sizes[1]), before, after, normalize)
 
 
 class Feed:
@@ -107,11 +106,10 @@ def _run(batch: Batch, run: Run) -> tuple[Batch, np.ndarray]:
     return batch, found["log_probs"][0, :n]
 
 
-def count_errors(bundle: Bundle, cuts: Sequence[Cut], runs: Sequence[Run]) -> list[ErrorCounts]:
-    """Return the errors of the texts of graphs."""
-    counts, feed = [ErrorCounts() for _ in runs], Feed(bundle)
+def recognized(bundle: Bundle, cuts: Sequence[Cut], runs: tuple[Run, Run]) -> tuple[Pairs, Pairs]:
+    """Return the known texts, each with that of a graph, for two graphs."""
+    pairs, feed = (list[tuple[str, str]](), list[tuple[str, str]]()), Feed(bundle)
     for cut, wave_N, _ in utterances(bundle, cuts):
-        for i, run in enumerate(runs):
-            text = feed.text(wave_N, run)
-            counts[i] += character_errors(text_of(cut), text, bundle.tokenizer.normalize)
-    return counts
+        for found, run in zip(pairs, runs, strict=True):
+            found.append((text_of(cut), feed.text(wave_N, run)))
+    return pairs

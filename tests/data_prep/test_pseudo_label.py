@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import jiwer
 import numpy as np
 import pytest
 import soundfile as sf
@@ -21,7 +22,7 @@ from asr.cli.pseudo_label import _expected
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, read_wave, text_of
 from asr.errors import ConfigError, DataError
-from asr.evaluation.agreement import Expected, Guess, Kept, Limits, views
+from asr.evaluation.agreement import DevGuesses, Expected, Guess, Kept, Limits, expect, views
 from data_prep.pseudo_label import Labels
 from tests.helpers import RATE, copied, encode, run_cli, say, speak, tones_recipe, write_recipe
 
@@ -347,6 +348,29 @@ def test_limits_that_keep_nothing_promise_no_cer(monkeypatch: pytest.MonkeyPatch
     assert "the limits keep none of them: give a lower --confidence" in shown
     cells = [line.split() for line in shown.splitlines()[-2:]]
     assert cells == [["0.99", "0%", "-"], ["0.5", "50%", "0.00%"]]
+
+
+def test_texts_with_words_have_a_wer_of_what_is_kept() -> None:
+    texts = ["ONE TWO THREE", "FOUR FIVE", "SIX SEVEN"]
+    guessed = [("ONE TOO THREE", 0.9), ("FOUR FIVE", 0.95), ("SIX", 0.4)]
+    found = [
+        (text, Guess(guess, guess, confidence, is_whole=True))
+        for text, (guess, confidence) in zip(texts, guessed, strict=True)
+    ]
+    guesses = DevGuesses(dev="", found=tuple(found))
+    expected = expect(guesses, LIMITS)
+    assert expected.wer == jiwer.wer(texts, [guess for guess, _ in guessed])
+    assert expected.chosen.wer == jiwer.wer(texts[:2], [guess for guess, _ in guessed[:2]])
+    assert expected.chosen.cer == jiwer.cer(texts[:2], [guess for guess, _ in guessed[:2]])
+    labels = SimpleNamespace(read_guesses=lambda _: guesses, write_expected=lambda _: None)
+    shown = _expected(labels, CutSet(), LIMITS, "cpu")
+    assert (
+        "WER 28.57% of 3 utterances; the limits keep 67% of them, with CER 4.55%, WER 20.00%"
+        in (shown)
+    )
+    assert shown.splitlines()[2].split() == ["--confidence", "kept", "CER", "WER"]
+    without = DevGuesses(dev="", found=(("一二", found[0][1]), ("五", found[1][1])))
+    assert "wer" not in expect(without, LIMITS).model_dump_json()
 
 
 def test_recordings_of_alike_names_keep_their_own_texts(learned: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import jiwer
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from asr.bundle import Bundle
 from asr.data.manifest import load_cuts
-from asr.export.calibration import encoder_inputs, greedy_text, open_graph, utterances
+from asr.export.calibration import Quantized, encoder_inputs, greedy_text, open_graph, utterances
 from asr.export.export import _write_onnx
 from asr.export.graphs import EncoderGraph, Port, Ports
 from asr.export.int8 import quantize, to_int8
@@ -163,3 +164,13 @@ def test_what_cannot_be_done_is_a_sentence_and_leaves_nothing(
     assert result.returncode in (2, 3) and result.stderr.count("\n") == 1
     assert words in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_8_bits_of_a_language_with_words_tell_its_wer() -> None:
+    known = ["one two three", "four five"]
+    pairs = [[(text, guess) for text, guess in zip(known, guesses, strict=True)]
+             for guesses in (["one two three", "four"], ["one too three", "four"])]  # fmt: skip
+    done = Quantized.of((2_000_000, 1_000_000), *pairs, str)
+    assert done.wer == tuple(jiwer.wer(known, [guess for _, guess in each]) for each in pairs)
+    assert str(done).endswith("WER 20.00% -> 40.00%")
+    assert Quantized.of((2, 1), [("一", "一")], [("一", "二")], str).wer is None
