@@ -36,7 +36,7 @@ from data_prep.cuts import Utterance
 from data_prep.decodings import begin, is_done, read
 
 SPLIT = "train"
-_SOURCE, _GUESSES, _EXPECTED = "source.json", "dev.json", "expected.json"
+_SOURCE, _GUESSES, _EXPECTED = "source.json", "dev_texts.json", "expected.json"
 _DECODED, _CONVERTED = "decoded", "audio"
 _NOT_IN_ID = r"[\s/]"
 

@@ -22,7 +22,7 @@ def info(
     """Print the parameters of each part of a model; of a bundle, its evaluation too."""
     from asr.bundle import load_bundle_config
     from asr.config import load_config
-    from asr.evaluation.cer import rates_in_words
+    from asr.evaluation.cer import rates_text
     from asr.reporting.results import degrees_in_words, describe
 
     load = load_bundle_config if source.is_dir() else load_config
@@ -38,7 +38,7 @@ def info(
     if degrees := facts.get("degrees"):
         show(f"degrees of {facts['sparse_maps']} sparse maps: {degrees_in_words(degrees)}")
     if evaluation := facts.get("evaluation"):
-        rates = rates_in_words(evaluation["cer"], evaluation.get("wer"))
+        rates = rates_text(evaluation["cer"], evaluation.get("wer"))
         show(f"{rates} on {evaluation['cuts']}")
 
 
@@ -60,7 +60,9 @@ def compress(
         list[str] | None, typer.Option(help="Names, such as 'encoder.*'; default: all modules.")
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Store larger weights in 8 bits.")] = False,
-    cuts: Annotated[Path | None, typer.Option(help="A manifest: error rates before and after.")] = None,
+    cuts: Annotated[
+        Path | None, typer.Option(help="A manifest: error rates before and after.")
+    ] = None,
     format: Format = "table",
 ) -> None:
     """Make a trained bundle smaller: weights as products of low rank, or in 8 bits, or both."""

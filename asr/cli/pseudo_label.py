@@ -98,7 +98,7 @@ def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -
     """Return what the limits keep of dev, and what other ones would."""
     import asr
     from asr.evaluation.agreement import expect, guess_dev
-    from asr.evaluation.cer import rates_in_words
+    from asr.evaluation.cer import rates_text
 
     guesses = labels.read_guesses(cuts)
     if guesses is None:
@@ -110,7 +110,7 @@ def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -
     labels.write_expected(found)
     has_words = found.wer is not None
     rows = [(k.limits.confidence, f"{k.share:.0%}", *_cells(k, has_words)) for k in found.others]
-    all_rates, kept_rates = (rates_in_words(each.cer, each.wer) for each in (found, found.chosen))
+    all_rates, kept_rates = (rates_text(each.cer, each.wer) for each in (found, found.chosen))
     kept = (
         f"{found.chosen.share:.0%} of them, with {kept_rates}. Expect that of the labels, as far "
         "as the recordings are like these."
@@ -125,6 +125,6 @@ def _expected(labels: "Labels", cuts: "CutSet", limits: "Limits", device: str) -
 
 
 def _cells(kept: "Kept", has_words: bool) -> list[str]:
-    """Return the rates of what is kept, of nothing a dash each."""
+    """Return the rates of what is kept, a dash for each where nothing is."""
     rates = (kept.cer, *([kept.wer] if has_words else []))
     return ["-" if rate is None or not kept.share else f"{rate:.2%}" for rate in rates]

@@ -75,14 +75,14 @@ class Guess:
             return "endless_text"
         if self.confidence < limits.confidence:
             return "low_confidence"
-        distance = character_errors(self.text, self.other).rate
+        distance = character_errors(self.text, self.other, str).rate  # normalized both
         return "disagreement" if distance > limits.disagreement else None
 
 
 class Kept(FrozenModel):
     """The share of dev utterances that limits keep, and the error rates of their texts.
 
-    `wer` is absent where the texts of dev have no words.
+    `wer` is absent where the texts of dev have no words, or nothing is kept; `cer` is 0 then.
     """
 
     limits: Limits
@@ -92,7 +92,10 @@ class Kept(FrozenModel):
 
 
 class Expected(FrozenModel):
-    """What the limits `chosen`, and others, keep of utterances whose texts are known."""
+    """What the limits `chosen`, and others, keep of utterances whose texts are known.
+
+    `cer` and, where texts have words, `wer` are of all of them.
+    """
 
     utterances: int
     cer: float
@@ -102,7 +105,7 @@ class Expected(FrozenModel):
 
 
 class DevGuesses(FrozenModel):
-    """The known texts of utterances, normalized, with their guesses; `dev` is their digest."""
+    """Normalized texts of utterances with their guesses; `dev` is the `digest` of the cuts."""
 
     dev: str
     found: tuple[tuple[str, Guess], ...]

@@ -103,8 +103,8 @@ def corpus_errors(
     return characters, corpus_word_errors(found, normalize)
 
 
-def rates_in_words(cer: float, wer: float | None) -> str:
-    """Return both rates in percent for a reader; without words the first alone."""
+def rates_text(cer: float, wer: float | None) -> str:
+    """Return the rates in percent for a reader; the CER alone where `wer` is None."""
     return f"CER {cer:.2%}" + ("" if wer is None else f", WER {wer:.2%}")
 
 

@@ -34,14 +34,15 @@ _DECODED = 8
 _NAMES = ("encoder", "decoder")
 
 Run = Callable[[Batch], dict[str, np.ndarray]]
+Text = Callable[[np.ndarray, np.ndarray], str]  # of an utterance's samples and features
 Pairs = list[tuple[str, str]]
 
 
 @dataclass
 class Quantized:
-    """Bytes of both forms and rates by greedy CTC, before and after; without the head, none.
+    """Bytes and error rates by greedy CTC, before and after.
 
-    `wer` is None where the texts have no words.
+    Without a CTC head both rates are None, and the WER where the texts have no words.
     """
 
     bytes: tuple[int, int]
@@ -53,14 +54,18 @@ class Quantized:
         before, after = self.bytes
         sizes = f"{before / 1e6:.2f} -> {after / 1e6:.2f} MB"
         if self.cer is None:
-            return f"{sizes}; the model has no CTC head, by which CER is measured here"
+            return f"{sizes}; the model has no CTC head, by which errors are counted here"
         named = (("CER by greedy CTC", self.cer), ("WER", self.wer))
         rates = (f"{name} {r[0]:.2%} -> {r[1]:.2%}" for name, r in named if r is not None)
         return ", ".join((sizes, *rates))
 
+    def rates(self) -> dict[str, tuple[float, float] | None]:
+        """Return them for JSON; `wer` is absent where there is none."""
+        return {"cer": self.cer} | ({} if self.wer is None else {"wer": self.wer})
+
     @classmethod
     def of(cls, bytes: tuple[int, int], before: Pairs, after: Pairs, normalize: Normalize) -> Self:
-        """Count the errors of texts: pairs of the known one and the recognized one."""
+        """Return sizes with the rates of (known, recognized) texts before and after."""
         (old, old_words), (new, new_words) = (
             corpus_errors(pairs, normalize) for pairs in (before, after)
         )
@@ -104,12 +109,13 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
     before, after = (sum(path.stat().st_size for path in paths) for paths in (old, new))
     done = Quantized((before, after))
     if bundle.model.ctc_head is not None:
-        texts = recognized(bundle, todo, (encoder, open_graph(new[0])))
+        ways = by_greedy_ctc(bundle, encoder), by_greedy_ctc(bundle, open_graph(new[0]))
+        texts = recognized(bundle, todo, ways)
         done = Quantized.of(done.bytes, *texts, normalize)
     for source, out in zip(old, new, strict=True):
         out.replace(source)
     facts = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-    facts |= {"weights": "int8", "cer": done.cer, **({"wer": done.wer} if done.wer else {})}
+    facts |= {"weights": "int8", **done.rates()}
     (folder / DESCRIPTION).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     return done
 
@@ -170,16 +176,22 @@ def decoder_inputs(
             held |= {n.removeprefix("new_"): array for n, array in decoder(step).items()}
 
 
-def recognized(
-    bundle: Bundle, cuts: Sequence[Cut], encoders: tuple[Run, Run]
-) -> tuple[Pairs, Pairs]:
-    """Return the known texts, each with that of an encoder by greedy CTC, for two encoders."""
+def recognized(bundle: Bundle, cuts: Sequence[Cut], ways: tuple[Text, Text]) -> tuple[Pairs, Pairs]:
+    """Return (known, recognized) texts by each of two ways."""
     pairs: tuple[Pairs, Pairs] = [], []
-    for cut, _, feats in utterances(bundle, cuts):
-        for found, encoder in zip(pairs, encoders, strict=True):
-            logp = encoder(encoder_inputs(feats))["ctc_log_probs"]
-            found.append((text_of(cut), greedy_text(bundle, logp)))
+    for cut, wave_N, feats_TF in utterances(bundle, cuts):
+        for found, text in zip(pairs, ways, strict=True):
+            found.append((text_of(cut), text(wave_N, feats_TF)))
     return pairs
+
+
+def by_greedy_ctc(bundle: Bundle, encoder: Run) -> Text:
+    """Return a way to recognize an utterance: an encoder's, and the best token of each step."""
+
+    def text(_: np.ndarray, feats_TF: np.ndarray) -> str:
+        return greedy_text(bundle, encoder(encoder_inputs(feats_TF))["ctc_log_probs"])
+
+    return text
 
 
 def greedy_text(bundle: Bundle, logp: np.ndarray) -> str:

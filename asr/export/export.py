@@ -263,8 +263,9 @@ with type and axes: a number is fixed, a name is free (`free_axes_least` is its 
    a model transcribes badly what is longer than its training utterances. It leaves out a text whose
    confidences have a geometric mean below `decoding.confidence_threshold`.
 
-Where `{DESCRIPTION}` has `weights: int8`, the graphs compute in 8 bits, and `cer` has the error
-rates before and after; `largest_difference` is of the graphs in 32 bits.
+Where `{DESCRIPTION}` has `weights: int8`, the graphs compute in 8 bits; `cer` and, where texts have
+words, `wer` are the error rates by greedy CTC before and after (`cer` is null without that head);
+`largest_difference` is of the graphs in 32 bits.
 
 A `.onnx` file is data. Read a `.pt2` with `torch.export.load(file).module(check_guards=False)` (the
 guards know the traced sizes only); it unpickles, so load it only if you trust its author.

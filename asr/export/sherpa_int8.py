@@ -4,7 +4,7 @@ Legend: N samples, T frames, F mel bins, S steps, V vocabulary.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -12,14 +12,13 @@ import numpy as np
 import soxr
 import torch
 from lhotse import CutSet
-from lhotse.cut import Cut
 
 from asr.audio.features import KALDI_SCALE
 from asr.audio.kaldi import FLOOR
 from asr.bundle import Bundle
 from asr.data.manifest import text_of
 from asr.errors import DataError
-from asr.export.calibration import Pairs, Quantized, Run, open_graph, sample, utterances
+from asr.export.calibration import Quantized, Run, open_graph, recognized, sample, utterances
 from asr.export.filterbank_graphs import ChunkGraph
 from asr.export.int8 import quantize
 from asr.export.ranges import Batch
@@ -50,7 +49,9 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
         raise DataError("no utterance with a transcript could be read: check the manifest")
     quantize(folder / MODEL, folder / INT8, batches, keep=["spectrum"])
     sizes = [(folder / name).stat().st_size for name in (MODEL, INT8)]
-    before, after = recognized(bundle, todo, (run, open_graph(folder / INT8)))
+    small = open_graph(folder / INT8)
+    ways = lambda wave, _: feed.text(wave, run), lambda wave, _: feed.text(wave, small)
+    before, after = recognized(bundle, todo, ways)
     return Quantized.of((sizes[0], sizes[1]), before, after, normalize)
 
 
@@ -104,12 +105,3 @@ def _run(batch: Batch, run: Run) -> tuple[Batch, np.ndarray]:
     found = run(batch)
     n = found["log_probs_len"][0] if "log_probs_len" in found else None
     return batch, found["log_probs"][0, :n]
-
-
-def recognized(bundle: Bundle, cuts: Sequence[Cut], runs: tuple[Run, Run]) -> tuple[Pairs, Pairs]:
-    """Return the known texts, each with that of a graph, for two graphs."""
-    pairs, feed = (list[tuple[str, str]](), list[tuple[str, str]]()), Feed(bundle)
-    for cut, wave_N, _ in utterances(bundle, cuts):
-        for found, run in zip(pairs, runs, strict=True):
-            found.append((text_of(cut), feed.text(wave_N, run)))
-    return pairs

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from asr.evaluation.cer import rates_in_words
+from asr.evaluation.cer import rates_text
 from asr.evaluation.records import Evaluation
 from asr.reporting.results import write_section
 from asr.runtime.files import read_json, write_text
@@ -24,7 +24,7 @@ class Rates(FrozenModel):
         return cls(cer=evaluation.cer, wer=evaluation.wer, utterances=evaluation.utterances)
 
     def __str__(self) -> str:
-        return rates_in_words(self.cer, self.wer)
+        return rates_text(self.cer, self.wer)
 
 
 class Change(FrozenModel):

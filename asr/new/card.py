@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from asr.bundle import CARD
-from asr.evaluation.cer import rates_in_words
+from asr.evaluation.cer import rates_text
 from asr.evaluation.records import Evaluation
 from asr.new.measure import CorpusMeasures
 from asr.reporting.results import RESULTS, write_section
@@ -59,7 +59,7 @@ def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> s
 
 
 def _rates(evaluation: Evaluation) -> str:
-    return rates_in_words(evaluation.cer, evaluation.wer)
+    return rates_text(evaluation.cer, evaluation.wer)
 
 
 def read_expectation(bundle: Path) -> str:

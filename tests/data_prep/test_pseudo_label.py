@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,21 @@ import pytest
 import soundfile as sf
 from lhotse import CutSet
 
+import asr
 from asr.cli.pseudo_label import _expected
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, read_wave, text_of
 from asr.errors import ConfigError, DataError
-from asr.evaluation.agreement import DevGuesses, Expected, Guess, Kept, Limits, expect, views
+from asr.evaluation.agreement import (
+    DevGuesses,
+    Expected,
+    Guess,
+    Kept,
+    Limits,
+    expect,
+    guess_dev,
+    views,
+)
 from data_prep.pseudo_label import Labels
 from tests.helpers import RATE, copied, encode, run_cli, say, speak, tones_recipe, write_recipe
 
@@ -368,9 +379,25 @@ def test_texts_with_words_have_a_wer_of_what_is_kept() -> None:
         "WER 28.57% of 3 utterances; the limits keep 67% of them, with CER 4.55%, WER 20.00%"
         in (shown)
     )
-    assert shown.splitlines()[2].split() == ["--confidence", "kept", "CER", "WER"]
+    table = [line.split() for line in shown.splitlines()[2:]]
+    assert table[0] == ["--confidence", "kept", "CER", "WER"]
+    assert table[2] == ["0", "100%", "22.58%", "28.57%"]
+    sure = Limits(confidence=0.99, disagreement=0.0)
+    assert expect(guesses, sure).chosen.wer is None and "none of them" in _expected(
+        labels, CutSet(), sure, "cpu"
+    )
     without = DevGuesses(dev="", found=(("一二", found[0][1]), ("五", found[1][1])))
     assert "wer" not in expect(without, LIMITS).model_dump_json()
+
+
+def test_texts_of_dev_are_compared_as_the_model_writes_them(learned: Path, tones: Path) -> None:
+    spaced = load_cuts(tones / "dev.jsonl.gz").map_supervisions(
+        lambda supervision: replace(supervision, text=" ".join(supervision.text or ""))
+    )
+    found = guess_dev(asr.load(learned, "cpu"), spaced.to_eager())
+    assert expect(found, LIMITS).cer == 0.0 and len(found.found) == 8
+    turkish = Guess("kadın", "kadin", 1.0, is_whole=True)  # one in upper case
+    assert turkish.fault(LIMITS) == "disagreement"
 
 
 def test_recordings_of_alike_names_keep_their_own_texts(learned: Path, tmp_path: Path) -> None:

@@ -12,12 +12,20 @@ import torch
 from torch import nn
 
 from asr.bundle import Bundle
-from asr.data.manifest import load_cuts
-from asr.export.calibration import Quantized, encoder_inputs, greedy_text, open_graph, utterances
+from asr.data.manifest import load_cuts, text_of
+from asr.export.calibration import (
+    Quantized,
+    encoder_inputs,
+    greedy_text,
+    open_graph,
+    recognized,
+    utterances,
+)
 from asr.export.export import _write_onnx
 from asr.export.graphs import EncoderGraph, Port, Ports
 from asr.export.int8 import quantize, to_int8
 from asr.export.ranges import grid_of, observe
+from asr.tokenizer import TokenizerConfig
 from tests.helpers import run_cli
 
 onnx = pytest.importorskip("onnx")
@@ -167,10 +175,20 @@ def test_what_cannot_be_done_is_a_sentence_and_leaves_nothing(
 
 
 def test_8_bits_of_a_language_with_words_tell_its_wer() -> None:
-    known = ["one two three", "four five"]
-    pairs = [[(text, guess) for text, guess in zip(known, guesses, strict=True)]
-             for guesses in (["one two three", "four"], ["one too three", "four"])]  # fmt: skip
-    done = Quantized.of((2_000_000, 1_000_000), *pairs, str)
-    assert done.wer == tuple(jiwer.wer(known, [guess for _, guess in each]) for each in pairs)
+    known = ["One two three.", "four five"]
+    guesses = (["one two three", "four"], ["one too three", "four"])
+    pairs = [list(zip(known, each, strict=True)) for each in guesses]
+    normalize = TokenizerConfig(case="lower", punctuation="remove").normalize
+    done = Quantized.of((2_000_000, 1_000_000), *pairs, normalize)
+    assert done.wer == tuple(jiwer.wer(list(map(normalize, known)), each) for each in guesses)
     assert str(done).endswith("WER 20.00% -> 40.00%")
-    assert Quantized.of((2, 1), [("一", "一")], [("一", "二")], str).wer is None
+    assert done.rates() == {"cer": done.cer, "wer": done.wer}
+    without = Quantized.of((2, 1), [("一", "一")], [("一", "二")], normalize)
+    assert without.rates() == {"cer": (0.0, 1.0)}
+
+
+def test_texts_of_both_ways_follow_the_known_ones(learned: Path, tones: Path) -> None:
+    cuts = list(load_cuts(tones / "dev.jsonl.gz"))
+    pairs = recognized(Bundle.load(learned), cuts, (lambda *_: "before", lambda *_: "after"))
+    known = [text_of(cut) for cut in cuts]
+    assert pairs == tuple([(text, way) for text in known] for way in ("before", "after"))
