@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests import golden_run
 
@@ -55,6 +56,8 @@ def array_differences(
 @pytest.mark.parametrize("name", golden_run.ARRAYS)
 def test_arrays_are_as_before(name: str, tmp_path: Path) -> None:
     """Compare weights, outputs of graphs, features."""
+    if name == "weights_set_sparse" and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        pytest.skip("on this processor rounding decides otherwise which of two weights is dropped")
     found = golden_run.ARRAYS[name](tmp_path)
     tolerance = WEIGHT_TOLERANCE if name.startswith("weights") else TOLERANCE
     assert not list(array_differences(found, golden_run.read(name), tolerance))
