@@ -12,6 +12,7 @@ from benchmarks.record import Result
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_dry_run_does_all_parts() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--dry"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

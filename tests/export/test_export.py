@@ -143,6 +143,7 @@ def test_a_graph_that_differs_is_no_result(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", ENCODER)
 def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: Path) -> None:
     recipe = tones_recipe(tmp_path)
