@@ -118,7 +118,7 @@ class FeatureExtractor(nn.Module):
         return self.of_spectrum(self.spectrum(wave_N))
 
     def of_spectrum(self, power_TF: Tensor) -> Tensor:
-        """Return normalized features (time, freq) of what `spectrum` returns."""
+        """Return normalized features (time, freq) of a `spectrum` (time, bins)."""
         feats_TF = self.log_of_spectrum(power_TF)
         if self.config.normalize == "corpus":
             return self.normalized(feats_TF)
@@ -136,7 +136,7 @@ class FeatureExtractor(nn.Module):
         return self.log_of_spectrum(self.spectrum(wave_N))
 
     def log_of_spectrum(self, power_TF: Tensor) -> Tensor:
-        """Return what `log_power` returns, of what `spectrum` returns."""
+        """Return the logarithm that `log_power` returns, of a `spectrum`."""
         if self.mel_FM is None:
             return log_of_power(power_TF)
         with torch.autocast(power_TF.device.type, enabled=False):

@@ -88,8 +88,8 @@ def padded_frames(n_frames: int, most: int | None = None) -> int:
 class SpeechDataset(Dataset[MicroBatches]):
     """Reads the recordings of a step's batches and computes their features.
 
-    Those of a small corpus are kept in memory, with `voices` its voices: they are the same in
-    every epoch, but for pauses and noise. Workers keep none, since each lives for an epoch.
+    Those of a small corpus are kept in memory, with `voices` what those are made of: it is the same
+    in every epoch, but for pauses and noise. Workers keep none, since each lives for an epoch.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class SpeechDataset(Dataset[MicroBatches]):
         self.failed: set[str] = set()
         self._kept: dict[str, tuple[Cut, Tensor]] = {}
         self._kept_spoken: dict[str, tuple[Cut, Spoken]] = {}
-        self._room = 0 if num_workers else _KEPT_BYTES
+        taken = self.voices.nbytes if self.voices else 0
+        self._room = 0 if num_workers else _KEPT_BYTES - taken
         # The id that each worker reads at the moment, to be reported if the worker dies.
         self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 

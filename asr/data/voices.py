@@ -2,8 +2,8 @@
 
 A voice is a source and a filter: the power spectrogram is divided by its envelope (which the vocal
 tract shapes), what is left (from the vocal folds) is stretched to another pitch, and the envelope
-is applied again with its resonances, the formants, at other frequencies. The parts are computed
-once for all epochs, but where a recorder cuts the waveform's peaks; all else changes spectrograms.
+is applied again with its resonances, the formants, at other frequencies. The parts may be kept for
+all epochs. Only an overloaded recorder changes the waveform, by cutting its peaks, before all else.
 Legend: N samples, F frequency bins, C cepstra, T frames of the spectrogram and of features.
 """
 
@@ -28,13 +28,13 @@ from asr.data.noise import VOICE_SEED, noise
 
 _ENVELOPE_SECONDS = 0.002  # of the cepstrum; a pitch period is longer
 _DYNAMIC_RANGE = 1e-8  # of the power that an envelope is taken of, relative to its largest bin
-_TINY_POWER = 1e-20
+_TINY_POWER = 1e-30  # with any gain below the least that features tell from silence
 _DECAY_SECONDS = 0.1, 0.7  # in which a room's sound falls by 60 dB
 _ECHO_DB = -15.0, 0.0  # of all echoes, relative to the direct sound
 _MOST_SNR_DB = 40.0
 _MOST_CUT_DB = 20.0  # of the peaks
 _KNOTS, _LOWEST_KNOT_HZ = 6, 100.0  # of a random filter
-_NOISES, _NOISE_SECONDS = 64, 8
+_NOISES, _NOISE_SECONDS = 64, 4
 
 
 def with_voice_seeds(cuts: Iterable[Cut], rng: Random) -> CutSet:
@@ -87,16 +87,22 @@ class Voices:
     def __init__(self, config: VoicesConfig, features: FeatureExtractor) -> None:
         self.config, self.features = config, features
         self._rate = features.config.sample_rate
-        self._n_cepstra = round(_ENVELOPE_SECONDS * self._rate)
+        self._n_bins = features.spectrum(torch.zeros(1)).shape[1]
+        self._n_cepstra = min(round(_ENVELOPE_SECONDS * self._rate), self._n_bins - 1)
         # Before there are reading processes, which share it and live for an epoch.
         self._noises = self._noise_spectra() if config.noise else []
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the noises in memory."""
+        return sum(noise_FT.nbytes for noise_FT in self._noises)
 
     def spoken(self, wave_N: Tensor) -> Spoken:
         """Return an utterance in its own voice, of which `features_of` makes others."""
         return Spoken(self._parts(wave_N), wave_N if self.config.overload else None)
 
     def features_of(self, spoken: Spoken, cut: Cut) -> Tensor:
-        """Return features (T, mel bins) of an utterance, changed by the cut's seed."""
+        """Return features (T, bins) of an utterance, changed by the cut's seed."""
         config, rng = self.config, np.random.default_rng(voice_seed(cut))
         pitch, formants, tempo = (
             _factor(most, rng) for most in (config.pitch, config.formants, config.tempo)
@@ -129,8 +135,8 @@ class Voices:
     @cached_property
     def _knots_F(self) -> np.ndarray:
         """Return between which knots of a filter each bin lies; knots are at equal intervals."""
-        n_bins = self.features.spectrum(torch.zeros(1)).shape[1]
-        octaves_F = np.log(np.linspace(0, self._rate / 2, n_bins).clip(_LOWEST_KNOT_HZ))
+        hz_F = np.linspace(0, self._rate / 2, self._n_bins).clip(_LOWEST_KNOT_HZ)
+        octaves_F = np.log(hz_F)
         places_F: np.ndarray = (octaves_F - octaves_F[0]) / (octaves_F[-1] - octaves_F[0])
         return (_KNOTS - 1) * places_F
 
@@ -150,17 +156,18 @@ def without_peaks(wave_N: Tensor, rng: np.random.Generator) -> Tensor:
 def source_and_filter(power_FT: Tensor, n_cepstra: int) -> Tensor:
     """Return the logarithm of the power without its envelope, then the envelope's cepstra (C, T).
 
-    The envelope is of the first cepstra (Oppenheim & Schafer 1968).
+    The envelope is of the first cepstra (Oppenheim & Schafer 1968), of power 80 dB deep; what is
+    below that remains in the source.
     """
-    floor = (_DYNAMIC_RANGE * power_FT.max()).clamp(min=_TINY_POWER)
-    log_FT = power_FT.maximum(floor).log()
-    bins_F = torch.arange(len(log_FT))
+    power_FT = power_FT.clamp(min=_TINY_POWER)
+    floored_FT = power_FT.maximum(_DYNAMIC_RANGE * power_FT.max())
+    bins_F = torch.arange(len(power_FT))
     cosines_FC = _cosines(bins_F, len(bins_F), n_cepstra)
     to_CF = cosines_FC.T / (len(bins_F) - 1)
     to_CF[1:] /= 2
     to_CF[:, [0, -1]] /= 2
-    cepstra_CT = to_CF @ log_FT
-    return torch.cat((log_FT - cosines_FC @ cepstra_CT, cepstra_CT))
+    cepstra_CT = to_CF @ floored_FT.log()
+    return torch.cat((power_FT.log() - cosines_FC @ cepstra_CT, cepstra_CT))
 
 
 def change_voice(parts_RT: Tensor, n_cepstra: int, pitch: float, formants: float) -> Tensor:
