@@ -44,8 +44,7 @@ class VoicesConfig(FrozenModel):
     changed independently, by up to these factors. `filter_db` is the most by which a smooth random
     filter, such as a microphone has, raises or lowers a frequency. `rooms`, `noise` and `overload`
     are shares of utterances: those in a simulated room, those with noise, at `least_snr_db` or
-    more (of the spectrum that features are of: with `fbank` after its pre-emphasis), and those too
-    loud for their recorder, which cuts their peaks.
+    more, and those too loud for their recorder, which cuts their peaks.
     """
 
     pitch: Factor = 1.0

@@ -40,4 +40,4 @@ class FeatureStream:
         before = wave_N[: max(0, -start)].flip(0)
         after = wave_N[len(wave_N) - max(0, end - len(wave_N)) :].flip(0)
         part_N = torch.cat((before, wave_N[max(0, start) : end], after)).clamp(-1, 1)
-        return self._extractor.normalized(self._extractor.filterbank(part_N))
+        return self._extractor.normalized(self._extractor.filterbank(part_N, has_edges=False))

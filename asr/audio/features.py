@@ -115,11 +115,7 @@ class FeatureExtractor(nn.Module):
         Any finite waveform, even silence or a single sample, gives finite features. With
         `normalize: corpus`, `fit` or a loaded bundle must have set the statistics.
         """
-        return self.of_spectrum(self.spectrum(wave_N))
-
-    def of_spectrum(self, power_TF: Tensor) -> Tensor:
-        """Return normalized features (time, freq) of a `spectrum` (time, bins)."""
-        feats_TF = self.log_of_spectrum(power_TF)
+        feats_TF = self.log_power(wave_N)
         if self.config.normalize == "corpus":
             return self.normalized(feats_TF)
         return normalized_utterance(feats_TF)
@@ -133,17 +129,10 @@ class FeatureExtractor(nn.Module):
 
         (samples,) -> (1 + samples // hop_length, freq), not normalized; independent of the gain.
         """
-        return self.log_of_spectrum(self.spectrum(wave_N))
+        return log_of_power(self.power(wave_N))
 
-    def log_of_spectrum(self, power_TF: Tensor) -> Tensor:
-        """Return the logarithm that `log_power` returns, of a `spectrum`."""
-        if self.mel_FM is None:
-            return log_of_power(power_TF)
-        with torch.autocast(power_TF.device.type, enabled=False):
-            return log_of_power(power_TF @ self.mel_FM)
-
-    def spectrum(self, wave_N: Tensor) -> Tensor:
-        """Return the power spectrogram (time, bins) of the waveform at a peak of 1."""
+    def power(self, wave_N: Tensor) -> Tensor:
+        """Return the power or mel spectrogram (time, freq) of the waveform at a peak of 1."""
         assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
         # At a peak of 1 the squares of 1e30 and of 1e-30 both fit float32.
         peak = wave_N.abs().max()
@@ -158,7 +147,8 @@ class FeatureExtractor(nn.Module):
                 pad_mode="constant",
                 return_complex=True,
             )
-            return (stft_FT.real.square() + stft_FT.imag.square()).T
+            power_TF = (stft_FT.real.square() + stft_FT.imag.square()).T
+            return power_TF if self.mel_FM is None else power_TF @ self.mel_FM
 
     @torch.no_grad()
     def fit(self, waves: Iterable[Tensor]) -> None:
@@ -193,29 +183,25 @@ class KaldiExtractor(FeatureExtractor):
         self.floor = config.floor
         self.register_buffer("window", kaldi.povey_window(config.n_fft), persistent=False)
 
-    def spectrum(self, wave_N: Tensor) -> Tensor:
-        """Return the power spectrogram (time, bins) of 16-bit samples.
+    def log_power(self, wave_N: Tensor) -> Tensor:
+        """Return the natural logarithm of mel energies of 16-bit samples, not normalized.
 
-        It has round(samples / hop_length) frames, at least one. A full scale of 16 bits is a
-        waveform of -1 to 1; one beyond that is scaled down to it.
+        (samples,) -> (round(samples / hop_length), mel bins), at least one frame. A full scale of
+        16 bits is a waveform of -1 to 1; one beyond that is scaled down to it.
         """
         assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
         wave_N = wave_N.float() / wave_N.abs().max().clamp(min=1)
         wave_N = nn.functional.pad(wave_N, (0, max(0, self.config.n_fft - len(wave_N))))
-        return self._spectrum(kaldi.mirrored(wave_N, self.config.n_fft, self.config.hop_length))
+        return self.filterbank(wave_N, has_edges=True)
 
-    def log_of_spectrum(self, power_TF: Tensor) -> Tensor:
-        """Return the natural logarithm of mel energies, not normalized."""
-        with torch.autocast(power_TF.device.type, enabled=False):
-            return kaldi.log_energies(power_TF, self.mel_FM, self.floor)
-
-    def filterbank(self, wave_N: Tensor) -> Tensor:
-        """Return log-mel energies of whole windows; the waveform has at least one."""
-        return self.log_of_spectrum(self._spectrum(wave_N))
-
-    def _spectrum(self, wave_N: Tensor) -> Tensor:
+    def filterbank(self, wave_N: Tensor, has_edges: bool) -> Tensor:
+        """Return log-mel energies of at least a window; without edges only of whole windows."""
+        hop = self.config.hop_length
         with torch.autocast(wave_N.device.type, enabled=False):
-            return kaldi.spectrum(wave_N * KALDI_SCALE, self.window, self.config.hop_length)
+            wave_N = wave_N * KALDI_SCALE
+            if has_edges:
+                wave_N = kaldi.mirrored(wave_N, self.config.n_fft, hop)
+            return kaldi.fbank(wave_N, self.window, self.mel_FM, hop, self.floor)
 
 
 class SpectrogramConfig(_Framing):

@@ -50,8 +50,10 @@ def mirrored(wave_N: Tensor, n_window: int, hop: int) -> Tensor:
     return padded[: (n_frames - 1) * hop + n_window]
 
 
-def spectrum(wave_N: Tensor, window_W: Tensor, hop: int) -> Tensor:
-    """Return the power (frames, bins) of all whole windows of 16-bit samples (samples,)."""
+def fbank(
+    wave_N: Tensor, window_W: Tensor, mel_FM: Tensor, hop: int, floor: float = FLOOR
+) -> Tensor:
+    """Return log energies (frames, mel bins) of all whole windows of 16-bit samples (samples,)."""
     n_window = len(window_W)
     frames_TW = wave_N.unfold(0, n_window, hop)
     frames_TW = frames_TW - frames_TW.mean(1, keepdim=True)
@@ -59,13 +61,9 @@ def spectrum(wave_N: Tensor, window_W: Tensor, hop: int) -> Tensor:
     frames_TW = (frames_TW - PREEMPHASIS * earlier_TW) * window_W
     n_zeros = padded(n_window) - n_window
     spectrum_TF = torch.fft.rfft(nn.functional.pad(frames_TW, (0, n_zeros)))
-    power_TF: Tensor = spectrum_TF.real.square() + spectrum_TF.imag.square()
-    return power_TF
-
-
-def log_energies(power_TF: Tensor, mel_FM: Tensor, floor: float = FLOOR) -> Tensor:
-    """Return the log energies (frames, mel bins) of a power spectrum of 16-bit samples."""
-    return (power_TF @ mel_FM).clamp(min=floor).log()
+    power_TF = spectrum_TF.real.square() + spectrum_TF.imag.square()
+    energies_TM: Tensor = power_TF @ mel_FM
+    return energies_TM.clamp(min=floor).log()
 
 
 def padded(n_window: int) -> int:

@@ -4,10 +4,8 @@ Legend: B utterances, T frames, F frequency bins, U tokens with SOS and EOS.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Array
-from typing import TypeVar
 
 import torch
 from lhotse.cut import Cut
@@ -21,7 +19,7 @@ from asr.audio.augmentation import VoicesConfig
 from asr.audio.features import FeatureExtractor
 from asr.data.manifest import read_wave, text_of
 from asr.data.pauses import with_noise
-from asr.data.voices import Spoken, Voices, voice_seed, without_voice_seed
+from asr.data.voices import Voices, voice_seed, without_voice_seed
 from asr.errors import AudioError
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
@@ -29,9 +27,8 @@ log = logging.getLogger(__name__)
 
 _ID_BYTES = 200
 # So many bytes are kept for the next epochs: features of 37 h at 40 bins and a hop of 20 ms, or
-# with `voices` waveforms and spectra of 2.2 h at 16 kHz, windows of 40 ms and that hop.
+# samples of 4.6 h at 16 kHz.
 _KEPT_BYTES = 2**30
-_Kept = TypeVar("_Kept", Tensor, Spoken)
 _TOKENS = 4  # the decoder's input is padded to multiples of so many
 
 
@@ -88,8 +85,8 @@ def padded_frames(n_frames: int, most: int | None = None) -> int:
 class SpeechDataset(Dataset[MicroBatches]):
     """Reads the recordings of a step's batches and computes their features.
 
-    Those of a small corpus are kept in memory, with `voices` what those are made of: it is the same
-    in every epoch, but for pauses and noise. Workers keep none, since each lives for an epoch.
+    Those of a small corpus are kept in memory, with `voices` its samples: they are the same in
+    every epoch, but for pauses and noise. Workers keep none, since each lives for an epoch.
     """
 
     def __init__(
@@ -105,10 +102,8 @@ class SpeechDataset(Dataset[MicroBatches]):
         self.most_frames = most_frames  # that the model takes
         self.voices = Voices(voices, features) if voices else None
         self.failed: set[str] = set()
-        self._kept: dict[str, tuple[Cut, Tensor]] = {}
-        self._kept_spoken: dict[str, tuple[Cut, Spoken]] = {}
-        taken = self.voices.nbytes if self.voices else 0
-        self._room = 0 if num_workers else _KEPT_BYTES - taken
+        self._kept: dict[tuple[str, bool], tuple[Cut, Tensor]] = {}
+        self._room = 0 if num_workers else _KEPT_BYTES
         # The id that each worker reads at the moment, to be reported if the worker dies.
         self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 
@@ -146,28 +141,29 @@ class SpeechDataset(Dataset[MicroBatches]):
 
     def _read(self, cut: Cut) -> Tensor | None:
         """Return the features of a cut, None where it cannot be read."""
-        voices = self.voices if voice_seed(cut) is not None else None
+        seeded = self.voices is not None and voice_seed(cut) is not None
         try:
-            if voices is None:
-                return self._stored(cut, self.features, self._kept)
-            return voices.features_of(self._stored(cut, voices.spoken, self._kept_spoken), cut)
+            stored = self._stored(cut, seeded)
+            if self.voices is None or not seeded:
+                return stored
+            return self.voices.features_of(stored, cut)
         except AudioError as error:
             if cut.id not in self.failed:
                 log.warning("skipped: %s", error)
                 self.failed.add(cut.id)
             return None
 
-    def _stored(
-        self, cut: Cut, computed: Callable[[Tensor], _Kept], all_kept: dict[str, tuple[Cut, _Kept]]
-    ) -> _Kept:
-        """Return what is computed from a cut's waveform, from memory where that holds it."""
-        same, kept = without_voice_seed(cut), all_kept.get(cut.id)
+    def _stored(self, cut: Cut, samples: bool) -> Tensor:
+        """Return the samples of a cut or its features, from memory where it holds them."""
+        same, key = without_voice_seed(cut), (cut.id, samples)
+        kept = self._kept.get(key)
         if kept and kept[0] == same:  # another with its id may have pauses, or be of dev
             return kept[1]
         self._note(cut.id)
-        found = computed(with_noise(read_wave(cut, self.sample_rate), self.sample_rate, cut))
+        wave_N = with_noise(read_wave(cut, self.sample_rate), self.sample_rate, cut)
+        found: Tensor = wave_N if samples else self.features(wave_N)
         # With pauses it is another in each epoch.
         if found.nbytes <= self._room and not kept and isinstance(cut, DataCut):
-            all_kept[cut.id] = same, found
+            self._kept[key] = same, found
             self._room -= found.nbytes
         return found

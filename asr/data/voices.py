@@ -1,40 +1,37 @@
 """Augmentation with other voices, rooms and microphones, drawn for each utterance.
 
-A voice is a source and a filter: the power spectrogram is divided by its envelope (which the vocal
-tract shapes), what is left (from the vocal folds) is stretched to another pitch, and the envelope
-is applied again with its resonances, the formants, at other frequencies. The parts may be kept for
-all epochs. Only an overloaded recorder changes the waveform, by cutting its peaks, before all else.
-Legend: N samples, F frequency bins, C cepstra, T frames of the spectrogram and of features.
+A voice is changed as source and filter: the waveform is divided by its spectral envelope (which the
+vocal tract shapes), what is left (from the vocal folds) is resampled to another pitch, and the
+envelope is applied again with its resonances, the formants, at other frequencies.
+Legend: N samples, F frequency bins, C cepstra, S frames of a spectrum, T frames of features.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from random import Random
 
 import numpy as np
+import soxr
 import torch
 from lhotse import CutSet
 from lhotse.cut import Cut, MixedCut
 from lhotse.cut.data import DataCut
 from lhotse.utils import fastcopy
-from scipy.signal import lfilter  # type: ignore[import-untyped]
+from scipy.fft import irfft, rfft  # type: ignore[import-untyped]
 from torch import Tensor
 
 from asr.audio.augmentation import VoicesConfig
 from asr.audio.features import FeatureExtractor
 from asr.data.noise import VOICE_SEED, noise
 
+_WINDOW_SECONDS = 0.032
 _ENVELOPE_SECONDS = 0.002  # of the cepstrum; a pitch period is longer
-_DYNAMIC_RANGE = 1e-8  # of the power that an envelope is taken of, relative to its largest bin
-_TINY_POWER = 1e-30  # with any gain below the least that features tell from silence
-_DECAY_SECONDS = 0.1, 0.7  # in which a room's sound falls by 60 dB
-_ECHO_DB = -15.0, 0.0  # of all echoes, relative to the direct sound
+_DYNAMIC_RANGE = 1e-4  # of the spectrum that an envelope is taken of, relative to its largest bin
+_SHORTEST_DECAY, _LONGEST_DECAY = 0.1, 0.7  # seconds in which a room's sound falls by 60 dB
 _MOST_SNR_DB = 40.0
 _MOST_CUT_DB = 20.0  # of the peaks
-_KNOTS, _LOWEST_KNOT_HZ = 6, 100.0  # of a random filter
-_NOISES, _NOISE_SECONDS = 64, 4
+_KNOTS, _FILTER_SAMPLES = 6, 256  # of a random filter
 
 
 def with_voice_seeds(cuts: Iterable[Cut], rng: Random) -> CutSet:
@@ -64,141 +61,25 @@ def without_voice_seed(cut: Cut) -> Cut:
     return fastcopy(cut, custom=custom or None)
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """An utterance as `Voices` changes it, the same in every epoch.
-
-    `parts_RT` (F + C, T) are its source and filter (`source_and_filter`). The waveform is None
-    where no recorder cuts its peaks.
-    """
-
-    parts_RT: Tensor
-    wave_N: Tensor | None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size in memory."""
-        return self.parts_RT.nbytes + (0 if self.wave_N is None else self.wave_N.nbytes)
-
-
 class Voices:
     """Computes the features of utterances as another person might have said them elsewhere."""
 
     def __init__(self, config: VoicesConfig, features: FeatureExtractor) -> None:
         self.config, self.features = config, features
-        self._rate = features.config.sample_rate
-        self._n_bins = features.spectrum(torch.zeros(1)).shape[1]
-        self._n_cepstra = min(round(_ENVELOPE_SECONDS * self._rate), self._n_bins - 1)
-        # Before there are reading processes, which share it and live for an epoch.
-        self._noises = self._noise_spectra() if config.noise else []
 
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the noises in memory."""
-        return sum(noise_FT.nbytes for noise_FT in self._noises)
-
-    def spoken(self, wave_N: Tensor) -> Spoken:
-        """Return an utterance in its own voice, of which `features_of` makes others."""
-        return Spoken(self._parts(wave_N), wave_N if self.config.overload else None)
-
-    def features_of(self, spoken: Spoken, cut: Cut) -> Tensor:
-        """Return features (T, bins) of an utterance, changed by the cut's seed."""
-        config, rng = self.config, np.random.default_rng(voice_seed(cut))
+    def features_of(self, wave_N: Tensor, cut: Cut) -> Tensor:
+        """Return features (T, F), unchanged where `with_voice_seeds` set no seed."""
+        seed, config, rate = voice_seed(cut), self.config, self.features.config.sample_rate
+        if seed is None:
+            feats_TF: Tensor = self.features(wave_N)
+            return feats_TF
+        rng = np.random.default_rng(seed)
         pitch, formants, tempo = (
             _factor(most, rng) for most in (config.pitch, config.formants, config.tempo)
         )
-        in_room, is_noisy, is_cut = rng.random(3) < (config.rooms, config.noise, config.overload)
-        parts_RT = spoken.parts_RT
-        if is_cut and spoken.wave_N is not None:
-            parts_RT = self._parts(without_peaks(spoken.wave_N, rng))
-        log_FT = change_voice(parts_RT, self._n_cepstra, pitch, formants)
-        if config.filter_db:
-            log_FT += self._microphone(rng)
-        power_FT = log_FT.exp_()
-        if in_room:
-            hop_seconds = self.features.config.hop_length / self._rate
-            power_FT = with_echoes(power_FT, hop_seconds, rng)
-        if is_noisy:
-            behind_FT = self._noises[rng.integers(len(self._noises))]
-            power_FT = with_noise_behind(power_FT, behind_FT, config.least_snr_db, rng)
-        return change_tempo(self.features.of_spectrum(power_FT.T), tempo)
-
-    def _parts(self, wave_N: Tensor) -> Tensor:
-        return source_and_filter(self.features.spectrum(wave_N).T, self._n_cepstra)
-
-    def _microphone(self, rng: np.random.Generator) -> Tensor:
-        """Return the logarithm of a smooth random filter's power (F, 1)."""
-        db_F = np.interp(self._knots_F, np.arange(_KNOTS), rng.uniform(-1, 1, _KNOTS))
-        decibel = self.config.filter_db * math.log(10) / 10
-        return torch.from_numpy(decibel * db_F).float()[:, None]
-
-    @cached_property
-    def _knots_F(self) -> np.ndarray:
-        """Return between which knots of a filter each bin lies; knots are at equal intervals."""
-        hz_F = np.linspace(0, self._rate / 2, self._n_bins).clip(_LOWEST_KNOT_HZ)
-        octaves_F = np.log(hz_F)
-        places_F: np.ndarray = (octaves_F - octaves_F[0]) / (octaves_F[-1] - octaves_F[0])
-        return (_KNOTS - 1) * places_F
-
-    def _noise_spectra(self) -> list[Tensor]:
-        """Return the power (F, T) of noises."""
-        rng, n = np.random.default_rng(0), _NOISE_SECONDS * self._rate
-        waves = (noise(n, self._rate, rng) for _ in range(_NOISES))
-        return [self.features.spectrum(wave_N).T.contiguous() for wave_N in waves]
-
-
-def without_peaks(wave_N: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return a waveform by a recorder that it was too loud for, which cuts its peaks."""
-    limit = float(wave_N.abs().max()) * 10 ** (-rng.uniform(0, _MOST_CUT_DB) / 20)
-    return wave_N.clamp(-limit, limit)
-
-
-def source_and_filter(power_FT: Tensor, n_cepstra: int) -> Tensor:
-    """Return the logarithm of the power without its envelope, then the envelope's cepstra (C, T).
-
-    The envelope is of the first cepstra (Oppenheim & Schafer 1968), of power 80 dB deep; what is
-    below that remains in the source.
-    """
-    power_FT = power_FT.clamp(min=_TINY_POWER)
-    floored_FT = power_FT.maximum(_DYNAMIC_RANGE * power_FT.max())
-    bins_F = torch.arange(len(power_FT))
-    cosines_FC = _cosines(bins_F, len(bins_F), n_cepstra)
-    to_CF = cosines_FC.T / (len(bins_F) - 1)
-    to_CF[1:] /= 2
-    to_CF[:, [0, -1]] /= 2
-    cepstra_CT = to_CF @ floored_FT.log()
-    return torch.cat((power_FT.log() - cosines_FC @ cepstra_CT, cepstra_CT))
-
-
-def change_voice(parts_RT: Tensor, n_cepstra: int, pitch: float, formants: float) -> Tensor:
-    """Return the logarithm of the power (F, T) with pitch and formants times these factors."""
-    source_FT, cepstra_CT = parts_RT[:-n_cepstra], parts_RT[-n_cepstra:]
-    last, bins_F = len(source_FT) - 1, torch.arange(len(source_FT), dtype=torch.float32)
-    # A lower pitch leaves the highest bins empty: they get those below, mirrored.
-    source_FT = _rows_at(source_FT, last - (last - bins_F / pitch).abs())
-    cosines_FC = _cosines((bins_F / formants).clamp(max=last), last + 1, n_cepstra)
-    return torch.addmm(source_FT, cosines_FC, cepstra_CT)
-
-
-def with_echoes(power_FT: Tensor, hop_seconds: float, rng: np.random.Generator) -> Tensor:
-    """Return the power in a room, whose echoes decay exponentially (Polack 1988)."""
-    left = 10 ** (-6 * hop_seconds / rng.uniform(*_DECAY_SECONDS))  # a frame later
-    gain = 10 ** (rng.uniform(*_ECHO_DB) / 10) * (1 - left)
-    filters = np.array([[gain / 2, gain / 2], [1, -left]], np.float32)  # half a frame late
-    echoes_FT = lfilter(*filters, power_FT.numpy())
-    return power_FT + torch.from_numpy(echoes_FT)
-
-
-def with_noise_behind(
-    power_FT: Tensor, noise_FT: Tensor, least_snr_db: float, rng: np.random.Generator
-) -> Tensor:
-    """Return the power with that of a part of the noise, repeated where it is too short."""
-    snr_db, n_frames = rng.uniform(least_snr_db, max(_MOST_SNR_DB, least_snr_db)), power_FT.shape[1]
-    noise_FT = noise_FT.repeat(1, -(-n_frames // noise_FT.shape[1]))
-    first = int(rng.integers(noise_FT.shape[1] - n_frames + 1))
-    noise_FT = noise_FT[:, first : first + n_frames]
-    ratio = 10 ** (-snr_db / 10) * power_FT.mean() / noise_FT.mean().clamp(min=_TINY_POWER)
-    return power_FT + ratio * noise_FT
+        wave_N = change_voice(wave_N, rate, pitch, formants)
+        feats_TF = self.features(change_place(wave_N, rate, config, rng))
+        return change_tempo(feats_TF, tempo / pitch)
 
 
 def _factor(most: float, rng: np.random.Generator) -> float:
@@ -206,11 +87,65 @@ def _factor(most: float, rng: np.random.Generator) -> float:
     return math.exp(rng.uniform(-1, 1) * math.log(most))
 
 
-def _cosines(position_F: Tensor, n_bins: int, n_cepstra: int) -> Tensor:
-    """Return the matrix (F, C) that takes cepstra to an envelope's logarithm at these bins."""
-    cosines_FC = torch.outer(position_F * (torch.pi / (n_bins - 1)), torch.arange(n_cepstra)).cos_()
-    cosines_FC[:, 1:] *= 2
-    return cosines_FC
+def change_voice(wave_N: Tensor, rate: int, pitch: float, formants: float) -> Tensor:
+    """Return a waveform 1 / pitch as long, with the pitch and the formants times these factors."""
+    resampled = soxr.resample(wave_N.numpy(), pitch, 1.0, "MQ") if pitch != 1.0 else wave_N.numpy()
+    if pitch == formants or not len(resampled):  # resampling has moved the formants too
+        return torch.from_numpy(resampled) if len(resampled) else wave_N
+    hop, n_cepstra = round(_WINDOW_SECONDS * rate / 2), round(_ENVELOPE_SECONDS * rate)
+    spectrum_SF = _spectrum(resampled, hop)
+    bins_F = np.arange(hop + 1)
+    # A lower pitch has left the highest bins empty: they get those below, mirrored.
+    top = math.floor(min(pitch, 1.0) * hop)
+    from_F = np.maximum(np.where(bins_F > top, 2 * top - bins_F, bins_F), 0)
+    position_F = np.minimum(bins_F * (pitch / formants), hop)
+    change_CF = _cosines(position_F, hop, n_cepstra) - _cosines(from_F, hop, n_cepstra)
+    gain_SF = np.exp(_cepstra(np.abs(spectrum_SF), n_cepstra) @ change_CF)
+    return torch.from_numpy(_waveform(spectrum_SF[:, from_F] * gain_SF, len(resampled)))
+
+
+def _spectrum(wave_N: np.ndarray, hop: int) -> np.ndarray:
+    """Return the spectrum (S, F) of Hann's windows of 2 hops, which add up to 1."""
+    n_hops = -(-len(wave_N) // hop)
+    padded = np.zeros((n_hops + 2) * hop, np.float32)
+    padded[hop : hop + len(wave_N)] = wave_N
+    frames = np.lib.stride_tricks.sliding_window_view(padded, 2 * hop)[::hop]
+    window = 0.5 - 0.5 * np.cos(np.pi * np.arange(2 * hop, dtype=np.float32) / hop)
+    spectrum_SF: np.ndarray = rfft(frames * window)
+    return spectrum_SF
+
+
+def _waveform(spectrum_SF: np.ndarray, n: int) -> np.ndarray:
+    halves = irfft(spectrum_SF).reshape(len(spectrum_SF), 2, -1)
+    wave_N: np.ndarray = (halves[1:, 0] + halves[:-1, 1]).flatten()[:n]
+    return wave_N
+
+
+def _cepstra(magnitude_SF: np.ndarray, n_cepstra: int) -> np.ndarray:
+    """Return the first cepstra (S, C): of the envelope alone (Oppenheim & Schafer 1968)."""
+    floor = max(_DYNAMIC_RANGE * float(magnitude_SF.max()), 1e-10)
+    cepstra_SC: np.ndarray = np.log(np.maximum(magnitude_SF, floor)) @ _transform(
+        magnitude_SF.shape[1] - 1, n_cepstra
+    )
+    return cepstra_SC
+
+
+@cache
+def _transform(hop: int, n_cepstra: int) -> np.ndarray:
+    """Return the matrix (F, C) that takes the logarithm of a spectrum to its first cepstra."""
+    to_FC = _cosines(np.arange(hop + 1), hop, n_cepstra).T / hop
+    to_FC[:, 1:] /= 2
+    to_FC[[0, -1]] /= 2
+    return np.ascontiguousarray(to_FC)
+
+
+def _cosines(bins_F: np.ndarray, hop: int, n_cepstra: int) -> np.ndarray:
+    """Return the matrix (C, F) that takes cepstra to the envelope's logarithm at these bins."""
+    cosines_CF: np.ndarray = np.cos(
+        np.arange(n_cepstra, dtype=np.float32)[:, None] * (np.pi / hop * bins_F).astype(np.float32)
+    )
+    cosines_CF[1:] *= 2
+    return cosines_CF
 
 
 def _rows_at(rows: Tensor, position: Tensor) -> Tensor:
@@ -218,8 +153,7 @@ def _rows_at(rows: Tensor, position: Tensor) -> Tensor:
     position = position.clamp(max=len(rows) - 1)
     below = position.long()
     above = (below + 1).clamp(max=len(rows) - 1)
-    share = (position - below)[:, None]
-    return torch.lerp(rows.index_select(0, below), rows.index_select(0, above), share)
+    return torch.lerp(rows[below], rows[above], (position - below)[:, None])
 
 
 def change_tempo(feats_TF: Tensor, factor: float) -> Tensor:
@@ -228,3 +162,64 @@ def change_tempo(feats_TF: Tensor, factor: float) -> Tensor:
     if wanted == len(feats_TF):
         return feats_TF
     return _rows_at(feats_TF, torch.linspace(0, len(feats_TF) - 1, wanted))
+
+
+def change_place(
+    wave_N: Tensor, rate: int, config: VoicesConfig, rng: np.random.Generator
+) -> Tensor:
+    """Return a waveform as long, in another room, by another microphone, with noise, cut off."""
+    in_room, is_noisy, is_cut = rng.random(3) < (config.rooms, config.noise, config.overload)
+    if in_room or config.filter_db:
+        wave_N = _filtered(wave_N, rate, config.filter_db, rng, in_room)
+    rms = float(wave_N.square().mean().sqrt())
+    if is_noisy and rms:
+        snr_db = rng.uniform(config.least_snr_db, max(_MOST_SNR_DB, config.least_snr_db))
+        fast = _fast_size(len(wave_N))
+        wave_N = wave_N + rms * 10 ** (-snr_db / 20) * noise(fast, rate, rng)[: len(wave_N)]
+    if is_cut and len(wave_N):
+        limit = float(wave_N.abs().max()) * 10 ** (-rng.uniform(0, _MOST_CUT_DB) / 20)
+        wave_N = wave_N.clamp(-limit, limit)
+    return wave_N
+
+
+def _filtered(
+    wave_N: Tensor, rate: int, filter_db: float, rng: np.random.Generator, in_room: bool
+) -> Tensor:
+    """Return the waveform through a smooth random filter and, if `in_room`, a simulated room."""
+    response = _room(rate, rng) if in_room else np.zeros(_FILTER_SAMPLES, np.float32)
+    # The padding keeps the end of the filtered waveform from its begin.
+    size = _fast_size(len(wave_N) + len(response))
+    spectrum = rfft(wave_N.numpy(), size)
+    if in_room:
+        spectrum *= rfft(response, size)
+    hz = np.linspace(0, rate / 2, len(spectrum), dtype=np.float32)
+    places, at_knots = _filter_places(rate)
+    gains_db = np.interp(at_knots, np.arange(_KNOTS), rng.uniform(-1, 1, _KNOTS))
+    gains = 10 ** (filter_db / 20 * gains_db)
+    spectrum *= np.interp(hz, places, gains).astype(np.float32)
+    return torch.from_numpy(irfft(spectrum, size)[: len(wave_N)])
+
+
+@cache
+def _filter_places(rate: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the frequencies of a filter's gains, and between which of its knots they lie."""
+    places = np.geomspace(50, rate / 2, 64)
+    knots = np.log(np.geomspace(100, rate / 2, _KNOTS))
+    return places, np.interp(np.log(places), knots, np.arange(_KNOTS))
+
+
+def _fast_size(n: int) -> int:
+    """Return a size of at least n that has a fast Fourier transform."""
+    power = 1 << (n - 1).bit_length()
+    return min(size for size in (power, power * 3 // 4, power * 5 // 8) if size >= n)
+
+
+def _room(rate: int, rng: np.random.Generator) -> np.ndarray:
+    """Return a room's response: the direct sound, then noise that decays (Polack 1988)."""
+    decay = rng.uniform(_SHORTEST_DECAY, _LONGEST_DECAY)
+    time = np.arange(1, int(decay * rate), dtype=np.float32) / rate
+    tail = rng.standard_normal(len(time), np.float32) * np.exp(-math.log(1000) / decay * time)
+    tail[: int(rng.uniform(0.001, 0.01) * rate)] = 0  # until the first reflection
+    ratio_db = rng.uniform(0, 15)  # of the direct sound to the rest
+    tail *= 10 ** (-ratio_db / 20) / np.sqrt(np.square(tail).sum())
+    return np.concatenate([np.ones(1, np.float32), tail])

@@ -91,7 +91,7 @@ def test_with_voices_a_recording_is_read_once_and_each_epoch_has_its_own(
     epochs = [list(with_voice_seeds(cuts, Random(epoch))) for epoch in (1, 2)] + [cuts]
     data = dataset(cuts, voices=voices)
     kept = [data[[epoch]].batches[0].feats_BTF for epoch in epochs]
-    # Once for its source and filter, once for the features that it has without another voice.
+    # Once for its samples, once for the features that it has without another voice.
     assert reads == [cut.id for cut in cuts] * 2
     monkeypatch.setattr(module, "_KEPT_BYTES", 1)
     for epoch, feats_BTF in zip(epochs, kept, strict=True):
