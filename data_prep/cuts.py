@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from multiprocessing import forkserver
 from pathlib import Path, PurePath
 from typing import NamedTuple, Protocol
 
@@ -130,10 +131,22 @@ def _tasks(utterances: Sequence[Utterance]) -> Iterator[Sequence[Utterance]]:
 def _pool(n: int, has_processes: bool) -> Executor:
     if not has_processes or n == 1:
         return ThreadPoolExecutor(n)
-    os.environ["PYTHONSAFEPATH"] = "1"  # modules of the working folder are not searched
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    _start_server()
     return ProcessPoolExecutor(n, context, _start)
+
+
+def _start_server() -> None:
+    """Start the process that others are forked from, which searches no modules where it works."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _start() -> None:
