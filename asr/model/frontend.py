@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from asr.model.conv2d import Conv2d
 from asr.model.projection import ProjectionConfig
 from asr.schema import FrozenModel, Size
 
@@ -29,10 +30,10 @@ def convolution(c_in: int, c_out: int, rank: int | None, pads: bool = True) -> n
     3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out. One channel is never factorized.
     """
     if rank is None or c_in == 1:
-        return nn.Conv2d(c_in, c_out, 3, padding=(int(pads), 1))
+        return Conv2d(c_in, c_out, 3, padding=(int(pads), 1))
     return nn.Sequential(
-        nn.Conv2d(c_in, rank, (3, 1), padding=(int(pads), 0), bias=False),
-        nn.Conv2d(rank, c_out, (1, 3), padding=(0, 1)),
+        Conv2d(c_in, rank, (3, 1), padding=(int(pads), 0), bias=False),
+        Conv2d(rank, c_out, (1, 3), padding=(0, 1)),
     )
 
 

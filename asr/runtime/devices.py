@@ -27,3 +27,8 @@ def has_bfloat16(device: torch.device) -> bool:
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     can: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()  # of torch 2.11 and later
     return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
+
+
+def is_avx2() -> bool:
+    """Return whether the processor computes with AVX2, without AVX-512."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2"

@@ -72,10 +72,35 @@ def nearest_orthogonal(matrix: Tensor) -> Tensor:
     x = matrix.to(torch.bfloat16 if has_bfloat16(matrix.device) else torch.float32)
     x = x.T if is_tall else x
     x = x / x.norm().clamp(min=1e-7)
+    # Products of smaller matrices are faster, but 8 bits are too few for them.
+    is_wide = x.shape[1] >= 2 * len(x) and x.dtype == torch.float32
+    x = _drawn_by_squares(x) if is_wide else _drawn(x)
+    return x.T if is_tall else x
+
+
+def _drawn(x: Tensor) -> Tensor:
+    """Return x after all iterations."""
     for _ in range(_ITERATIONS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
-    return x.T if is_tall else x
+    return x
+
+
+def _drawn_by_squares(x: Tensor) -> Tensor:
+    """Return the same from the iterates' products with their transposes alone, x being wide.
+
+    An iteration multiplies x by a polynomial of x xᵀ, which commutes with it: so each such product
+    follows from the one before, and all polynomials multiply x once.
+    """
+    gram, whole = x @ x.T, None
+    for i in range(_ITERATIONS):
+        factor = torch.addmm(gram, gram, gram, beta=_B, alpha=_C)
+        factor.diagonal().add_(_A)
+        whole = factor if whole is None else factor @ whole
+        if i + 1 < _ITERATIONS:
+            gram = factor @ gram @ factor
+    assert whole is not None
+    return whole @ x
 
 
 def build_optimizer(

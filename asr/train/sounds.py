@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding_bag, linear
 
 from asr.config import Config
 from asr.decoding.ctc_prefix import BLANK
@@ -69,8 +69,7 @@ class SharedSounds(nn.Module):
 
     def added(self) -> Tensor:
         """Return what the sounds add to the head's weights (V, D)."""
-        added_VD: Tensor = self.table(self.sounds_VP).sum(1)
-        return added_VD
+        return embedding_bag(self.sounds_VP, self.table.weight, mode="sum", padding_idx=0)
 
     def _add(self, head: nn.Module, inputs: tuple[Tensor], logits_BSV: Tensor) -> Tensor:
         return logits_BSV + linear(inputs[0], self.added())

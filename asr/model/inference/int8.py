@@ -70,7 +70,7 @@ def in_8_bits(model: nn.Module) -> None:
             continue
         if type(module) is nn.Linear and module.weight.numel() >= _FEWEST:
             model.set_submodule(name, Int8Linear(module))
-        elif type(module) is nn.Conv2d and _can_convolve() and _is_full(module):
+        elif isinstance(module, nn.Conv2d) and _can_convolve() and _is_full(module):
             model.set_submodule(name, Int8Conv2d(module))
 
 
