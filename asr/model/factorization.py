@@ -11,17 +11,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from asr.errors import ConfigError
+from asr.model.conv2d import Conv2d
 from asr.model.projection import LowRank
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, Conv2d)
 
 
 def factorable(network: nn.Module) -> dict[str, nn.Module]:
     """Return the linear maps, LEDs and convolutions of a network by name.
 
-    Subclasses are excluded, since they may use their weight in another way. So are modules with
-    tied weights (such as an output projection and an embedding): the weight would remain. Depthwise
-    convolutions have one input for each output, of which no rank is less.
+    Other subclasses are excluded, since they may use their weight in another way. So are modules
+    with tied weights (such as an output projection and an embedding): the weight would remain.
+    Depthwise convolutions have one input for each output, of which no rank is less.
     """
     parts = network.modules()
     holders = Counter(p for part in parts for p in part.parameters(recurse=False))

@@ -1,4 +1,4 @@
-"""The device of a name."""
+"""The device of a name, and what devices compute fast."""
 
 import torch
 

@@ -72,9 +72,9 @@ def nearest_orthogonal(matrix: Tensor) -> Tensor:
     x = matrix.to(torch.bfloat16 if has_bfloat16(matrix.device) else torch.float32)
     x = x.T if is_tall else x
     x = x / x.norm().clamp(min=1e-7)
-    # Products of smaller matrices are faster, but 8 bits are too few for them.
-    is_wide = x.shape[1] >= 2 * len(x) and x.dtype == torch.float32
-    x = _drawn_by_squares(x) if is_wide else _drawn(x)
+    # Products with x's transpose are smaller than x is wide, but 8 bits are too few for them.
+    is_faster = x.shape[1] >= 2 * len(x) and x.dtype == torch.float32
+    x = _drawn_by_gram(x) if is_faster else _drawn(x)
     return x.T if is_tall else x
 
 
@@ -86,21 +86,26 @@ def _drawn(x: Tensor) -> Tensor:
     return x
 
 
-def _drawn_by_squares(x: Tensor) -> Tensor:
-    """Return the same from the iterates' products with their transposes alone, x being wide.
+def _drawn_by_gram(x: Tensor) -> Tensor:
+    """Return the same to three digits, faster where x is wide: it is multiplied once.
 
-    An iteration multiplies x by a polynomial of x xᵀ, which commutes with it: so each such product
-    follows from the one before, and all polynomials multiply x once.
+    An iteration multiplies x by a polynomial of its Gram matrix x xᵀ. They commute, so that the
+    next Gram matrix is the product of the three.
     """
-    gram, whole = x @ x.T, None
-    for i in range(_ITERATIONS):
-        factor = torch.addmm(gram, gram, gram, beta=_B, alpha=_C)
-        factor.diagonal().add_(_A)
-        whole = factor if whole is None else factor @ whole
-        if i + 1 < _ITERATIONS:
-            gram = factor @ gram @ factor
-    assert whole is not None
-    return whole @ x
+    gram = x @ x.T
+    product = factor = _factor(gram)
+    for _ in range(_ITERATIONS - 1):
+        gram = factor @ gram @ factor
+        factor = _factor(gram)
+        product = factor @ product
+    return product @ x
+
+
+def _factor(gram: Tensor) -> Tensor:
+    """Return the polynomial A + B G + C G² of a Gram matrix."""
+    factor = torch.addmm(gram, gram, gram, beta=_B, alpha=_C)
+    factor.diagonal().add_(_A)
+    return factor
 
 
 def build_optimizer(

@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from asr.model.projection import LowRank
 from asr.model.transformer import ModelConfig, SpeechTransformer
+from asr.train import optimizer as optimizers
 from asr.train.optimizer import build_optimizer, nearest_orthogonal
 from asr.training_config import AdamConfig, MuonConfig
 
@@ -103,6 +105,22 @@ def test_the_nearest_orthogonal_matrix_has_the_same_singular_vectors(
     sizes = inside.diagonal()
     assert float(sizes[:-1].min()) > 0.6 and float(sizes.max()) < 1.25
     torch.testing.assert_close(inside, sizes.diag(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_wide_matrices_are_multiplied_once(is_wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is faster there, and has the result of the iterations one by one."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    generator = torch.Generator().manual_seed(1)
+    left, _, right = torch.linalg.svd(torch.randn(24, 48 if is_wide else 47, generator=generator))
+    matrix = left @ torch.logspace(0, -4, 24).diag() @ right[:24]
+    with FlopCounterMode(display=False) as counter:
+        found = nearest_orthogonal(matrix)
+    wide, square = 2 * 24 * 24 * matrix.shape[1], 2 * 24**3
+    expected = 2 * wide + 17 * square if is_wide else 10 * wide + 5 * square
+    assert counter.get_total_flops() == expected
+    monkeypatch.setattr(optimizers, "_drawn_by_gram", optimizers._drawn)
+    torch.testing.assert_close(found, nearest_orthogonal(matrix), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["decoder.embed", "decoder.output", "ctc_head.E", "ctc_head.D"])
