@@ -89,7 +89,7 @@ def main() -> None:
             rows=matrices,
         ),
     ]
-    record.publish(args, "avx2", results)
+    record.publish(args, "training-steps", results)
 
 
 if __name__ == "__main__":
