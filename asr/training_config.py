@@ -76,7 +76,8 @@ class DataConfig(FrozenModel):
     are the folders, by URL, of recordings elsewhere that manifests may name. `batch_seconds` is the
     audio in a batch of one process, each utterance as long as the longest; an optimizer step uses
     `training.accumulate` such batches of each process. Training has each cut at each of
-    `speed_factors`, of which 1 is the original.
+    `speed_factors`, of which 1 is the original. `num_workers` processes read recordings and draw
+    their voices; without a number one does where there are voices and a processor for it.
     """
 
     train: Manifests
@@ -86,7 +87,7 @@ class DataConfig(FrozenModel):
     speed_factors: Annotated[tuple[Speed, ...], Field(min_length=1, max_length=100)] = (1.0,)
     min_seconds: PositiveFloat = 0.1
     max_seconds: PositiveFloat = 30.0
-    num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    num_workers: Annotated[int | None, Field(ge=0, le=1024, exclude_if=lambda n: n is None)] = None
     replay: ReplayConfig | None = None
 
     @property

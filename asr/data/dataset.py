@@ -66,6 +66,13 @@ class MicroBatches:
     batches: list[Batch]
     unreadable: list[str]
 
+    @property
+    def size(self) -> int:
+        """Return the frames and tokens of the batches, padding included."""
+        return sum(
+            part.feats_BTF.shape[:2].numel() + part.tokens_BU.numel() for part in self.batches
+        )
+
     def to(self, device: torch.device) -> "MicroBatches":
         """Return the batches on a device (Lightning's hook)."""
         return MicroBatches([batch.to(device) for batch in self.batches], self.unreadable)
@@ -86,7 +93,7 @@ class SpeechDataset(Dataset[MicroBatches]):
     """Reads the recordings of a step's batches and computes their features.
 
     Those of a small corpus are kept in memory, with `voices` its samples: they are the same in
-    every epoch, but for pauses and noise. Workers keep none, since each lives for an epoch.
+    every epoch, but for pauses and noise. Each of `num_workers` processes keeps its own.
     """
 
     def __init__(
@@ -103,7 +110,7 @@ class SpeechDataset(Dataset[MicroBatches]):
         self.voices = Voices(voices, features) if voices else None
         self.failed: set[str] = set()
         self._kept: dict[tuple[str, bool], tuple[Cut, Tensor]] = {}
-        self._room = 0 if num_workers else _KEPT_BYTES
+        self._room = _KEPT_BYTES // max(1, num_workers)
         # The id that each worker reads at the moment, to be reported if the worker dies.
         self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 

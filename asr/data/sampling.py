@@ -2,10 +2,13 @@
 
 import math
 import random
+import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain
+from types import TracebackType
 from typing import TypeVar
 
 from lhotse import CutSet
@@ -32,6 +35,10 @@ class EpochSteps(Sampler[T]):
     """The steps of one epoch, each the cuts of its batches, without the first `skip`."""
 
     def __init__(self, steps: list[T], skip: int = 0) -> None:
+        self.renew(steps, skip)
+
+    def renew(self, steps: list[T], skip: int = 0) -> None:
+        """Continue with the steps of another epoch."""
         self.steps, self.skip = steps, skip
 
     def __len__(self) -> int:
@@ -100,10 +107,40 @@ def _batches(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -
 
 
 def loader(
-    dataset: SpeechDataset, steps: EpochSteps[list[list[Cut]]], num_workers: int
+    dataset: SpeechDataset,
+    steps: EpochSteps[list[list[Cut]]],
+    num_workers: int,
+    stays: bool = False,
 ) -> DataLoader[MicroBatches]:
-    """Return a loader of planned steps."""
-    return DataLoader(dataset, batch_size=None, sampler=steps, num_workers=num_workers)
+    """Return a loader of planned steps.
+
+    The processes of one that stays read later epochs too, which `steps.renew` gives them.
+    """
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=steps,
+        num_workers=num_workers,
+        persistent_workers=stays and num_workers > 0,
+        worker_init_fn=_prepare_worker,
+    )
+
+
+def _prepare_worker(_number: int) -> None:
+    """Leave Ctrl-C and SIGTERM, which a whole group of processes gets, to the training.
+
+    Where the training is killed, the thread that sends it tensors ends without a traceback.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sys.excepthook = _ignore_lost_training
+
+
+def _ignore_lost_training(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not issubclass(kind, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def perturb_speed(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:

@@ -100,7 +100,7 @@ def change_voice(wave_N: Tensor, rate: int, pitch: float, formants: float) -> Te
     from_F = np.maximum(np.where(bins_F > top, 2 * top - bins_F, bins_F), 0)
     position_F = np.minimum(bins_F * (pitch / formants), hop)
     change_CF = _cosines(position_F, hop, n_cepstra) - _cosines(from_F, hop, n_cepstra)
-    gain_SF = np.exp(_cepstra(np.abs(spectrum_SF), n_cepstra) @ change_CF)
+    gain_SF = np.exp(_product(_cepstra(np.abs(spectrum_SF), n_cepstra), change_CF))
     return torch.from_numpy(_waveform(spectrum_SF[:, from_F] * gain_SF, len(resampled)))
 
 
@@ -124,10 +124,14 @@ def _waveform(spectrum_SF: np.ndarray, n: int) -> np.ndarray:
 def _cepstra(magnitude_SF: np.ndarray, n_cepstra: int) -> np.ndarray:
     """Return the first cepstra (S, C): of the envelope alone (Oppenheim & Schafer 1968)."""
     floor = max(_DYNAMIC_RANGE * float(magnitude_SF.max()), 1e-10)
-    cepstra_SC: np.ndarray = np.log(np.maximum(magnitude_SF, floor)) @ _transform(
-        magnitude_SF.shape[1] - 1, n_cepstra
-    )
-    return cepstra_SC
+    to_FC = _transform(magnitude_SF.shape[1] - 1, n_cepstra)
+    return _product(np.log(np.maximum(magnitude_SF, floor)), to_FC)
+
+
+def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return a matrix product, by torch: numpy's threads would spin beside those of the model."""
+    product: np.ndarray = (torch.from_numpy(left) @ torch.from_numpy(right)).numpy()
+    return product
 
 
 @cache

@@ -10,11 +10,14 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from asr.runtime.threads import NUMBER, affinity
 
 _PAUSE = 0.5  # seconds between two looks
+_TRIES = 4  # steps with a number of threads before another is tried
 _BUSY = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal: fields of /proc/stat
 
 
@@ -72,18 +75,59 @@ def number_of_threads(free: float, most: int) -> int:
     return max(1, min(most, math.floor(free + 0.5)))
 
 
-def adapt() -> None:
+def adapt(limit: int | None = None) -> int:
     """Compute with as many threads as there are free processors, in this thread, from now on.
 
-    It does nothing where the load is not followed, as in another's program.
+    There are at most `limit`. Returns their number; where the load is not followed, as in another's
+    program, it does nothing and returns 0.
     """
     global _most  # noqa: PLW0603
     if _load is None:
-        return
+        return 0
     import torch
 
     _most = _most or torch.get_num_threads()
-    number = number_of_threads(_load.free(), _most)
+    number = number_of_threads(_load.free(), min(_most, limit or _most))
     if number != _follower.number:
         torch.set_num_threads(number)
         _follower.number = number
+    return number
+
+
+class FastestThreads:
+    """Finds with how many threads the steps of a training take the least time.
+
+    Threads wait for one another after every operation, longer than they compute where matrices are
+    small. The first steps have as many threads as processors are free, the next ones half as many,
+    and so on while that is faster.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.limit: int | None = None  # None: as many as processors are free
+        self._clock, self._is_found = clock, False
+        self._number, self._seconds = 0, list[float]()
+        self._best, self._least, self._most = 0, math.inf, 0
+
+    @contextmanager
+    def step(self, size: int) -> Iterator[None]:
+        """Compute a step with the number to try or that was found; its time grows with `size`."""
+        number, begin = adapt(self.limit), self._clock()
+        yield
+        if number and size and not self._is_found:
+            self._note(number, (self._clock() - begin) / size)
+
+    def _note(self, number: int, seconds: float) -> None:
+        """Note the time of a step; after enough in a row choose the number of the next."""
+        if number != self._number:
+            self._number, self._seconds = number, []
+        self._seconds.append(seconds)
+        if len(self._seconds) < _TRIES:
+            return
+        least = min(self._seconds)
+        self._most = self._most or number
+        if least < self._least:
+            self._best, self._least = number, least
+            self.limit = number // 2
+        if self._best != number or number == 1:
+            self._is_found = True
+            self.limit = None if self._best == self._most else self._best

@@ -4,7 +4,9 @@ import functools
 import hashlib
 import logging
 import math
+import os
 import random
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate, chain
@@ -25,6 +27,7 @@ from asr.data.places import allowed_by
 from asr.data.replay import Replay
 from asr.data.sampling import EpochSteps, loader, perturb_speed, plan_epoch
 from asr.errors import AudioError, ConfigError, DataError
+from asr.runtime.threads import usable_cpus
 from asr.train.distributed import rank, world_size
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class TrainingData(L.LightningDataModule):
 
     dataset: SpeechDataset | None = None
     step_seconds = 0.0  # the audio of a step of all processes, with padding
+    n_workers = 0  # processes that read recordings
     smaller_batches = "a batch is more than the memory holds: try another --device"
 
     def __init__(self, config: Config) -> None:
@@ -96,6 +100,8 @@ class SpeechDataModule(TrainingData):
                 data.dev, n_known, len(self.dev_cuts),
             )  # fmt: skip
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
+        self._own: EpochSteps[list[list[Cut]]] = EpochSteps([])
+        self._reader: DataLoader[MicroBatches] | None = None
         self._check_lengths()
 
     def __str__(self) -> str:
@@ -125,7 +131,7 @@ class SpeechDataModule(TrainingData):
 
     def read_with(self, bundle: Bundle) -> None:
         """Set the features and the tokenizer of the batches."""
-        rate, workers = self.config.features.sample_rate, self.config.data.num_workers
+        rate, workers = self.config.features.sample_rate, self.n_workers
         voices = self.config.augment.voices if self.config.augment else None
         longest = self.config.model.encoder.longest
         most_frames = longest and 4 * longest
@@ -174,14 +180,34 @@ class SpeechDataModule(TrainingData):
                     "augment.pauses, or a greater length"
                 )
 
+    @functools.cached_property
+    def n_workers(self) -> int:  # type: ignore[override]
+        """Return how many processes read the training's utterances, 0 where this one does.
+
+        Voices are drawn for each utterance of each epoch, which takes as long as the steps of a
+        small model: a process does it beside them where there is a processor for it.
+        """
+        asked, augment = self.config.data.num_workers, self.config.augment
+        if asked is not None or augment is None or augment.voices is None:
+            return asked or 0
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+        return int(sys.platform == "linux" and usable_cpus() >= 2 * local)
+
     def train_dataloader(self) -> DataLoader[MicroBatches]:
-        """Return a loader of the epoch's remaining steps."""
-        assert self.trainer is not None
-        return self._loader(self.trainer.current_epoch, self.done)
+        """Return a loader of the epoch's remaining steps, of the same processes in all epochs."""
+        assert self.trainer is not None and self.dataset is not None
+        steps = self._steps(self.trainer.current_epoch)
+        if self._reader is None:
+            self._reader = loader(self.dataset, self._own, self.n_workers, stays=True)
+        self._own.renew(steps, self.done)
+        return self._reader
 
     def val_dataloader(self) -> DataLoader[MicroBatches]:
         """Return a loader of all dev cuts."""
-        return self._loader(None)
+        assert self.dataset is not None
+        return loader(
+            self.dataset, EpochSteps(self._steps(None)), self.config.data.num_workers or 0
+        )
 
     def _plan(self, epoch: int | None) -> list[CutSet]:
         """Return the cuts of each step of a training epoch, or of dev, for all processes."""
@@ -226,12 +252,11 @@ class SpeechDataModule(TrainingData):
         longest = durations[bisect_left(sums, curriculum.share * sums[-1])]
         return self.train_cuts.filter(lambda cut: cut.duration <= longest).to_eager()
 
-    def _loader(self, epoch: int | None, done: int = 0) -> DataLoader[MicroBatches]:
-        assert self.dataset is not None
-        own = [
+    def _steps(self, epoch: int | None) -> list[list[list[Cut]]]:
+        """Return this process's cuts of each batch of each step."""
+        return [
             split_batch(batch, self.n_parts)[rank() :: world_size()] for batch in self.plan(epoch)
         ]
-        return loader(self.dataset, EpochSteps(own, done), self.config.data.num_workers)
 
 
 def split_batch(batch: CutSet, n_parts: int) -> list[list[Cut]]:

@@ -20,7 +20,7 @@ from asr.config import Config
 from asr.data.dataset import Batch, MicroBatches
 from asr.errors import AsrError, ConfigError, DataError
 from asr.model.attention import end_step, follow_step, stepped_kernels
-from asr.runtime.load import adapt
+from asr.runtime.load import FastestThreads, adapt
 from asr.train.distributed import all_reduce_gradients, all_reduce_sum, rank, world_size
 from asr.train.optimizer import build_optimizer, decay
 from asr.train.schedule import rate
@@ -78,7 +78,7 @@ class TrainingModule(L.LightningModule):
         self.model, self.config, self.total_steps = model, config, total_steps
         self.frozen: list[nn.Module] = []
         self.identity: dict[str, str] = {}
-        self.counters = TrainingCounters()
+        self.counters, self.threads = TrainingCounters(), FastestThreads()
         self.dev_sums = torch.zeros(2, 0, dtype=torch.float64)
         self.signal = 0  # the signal that asked this process to stop
         self.stopping = False  # whether any process was asked to stop, known to all
@@ -128,7 +128,10 @@ class TrainingModule(L.LightningModule):
 
     def training_step(self, batch: MicroBatches, batch_idx: int) -> dict[str, Tensor] | None:
         """Make one step of the optimizer, unless the loss or the gradient is not finite."""
-        adapt()
+        with self.threads.step(batch.size if self.device.type == "cpu" else 0):
+            return self._step(batch)
+
+    def _step(self, batch: MicroBatches) -> dict[str, Tensor] | None:
         adam, schedule = self.optimizers(), self.lr_schedulers()
         assert isinstance(adam, LightningOptimizer) and isinstance(schedule, LRScheduler)
         adam.zero_grad()
@@ -205,7 +208,7 @@ class TrainingModule(L.LightningModule):
 
     def validation_step(self, batch: MicroBatches, batch_idx: int) -> None:
         """Add up losses and labels."""
-        adapt()
+        adapt(self.threads.limit)
         for part in batch.batches:
             sums = self.validate(part).double().cpu()
             self.dev_sums += torch.stack((sums, self.labels(part)[:-1].double()))

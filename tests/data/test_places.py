@@ -13,6 +13,7 @@ from asr.bundle import Bundle
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts
 from asr.data.places import allowed_by, is_allowed, read_bytes_of
+from asr.data.sampling import EpochSteps, loader
 from asr.errors import AsrError, ConfigError, DataError
 from asr.lm.texts import read_texts
 from asr.runtime import storage
@@ -51,7 +52,11 @@ def batches(
     data = SpeechDataModule(config)
     texts = (said.text for cut in data.train_cuts for said in cut.supervisions)
     data.read_with(Bundle.create(config, Tokenizer.train(texts, config.tokenizer)))
-    steps = (step for epoch in epochs for step in data._loader(epoch))
+    assert data.dataset is not None
+    loaders = [
+        loader(data.dataset, EpochSteps(data._steps(epoch)), data.n_workers) for epoch in epochs
+    ]
+    steps = (step for one in loaders for step in one)
     return [(part.ids, part.feats_BTF) for step in steps for part in step.batches]
 
 

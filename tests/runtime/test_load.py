@@ -110,3 +110,68 @@ def test_beside_busy_programs_a_real_process_computes_with_one_thread_unless_a_n
             process.kill()
             process.wait()
     assert found.stdout.strip() == expected
+
+
+class Steps:
+    """Steps that take some seconds by the number of threads, of which as many are free."""
+
+    def __init__(self, seconds: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.free, self.now = seconds, max(seconds), 0.0
+        monkeypatch.setattr(load, "adapt", lambda limit=None: min(self.free, limit or self.free))
+        self.threads = load.FastestThreads(clock=lambda: self.now)
+        self.used: list[int] = []
+
+    def make(self, n: int) -> None:
+        for i in range(n):
+            size = 1 + i % 3
+            with self.threads.step(size):
+                number = load.adapt(self.threads.limit)
+                self.now += size * self.seconds[number] * (1 + (0.0, 0.5, 0.1, 0.3)[i % 4])
+            self.used.append(number)
+
+
+@given(st.integers(1, 64), st.floats(0, 2), st.floats(0.001, 10))
+def test_steps_get_the_number_of_threads_that_is_fastest(
+    most: int, waiting: float, computing: float
+) -> None:
+    seconds = {n: computing / n + waiting * n for n in range(1, most + 1)}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        steps = Steps(seconds, monkeypatch)
+        steps.make(60)
+    tried = sorted({most >> i for i in range(most.bit_length())})
+    assert set(steps.used) <= set(tried)
+    assert seconds[steps.used[-1]] == min(seconds[n] for n in tried)
+    assert len(set(steps.used[30:])) == 1, "nothing is tried for long"
+
+
+def test_all_processors_that_become_free_are_used_where_more_threads_are_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = Steps({1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}, monkeypatch)
+    steps.free = 4
+    steps.make(20)
+    steps.free = 8
+    steps.make(1)
+    assert steps.used[-1] == 8
+
+
+def test_steps_while_other_programs_come_and_go_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = Steps({1: 1.0, 2: 1.5, 4: 3.0}, monkeypatch)
+    for i in range(12):
+        steps.free = (4, 2)[i % 2]
+        steps.make(2)
+    assert steps.threads.limit is None
+    steps.free = 4
+    steps.make(20)
+    assert steps.used[-1] == 1
+
+
+def test_a_number_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_load", None)
+    threads = load.FastestThreads()
+    for _ in range(40):
+        with threads.step(1):
+            pass
+    assert threads.limit is None

@@ -1,0 +1,112 @@
+"""A process beside the training reads recordings and draws voices."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from asr.config import Config
+from asr.train import datamodule
+from asr.train.datamodule import SpeechDataModule
+from tests.helpers import run_cli, start_cli, tones_recipe, wait_for, write_recipe
+
+VOICES = {"voices": {"pitch": 1.2, "formants": 1.1, "tempo": 1.2, "noise": 0.5, "rooms": 0.3}}
+NOTING = """
+import os
+import asr.data.dataset as d
+read = d.read_wave
+def note(cut, *args):
+    with open("reads", "a") as file:
+        print(os.getpid(), cut.id, file=file)
+    return read(cut, *args)
+d.read_wave = note
+"""
+
+
+def recipe(tones: Path, workers: int | None, **augment: object) -> dict[str, object]:
+    data = {} if workers is None else {"num_workers": workers}
+    epochs = {"epochs": 3, "curriculum": {"epochs": 1, "share": 0.5}}
+    return tones_recipe(tones, data=data, augment=VOICES | augment, training=epochs)
+
+
+def test_one_process_reads_each_recording_once_for_all_epochs_and_the_weights_are_the_same(
+    tones: Path, tmp_path: Path
+) -> None:
+    weights = []
+    for workers in (0, 1):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        path = write_recipe(folder / "r.yaml", recipe(tones, workers))
+        args = ("--threads", "1", "train", path, "--out", folder / "run")
+        result = run_cli(*args, before=NOTING, cwd=folder)
+        assert result.returncode == 0, result.stderr
+        weights.append((folder / "run/model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    reads = [line.split() for line in (tmp_path / "1/reads").read_text().splitlines()]
+    trained = {cut.id for cut in SpeechDataModule(config(recipe(tones, 1))).train_cuts}
+    by_process = {
+        pid: [name for i, name in reads if i == pid] for pid, name in reads if name in trained
+    }
+    assert len(by_process) == 2, "the training reads its largest batch, and a process reads all"
+    all_read = max(by_process.values(), key=len)
+    assert sorted(all_read) == sorted(trained)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_a_signal_to_the_group_of_both_processes_ends_the_training_as_it_should(
+    tones: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    values = recipe(tones, 1)
+    values["training"] = {**values["training"], "epochs": 2000}  # type: ignore[dict-item]
+    path, out = write_recipe(tmp_path / "r.yaml", values), tmp_path / "run"
+    own_group = (
+        "import os, signal; os.setpgrp()\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    )
+    with start_cli("train", path, "--out", out, before=own_group) as run:
+        wait_for((out / "training/last.ckpt").is_file, 60)
+        for _ in range(6):  # Python drops an interrupt that falls into a destructor: press again
+            # The kernel ends a killed group at once, so the process that reads is left alone there.
+            (os.kill if number == signal.SIGKILL else os.killpg)(run.pid, number)
+            if run.ends(20):
+                break
+        ended = run.result()
+    assert ended.returncode == code
+    assert number == signal.SIGKILL or "--resume" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    wait_for(lambda: not group_lives(run.pid), 20)
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process is left in it."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def config(values: dict[str, object]) -> Config:
+    return Config.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("processors", "asked", "augment", "local", "expected"),
+    [
+        (2, None, {}, 1, 1), (1, None, {}, 1, 0), (2, None, {}, 2, 0), (16, None, {}, 8, 1),
+        (16, 0, {}, 1, 0), (1, 3, {}, 1, 3), (16, None, {"voices": None}, 1, 0),
+    ],
+)  # fmt: skip
+def test_voices_are_drawn_by_a_process_where_there_is_a_processor_for_it(
+    tones: Path, monkeypatch: pytest.MonkeyPatch,
+    processors: int, asked: int | None, augment: dict[str, None], local: int, expected: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(datamodule, "usable_cpus", lambda: processors)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert SpeechDataModule(config(recipe(tones, asked, **augment))).n_workers == expected
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert SpeechDataModule(config(recipe(tones, asked, **augment))).n_workers == (asked or 0)
