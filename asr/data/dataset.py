@@ -20,7 +20,7 @@ from asr.audio.features import FeatureExtractor
 from asr.data.manifest import read_wave, text_of
 from asr.data.pauses import with_noise
 from asr.data.voices import Voices, voice_seed, without_voice_seed
-from asr.errors import AudioError
+from asr.errors import AsrError, AudioError
 from asr.tokenizer import EOS, PAD, SOS, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,18 @@ class Batch:
 class MicroBatches:
     """One process's part of an optimizer step: batches, maybe none, whose gradients are summed.
 
-    `unreadable` are the ids of utterances that are missing because they could not be read.
+    `unreadable` are the ids of utterances that are missing because they could not be read,
+    `failure` is an error that the process had that read them.
     """
 
     batches: list[Batch]
     unreadable: list[str]
+    failure: AsrError | None = None
+
+    def check(self) -> None:
+        """Raise the error of another process, which would be a traceback if raised there."""
+        if self.failure:
+            raise self.failure
 
     @property
     def size(self) -> int:
@@ -75,7 +82,8 @@ class MicroBatches:
 
     def to(self, device: torch.device) -> "MicroBatches":
         """Return the batches on a device (Lightning's hook)."""
-        return MicroBatches([batch.to(device) for batch in self.batches], self.unreadable)
+        batches = [batch.to(device) for batch in self.batches]
+        return MicroBatches(batches, self.unreadable, self.failure)
 
 
 def padded_frames(n_frames: int, most: int | None = None) -> int:
@@ -116,6 +124,18 @@ class SpeechDataset(Dataset[MicroBatches]):
 
     def __getitem__(self, parts: list[list[Cut]]) -> MicroBatches:
         """Return the batches of the cuts; those that cannot be read are logged once and skipped."""
+        try:
+            return self._step(parts)
+        except AsrError as error:
+            if get_worker_info():
+                return MicroBatches([], [], error)
+            raise
+
+    def keep_nothing(self) -> None:
+        """Keep none of what is read from now on."""
+        self._room = 0
+
+    def _step(self, parts: list[list[Cut]]) -> MicroBatches:
         step = MicroBatches([], [])
         for cuts in parts:
             read = [(cut, self._read(cut)) for cut in cuts]

@@ -6,15 +6,15 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lhotse import CutSet
 from lhotse.cut import Cut
 from lhotse.dataset import DynamicBucketingSampler, SimpleCutSampler
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from asr.audio.augmentation import AugmentConfig
 from asr.data.dataset import MicroBatches, SpeechDataset
@@ -24,6 +24,7 @@ from asr.data.voices import with_voice_seeds
 
 T = TypeVar("T")
 
+_SECONDS_TO_SAVE = 15
 # Cuts of this many shards are batched together.
 _SHARDS = 8
 _MOST_TERMS = 1000  # of a resampling: the new rate by what both have in common
@@ -32,21 +33,23 @@ _BUFFER = 20_000  # cuts among which lhotse shuffles, in the order of the manife
 
 
 class EpochSteps(Sampler[T]):
-    """The steps of one epoch, each the cuts of its batches, without the first `skip`."""
+    """The steps of one epoch, each the cuts of its batches, without the first `skip`.
+
+    Iterating changes nothing: torch does it twice where processes read.
+    """
 
     def __init__(self, steps: list[T], skip: int = 0) -> None:
         self.renew(steps, skip)
 
     def renew(self, steps: list[T], skip: int = 0) -> None:
-        """Continue with the steps of another epoch."""
-        self.steps, self.skip = steps, skip
+        """Have the steps of another epoch from the next `iter` on."""
+        self.steps, self.skip, self.is_new = steps, skip, True
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def __iter__(self) -> Iterator[T]:
-        skip, self.skip = self.skip, 0
-        return iter(self.steps[skip:])
+        return iter(self.steps[self.skip :])
 
 
 def plan_epoch(
@@ -106,34 +109,54 @@ def _batches(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -
         return list(sampler)
 
 
+class Reader(DataLoader[MicroBatches]):
+    """A loader whose processes read all epochs, which `steps.renew` gives them."""
+
+    def __iter__(self) -> Any:
+        """Return the epoch's iterator, the same until `renew`: Lightning asks twice.
+
+        To begin again, the processes would read twice what they have read ahead.
+        """
+        steps = self.sampler
+        assert isinstance(steps, EpochSteps)
+        if steps.is_new or self._iterator is None:
+            steps.is_new = False
+            return super().__iter__()
+        return self._iterator
+
+
 def loader(
     dataset: SpeechDataset,
     steps: EpochSteps[list[list[Cut]]],
     num_workers: int,
     stays: bool = False,
 ) -> DataLoader[MicroBatches]:
-    """Return a loader of planned steps.
-
-    The processes of one that stays read later epochs too, which `steps.renew` gives them.
-    """
-    return DataLoader(
+    """Return a loader of planned steps; `stays` makes it a `Reader` where processes read."""
+    stays = stays and num_workers > 0
+    return (Reader if stays else DataLoader)(
         dataset,
         batch_size=None,
         sampler=steps,
         num_workers=num_workers,
-        persistent_workers=stays and num_workers > 0,
-        worker_init_fn=_prepare_worker,
+        persistent_workers=stays,
+        worker_init_fn=partial(_prepare_worker, stays),
+        multiprocessing_context="fork" if num_workers and sys.platform == "linux" else None,
     )
 
 
-def _prepare_worker(_number: int) -> None:
+def _prepare_worker(stays: bool, _number: int) -> None:
     """Leave Ctrl-C and SIGTERM, which a whole group of processes gets, to the training.
 
-    Where the training is killed, the thread that sends it tensors ends without a traceback.
+    A process that is asked to end, by either, does so some seconds later: until then the training
+    saves its state. Where the training is killed, the thread that sends it tensors ends without a
+    traceback. A process that does not stay keeps nothing.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_SAVE))
     sys.excepthook = _ignore_lost_training
+    worker = get_worker_info()
+    if worker and not stays and isinstance(worker.dataset, SpeechDataset):
+        worker.dataset.keep_nothing()
 
 
 def _ignore_lost_training(

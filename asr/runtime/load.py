@@ -98,36 +98,38 @@ class FastestThreads:
     """Finds with how many threads the steps of a training take the least time.
 
     Threads wait for one another after every operation, longer than they compute where matrices are
-    small. The first steps have as many threads as processors are free, the next ones half as many,
-    and so on while that is faster.
+    small. Some steps have as many threads as processors are free, the next ones half as many, and
+    so on while that is faster; a number that was never free before is tried when it is.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.limit: int | None = None  # None: as many as processors are free
-        self._clock, self._is_found = clock, False
-        self._number, self._seconds = 0, list[float]()
-        self._best, self._least, self._most = 0, math.inf, 0
+        self._clock = clock
+        self._seconds: dict[int, list[float]] = {}  # of a step of size 1, by the number of threads
 
     @contextmanager
     def step(self, size: int) -> Iterator[None]:
-        """Compute a step with the number to try or that was found; its time grows with `size`."""
+        """Compute a step with the number to try or that was found; a step of no size is not timed.
+
+        Steps of twice the size take about twice the time.
+        """
         number, begin = adapt(self.limit), self._clock()
         yield
-        if number and size and not self._is_found:
-            self._note(number, (self._clock() - begin) / size)
+        times = self._seconds.setdefault(number, [])
+        if number and size and len(times) < _TRIES:
+            times.append((self._clock() - begin) / size)
+            if len(times) == _TRIES:
+                self.limit = self._next()
 
-    def _note(self, number: int, seconds: float) -> None:
-        """Note the time of a step; after enough in a row choose the number of the next."""
-        if number != self._number:
-            self._number, self._seconds = number, []
-        self._seconds.append(seconds)
-        if len(self._seconds) < _TRIES:
-            return
-        least = min(self._seconds)
-        self._most = self._most or number
-        if least < self._least:
-            self._best, self._least = number, least
-            self.limit = number // 2
-        if self._best != number or number == 1:
-            self._is_found = True
-            self.limit = None if self._best == self._most else self._best
+    def _next(self) -> int | None:
+        """Return the number to try next, or the best one; None where that is the largest tried."""
+        least = {n: min(times) for n, times in self._seconds.items() if len(times) == _TRIES}
+        most = number = max(least)
+        while number > 1:
+            if number // 2 not in least:
+                return number // 2
+            if least[number // 2] >= least[number]:
+                break
+            number //= 2
+        best = min(least, key=lambda n: (least[n], -n))
+        return None if best == most else best

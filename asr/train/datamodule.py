@@ -6,10 +6,12 @@ import logging
 import math
 import os
 import random
+import shutil
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # Corpus statistics of the features are computed from at most this many utterances.
 _FIT_UTTERANCES = 2000
+_SHARED = Path("/dev/shm")  # noqa: S108
+_READ_AHEAD = 3  # steps of a process that reads, with the one in use
 
 
 class TrainingData(L.LightningDataModule):
@@ -191,7 +195,15 @@ class SpeechDataModule(TrainingData):
         if asked is not None or augment is None or augment.voices is None:
             return asked or 0
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
-        return int(sys.platform == "linux" and usable_cpus() >= 2 * local)
+        has_room = sys.platform == "linux" and self._passes_through_shared_memory(local)
+        return int(has_room and usable_cpus() >= 2 * local)
+
+    def _passes_through_shared_memory(self, local: int) -> bool:
+        """Return whether the steps that processes have read ahead fit into it, twice over."""
+        features = self.config.features
+        frames = self.step_seconds / world_size() * 1000 / features.hop_ms
+        room = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else 0
+        return room > 2 * _READ_AHEAD * local * frames * features.n_freqs * 4
 
     def train_dataloader(self) -> DataLoader[MicroBatches]:
         """Return a loader of the epoch's remaining steps, of the same processes in all epochs."""

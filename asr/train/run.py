@@ -210,6 +210,8 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
         chunk = {"chunk_seconds": config.decoding.chunk_seconds}
         decoding = before.decoding.model_copy(update=chunk)
         before = before.model_copy(update={"decoding": decoding})
+    data = before.data.model_copy(update={"num_workers": config.data.num_workers})
+    before = before.model_copy(update={"data": data})
     return before == config and (state / _FINISHED).is_file() and (out / WEIGHTS).is_file()
 
 

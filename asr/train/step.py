@@ -132,6 +132,7 @@ class TrainingModule(L.LightningModule):
             return self._step(batch)
 
     def _step(self, batch: MicroBatches) -> dict[str, Tensor] | None:
+        batch.check()
         adam, schedule = self.optimizers(), self.lr_schedulers()
         assert isinstance(adam, LightningOptimizer) and isinstance(schedule, LRScheduler)
         adam.zero_grad()
@@ -208,6 +209,7 @@ class TrainingModule(L.LightningModule):
 
     def validation_step(self, batch: MicroBatches, batch_idx: int) -> None:
         """Add up losses and labels."""
+        batch.check()
         adapt(self.threads.limit)
         for part in batch.batches:
             sums = self.validate(part).double().cpu()

@@ -155,17 +155,16 @@ def test_all_processors_that_become_free_are_used_where_more_threads_are_faster(
     assert steps.used[-1] == 8
 
 
-def test_steps_while_other_programs_come_and_go_are_not_compared(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "free", [[1] * 4 + [4] * 40, [4, 2] * 30, [4, 1, 1, 4, 4, 4, 1] * 12 + [4] * 20]
+)
+def test_one_thread_is_found_to_be_fastest_while_other_programs_come_and_go(
+    monkeypatch: pytest.MonkeyPatch, free: list[int]
 ) -> None:
     steps = Steps({1: 1.0, 2: 1.5, 4: 3.0}, monkeypatch)
-    for i in range(12):
-        steps.free = (4, 2)[i % 2]
-        steps.make(2)
-    assert steps.threads.limit is None
-    steps.free = 4
-    steps.make(20)
-    assert steps.used[-1] == 1
+    for steps.free in free:
+        steps.make(1)
+    assert steps.used[-1] == 1 and steps.threads.limit == 1
 
 
 def test_a_number_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """A process beside the training reads recordings and draws voices."""
 
+import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from asr.config import Config
+from asr.data.sampling import EpochSteps, loader
 from asr.train import datamodule
 from asr.train.datamodule import SpeechDataModule
 from tests.helpers import run_cli, start_cli, tones_recipe, wait_for, write_recipe
@@ -35,7 +38,7 @@ def test_one_process_reads_each_recording_once_for_all_epochs_and_the_weights_ar
     tones: Path, tmp_path: Path
 ) -> None:
     weights = []
-    for workers in (0, 1):
+    for workers in (0, 2, 1):
         folder = tmp_path / str(workers)
         folder.mkdir()
         path = write_recipe(folder / "r.yaml", recipe(tones, workers))
@@ -43,7 +46,7 @@ def test_one_process_reads_each_recording_once_for_all_epochs_and_the_weights_ar
         result = run_cli(*args, before=NOTING, cwd=folder)
         assert result.returncode == 0, result.stderr
         weights.append((folder / "run/model.safetensors").read_bytes())
-    assert weights[0] == weights[1]
+    assert weights[0] == weights[1] == weights[2]
     reads = [line.split() for line in (tmp_path / "1/reads").read_text().splitlines()]
     trained = {cut.id for cut in SpeechDataModule(config(recipe(tones, 1))).train_cuts}
     by_process = {
@@ -52,6 +55,72 @@ def test_one_process_reads_each_recording_once_for_all_epochs_and_the_weights_ar
     assert len(by_process) == 2, "the training reads its largest batch, and a process reads all"
     all_read = max(by_process.values(), key=len)
     assert sorted(all_read) == sorted(trained)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_training_killed_in_an_epoch_resumes_to_the_same_weights(
+    tones: Path, tmp_path: Path, workers: int
+) -> None:
+    path = write_recipe(tmp_path / "r.yaml", recipe(tones, workers))
+    plain = ("--threads", "1", "train", path, "--out")
+    assert run_cli(*plain, tmp_path / "whole").returncode == 0
+    die = (
+        "import os, signal; import asr.train.module as t\n"
+        "step = t.SpeechModule.training_step\n"
+        "def die(self, batch, number):\n"
+        "    if self.current_epoch == 1 and number == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return step(self, batch, number)\n"
+        "t.SpeechModule.training_step = die"
+    )
+    assert run_cli(*plain, tmp_path / "cut", before=die).returncode == -9
+    resumed = run_cli(*plain, tmp_path / "cut", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    whole, cut = (tmp_path / name / "model.safetensors" for name in ("whole", "cut"))
+    assert whole.read_bytes() == cut.read_bytes()
+
+
+def test_an_error_of_the_storage_is_one_sentence(tones: Path, tmp_path: Path) -> None:
+    path = write_recipe(tmp_path / "r.yaml", recipe(tones, 1))
+    lost = (
+        "import asr.data.dataset as d; from asr.errors import AsrError\n"
+        "read = d.read_wave\n"
+        "def lose(cut, *args):\n"
+        "    if d.get_worker_info():\n"
+        "        raise AsrError('s3://lost does not answer: look whether it is there')\n"
+        "    return read(cut, *args)\n"
+        "d.read_wave = lose"
+    )
+    result = run_cli("train", path, "--out", tmp_path / "run", before=lost)
+    assert result.returncode == 1 and "s3://lost does not answer" in result.stderr
+    assert "Traceback" not in result.stderr and "Caught" not in result.stderr
+
+
+class Numbers:
+    """A dataset that tells which steps were asked for, and by how many processes."""
+
+    def __init__(self) -> None:
+        self.asked = multiprocessing.SimpleQueue()
+
+    def __getitem__(self, step: int) -> int:
+        self.asked.put(step)
+        return step
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_steps_of_later_epochs_are_read_once_each(workers: int) -> None:
+    numbers, steps = Numbers(), EpochSteps(list(range(6)), 2)
+    reader = loader(numbers, steps, workers, stays=True)  # type: ignore[arg-type]
+    iter(reader)
+    assert list(reader) == [2, 3, 4, 5]
+    steps.renew([10, 11, 12])
+    iter(reader), iter(reader)
+    assert list(reader) == [10, 11, 12]
+    steps.renew([20, 21], 1)
+    assert list(reader) == [21]
+    if workers:
+        asked = [numbers.asked.get() for _ in range(8)]
+        assert sorted(asked) == [2, 3, 4, 5, 10, 11, 12, 21] and numbers.asked.empty()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +176,10 @@ def test_voices_are_drawn_by_a_process_where_there_is_a_processor_for_it(
     monkeypatch.setattr(datamodule, "usable_cpus", lambda: processors)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, 2**26))
     assert SpeechDataModule(config(recipe(tones, asked, **augment))).n_workers == expected
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, 9000))
+    assert SpeechDataModule(config(recipe(tones, asked, **augment))).n_workers == (asked or 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(0, 0, 2**26))
     monkeypatch.setattr(sys, "platform", "darwin")
     assert SpeechDataModule(config(recipe(tones, asked, **augment))).n_workers == (asked or 0)
