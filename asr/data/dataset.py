@@ -66,7 +66,7 @@ class MicroBatches:
 
     batches: list[Batch]
     unreadable: list[str]
-    failure: AsrError | None = None
+    failure: Exception | None = None
 
     def check(self) -> None:
         """Raise the error of another process, which would be a traceback if raised there."""
@@ -126,7 +126,7 @@ class SpeechDataset(Dataset[MicroBatches]):
         """Return the batches of the cuts; those that cannot be read are logged once and skipped."""
         try:
             return self._step(parts)
-        except AsrError as error:
+        except (AsrError, OSError) as error:
             if get_worker_info():
                 return MicroBatches([], [], error)
             raise

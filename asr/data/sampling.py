@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from functools import cache, partial
 from itertools import chain
@@ -24,7 +25,6 @@ from asr.data.voices import with_voice_seeds
 
 T = TypeVar("T")
 
-_SECONDS_TO_SAVE = 15
 # Cuts of this many shards are batched together.
 _SHARDS = 8
 _MOST_TERMS = 1000  # of a resampling: the new rate by what both have in common
@@ -119,9 +119,12 @@ class Reader(DataLoader[MicroBatches]):
         """
         steps = self.sampler
         assert isinstance(steps, EpochSteps)
-        if steps.is_new or self._iterator is None:
-            steps.is_new = False
-            return super().__iter__()
+        if self._iterator is None:
+            iterator = super().__iter__()
+            weakref.finalize(self, _end, iterator)  # at the latest where Python ends
+        elif steps.is_new:
+            super().__iter__()
+        steps.is_new = False
         return self._iterator
 
 
@@ -147,16 +150,22 @@ def loader(
 def _prepare_worker(stays: bool, _number: int) -> None:
     """Leave Ctrl-C and SIGTERM, which a whole group of processes gets, to the training.
 
-    A process that is asked to end, by either, does so some seconds later: until then the training
-    saves its state. Where the training is killed, the thread that sends it tensors ends without a
-    traceback. A process that does not stay keeps nothing.
+    Where the training is killed, the thread that sends it tensors ends without a traceback. A
+    process that does not stay keeps nothing, and ends by SIGTERM.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_SECONDS_TO_SAVE))
+    for number in (signal.SIGINT, signal.SIGTERM) if stays else (signal.SIGINT,):
+        signal.signal(number, signal.SIG_IGN)
     sys.excepthook = _ignore_lost_training
     worker = get_worker_info()
     if worker and not stays and isinstance(worker.dataset, SpeechDataset):
         worker.dataset.keep_nothing()
+
+
+def _end(iterator: Any) -> None:
+    """End the processes of an iterator, those too that read without end."""
+    iterator._shutdown_workers()  # which ask by SIGTERM after some seconds
+    for worker in iterator._workers:
+        worker.kill()
 
 
 def _ignore_lost_training(

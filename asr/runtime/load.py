@@ -99,7 +99,8 @@ class FastestThreads:
 
     Threads wait for one another after every operation, longer than they compute where matrices are
     small. Some steps have as many threads as processors are free, the next ones half as many, and
-    so on while that is faster; a number that was never free before is tried when it is.
+    so on while that is faster. A larger number that becomes free later is tried where no smaller
+    one was faster.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

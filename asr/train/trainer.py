@@ -156,7 +156,7 @@ def _explain(error: Exception, datamodule: TrainingData) -> AsrError | None:
         return AsrError(f"{datamodule.smaller_batches} ({text:.200})")
     # The pipe may break before torch notices that its worker has died.
     broken_pipe = isinstance(error, (ConnectionError, EOFError)) and datamodule.n_workers
-    if ("DataLoader worker" in text or broken_pipe) and datamodule.dataset:
+    if ("DataLoader worker (pid" in text or broken_pipe) and datamodule.dataset:
         reading = [note.value.decode(errors="ignore") for note in datamodule.dataset.reading]
         items = ", ".join(item for item in reading if item) or "nothing"
         return AsrError(

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,14 +81,15 @@ def test_a_training_killed_in_an_epoch_resumes_to_the_same_weights(
     assert whole.read_bytes() == cut.read_bytes()
 
 
-def test_an_error_of_the_storage_is_one_sentence(tones: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["AsrError", "OSError"])
+def test_an_error_of_the_storage_is_one_sentence(tones: Path, tmp_path: Path, kind: str) -> None:
     path = write_recipe(tmp_path / "r.yaml", recipe(tones, 1))
     lost = (
         "import asr.data.dataset as d; from asr.errors import AsrError\n"
         "read = d.read_wave\n"
         "def lose(cut, *args):\n"
         "    if d.get_worker_info():\n"
-        "        raise AsrError('s3://lost does not answer: look whether it is there')\n"
+        f"        raise {kind}('s3://lost does not answer: look whether it is there')\n"
         "    return read(cut, *args)\n"
         "d.read_wave = lose"
     )
@@ -118,9 +120,33 @@ def test_steps_of_later_epochs_are_read_once_each(workers: int) -> None:
     assert list(reader) == [10, 11, 12]
     steps.renew([20, 21], 1)
     assert list(reader) == [21]
+    steps.renew([30, 31, 32])
+    assert next(iter(reader)) == 30
+    steps.renew([40, 41])
+    assert list(reader) == [40, 41]
     if workers:
-        asked = [numbers.asked.get() for _ in range(8)]
-        assert sorted(asked) == [2, 3, 4, 5, 10, 11, 12, 21] and numbers.asked.empty()
+        asked = [numbers.asked.get() for _ in range(13)]
+        assert sorted(asked) == [2, 3, 4, 5, 10, 11, 12, 21, 30, 31, 32, 40, 41]
+        assert numbers.asked.empty()
+
+
+HANGING = """
+import sys, time
+from asr.data.sampling import EpochSteps, loader
+class Steps:
+    def __getitem__(self, step):
+        time.sleep(1000 * (step and len(sys.argv) > 1))
+        return step
+reader = loader(Steps(), EpochSteps([0, 1, 2]), 1, stays=True)
+print(next(iter(reader)), flush=True)
+"""
+
+
+@pytest.mark.parametrize("hangs", [[], ["hangs"]])
+def test_python_ends_though_a_process_reads(hangs: list[str]) -> None:
+    command = [sys.executable, "-c", HANGING, *hangs]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (found.stdout, found.stderr) == ("0\n", "")
 
 
 @pytest.mark.parametrize(
