@@ -53,6 +53,11 @@ def test_a_recording_is_read_once_and_its_features_stay(cuts: list[Cut], reads: 
     first, second = data[[cuts]], data[[cuts]]
     assert reads == [cut.id for cut in cuts]
     assert torch.equal(first.batches[0].feats_BTF, second.batches[0].feats_BTF)
+    passing = dataset(cuts)
+    passing.keep_nothing()
+    for _ in range(2):
+        passing[[cuts]]
+    assert len(reads) == 3 * len(cuts)
 
 
 def test_a_cut_with_the_id_of_another_is_read_anew(cuts: list[Cut], reads: list[str]) -> None:
