@@ -47,7 +47,8 @@ class Fault:
 class Transcripts:
     """The lines of a table, the faults of those that cannot be used, and its columns by kind.
 
-    `unused` are the names of columns of no known kind.
+    `unused` are the names of columns of no known kind. `places` tell where lines are that are not
+    in the file `path`.
     """
 
     path: Path
@@ -56,6 +57,20 @@ class Transcripts:
     columns: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
     encoding: str = "utf-8"
+    places: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder that names of recordings may be relative to."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def place(self, number: int) -> str:
+        """Return where people find a line: a file, or the number of a line in one."""
+        return self.places.get(number) or f"{self.path}, line {number}"
+
+    def short_place(self, number: int) -> str:
+        """Return the same without the name of the table."""
+        return self.places.get(number) or f"line {number}"
 
 
 def add_line(table: Transcripts, number: int, cells: Cells) -> None:

@@ -78,14 +78,14 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
                 f"{root}: cannot be listed ({reason}): check the URL and the key"
             ) from error
         return
-    for path in _files(root):
+    for path in files_below(root):
         is_own = Path(path.stem).suffix.lower() in SUFFIXES and _is_copy(path, root, converted)
         is_recording = _suffix(path) in SUFFIXES | RARER and is_content(path)
         if is_recording and path.is_file() and not is_own:
             yield path, path.relative_to(root)
 
 
-def _files(root: Path) -> Iterator[Path]:
+def files_below(root: Path) -> Iterator[Path]:
     """Yield what is below a folder; of links those to other places are followed, once each."""
     seen, top = set[str](), os.path.realpath(root)
     for folder, folders, names in os.walk(root, followlinks=True):

@@ -5,12 +5,11 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from asr.errors import DataError
 from data_prep.corpus_writer import LeftOut, say_left_out
 from data_prep.cuts import Utterance
-from data_prep.lines import Line
+from data_prep.lines import Line, Transcripts
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +23,13 @@ Pairs = Sequence[tuple[Line, Utterance]]
 Splits = dict[str, list[Utterance]]
 
 
-def as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
+def as_the_table_says(table: Transcripts, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
     """Return the splits of a table, and list the lines of none; None if no line names one.
 
     Raises DataError where some lines are of none and none is of train.
     """
     named = [line for line, _ in pairs if line.split]
-    if not any(_split_of(line) for line in named):
+    if not any(split_of(line.split) for line in named):
         if named:
             log.warning("the table's splits are not used: %s is none of %s",
                         named[0].split, ", ".join(_NAMES))  # fmt: skip
@@ -38,7 +37,7 @@ def as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Spl
     splits: Splits = {"train": [], "dev": [], "test": []}
     others, said = list[LeftOut](), list[str]()
     for line, one in pairs:
-        if split := _split_of(line):
+        if split := split_of(line.split):
             splits[split].append(one)
             continue
         what = (
@@ -46,7 +45,7 @@ def as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Spl
             if line.split
             else "its cell of the column of splits is empty"
         )
-        said.append(f"{table}, line {line.number}: {what}")
+        said.append(f"{table.place(line.number)}: {what}")
         reason = "unknown_split" if line.split else "no_split"
         others.append(LeftOut(one.id, "", str(one.path), reason))
     if others and not splits["train"]:
@@ -57,9 +56,9 @@ def as_the_table_says(table: Path, pairs: Pairs, left_out: list[LeftOut]) -> Spl
     return splits
 
 
-def _split_of(line: Line) -> str | None:
-    """Return the split of a line; `train-clean-100` is one of train, `train_dev` of none."""
-    parts = re.split(r"[-_. ]", (line.split or "").lower())
+def split_of(name: str | None) -> str | None:
+    """Return the split of a name; `train-clean-100` is one of train, `train_dev` of none."""
+    parts = re.split(r"[-_. ]", (name or "").lower())
     found = {_NAMES[part] for part in parts if part in _NAMES}
     return found.pop() if len(found) == 1 and parts[0] in _NAMES else None
 

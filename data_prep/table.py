@@ -66,12 +66,13 @@ def prepare(
     table = read_transcripts(transcripts, columns)
     if table.encoding != "utf-8":
         foreign = next((one for one in table.lines if not one.text.isascii()), table.lines[0])
-        log.warning("%s is read as %s: save it as UTF-8 if line %d does not say: %s",
-                    table.path, table.encoding, foreign.number, foreign.text)  # fmt: skip
+        place = table.short_place(foreign.number)
+        log.warning("%s is read as %s: save it as UTF-8 if %s does not say: %s",
+                    table.path, table.encoding, place, foreign.text)  # fmt: skip
     left_out: list[LeftOut] = []
     with folder_for(out) as folder:
         pairs = _utterances(table, recordings, folder, left_out)
-        splits = as_the_table_says(table.path, pairs, left_out)
+        splits = as_the_table_says(table, pairs, left_out)
         if splits:
             splits = with_dev(splits, dev)
         else:
@@ -93,19 +94,19 @@ def _utterances(
     table: Transcripts, recordings: Path | str, out: Path, left_out: list[LeftOut]
 ) -> Pairs:
     """Return the lines whose recordings are there, each with its utterance; list the others."""
-    files = Recordings(recordings, table.path.parent, out / COPIES)
+    files = Recordings(recordings, table.folder, out / COPIES)
     found: list[tuple[Line, Utterance]] = []
     said, speakers = list[str](), dict[str, str]()
     owners = dict[str, tuple[Path | RemoteFile, object]]()
     for number, fault in table.faults.items():
-        left_out.append(LeftOut(f"line {number}", "", str(table.path), fault.reason))
-        said.append(f"{table.path}, line {number}: {fault.what}")
+        left_out.append(LeftOut(table.short_place(number), "", str(table.path), fault.reason))
+        said.append(f"{table.place(number)}: {fault.what}")
     for line in table.lines:
         try:
             path = files.find(line.audio)
         except DataError as error:
-            left_out.append(LeftOut(f"line {line.number}", "", line.audio, "missing"))
-            said.append(f"{table.path}, line {line.number}: {error}")
+            left_out.append(LeftOut(table.short_place(line.number), "", line.audio, "missing"))
+            said.append(f"{table.place(line.number)}: {error}")
             continue
         # A person is one, however the name is written.
         speaker = speakers.setdefault(_key_of_speaker(line.speaker or ""), line.speaker or "")
@@ -118,15 +119,18 @@ def _utterances(
         found.append((line, one))
     _say_unnamed(found, files)
     whole = _with_ends(_without_sides(found), table, left_out, said)
-    pairs = _of_one_text(whole, table.path, left_out, said)
+    pairs = _of_one_text(whole, table, left_out, said)
     say_left_out(said, is_listed=bool(pairs))
     if found and not pairs:
         raise DataError(f"{table.path}: gives every recording several texts: keep one line of each")
     if not pairs:
+        columns = ", ".join([*table.columns.values(), *table.unused]) or "no header"
+        advice = f"which column holds the files (--audio-column; it has {columns})"
+        if table.places:
+            advice = "that the text of a.wav is in a.txt (or .lab, .srt, .vtt) in a like folder"
         raise DataError(
             f"{table.path}: none of its {len(table.lines)} recordings is in {recordings}: check "
-            f"the folder, and which column holds the files (--audio-column; it has "
-            f"{', '.join([*table.columns.values(), *table.unused]) or 'no header'})"
+            f"the folder, and {advice}"
         )
     return pairs
 
@@ -150,8 +154,8 @@ def _say_unnamed(found: Pairs, files: Recordings) -> None:
         str(p) for p, within in files.within.items() if within.with_suffix("") not in used
     )
     if found and unnamed:
-        log.warning("%d of %d recordings in %s have no line in the table that can be used, such as "
-                    "%s", len(unnamed), len(files.within), files.root, unnamed[0])  # fmt: skip
+        log.warning("%d of %d recordings in %s have no text that can be used, such as %s",
+                    len(unnamed), len(files.within), files.root, unnamed[0])  # fmt: skip
 
 
 def _with_ends(found: Pairs, table: Transcripts, left_out: list[LeftOut], said: list[str]) -> Pairs:
@@ -172,13 +176,15 @@ def _with_ends(found: Pairs, table: Transcripts, left_out: list[LeftOut], said: 
         if has_no_end:
             left_out.append(LeftOut(one.id, "", str(one.path), "no_end"))
             said.append(
-                f"{table.path}, line {line.number}: has no end, and another part of {line.audio} "
-                "begins later"
+                f"{table.place(line.number)}: has no end, and another part of {line.audio} begins "
+                "later"
             )
     return [pair for pair, has_no_end in zip(found, is_open, strict=True) if not has_no_end]
 
 
-def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[str]) -> Pairs:
+def _of_one_text(
+    found: Pairs, table: Transcripts, left_out: list[LeftOut], said: list[str]
+) -> Pairs:
     """Return the lines but those that give one part of a recording several texts; list these."""
     texts: dict[str, set[str]] = defaultdict(set)
     for line, one in found:
@@ -187,7 +193,7 @@ def _of_one_text(found: Pairs, table: Path, left_out: list[LeftOut], said: list[
         if len(texts[one.id]) > 1:
             left_out.append(LeftOut(one.id, "", str(one.path), "several_texts"))
             said.append(
-                f"{table}, line {line.number}: another line has another text for {line.audio}, and "
+                f"{table.place(line.number)}: another line has another text for {line.audio}, and "
                 + ("the same start and end: correct one of them" if line.is_part else
                    "no columns start and duration (or end) tell which part has which")
             )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Read transcripts from the tables that people have: csv, tsv, jsonl, Kaldi and audio folders."""
+"""Read transcripts as people have them: csv, tsv, jsonl, Kaldi's and audio folders, and texts."""
 
 import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from statistics import median
@@ -12,7 +13,9 @@ from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
+from data_prep.beside import has_texts, read_beside
 from data_prep.cells import read_cells
+from data_prep.folders import read_folders
 from data_prep.kaldi import read_kaldi
 from data_prep.lines import Cells, Fault, Transcripts, add_line
 from data_prep.text_file import read_text
@@ -23,11 +26,11 @@ log = logging.getLogger(__name__)
 # Voice, LJSpeech, NeMo, Hugging Face's audiofolder and of tables that people write themselves.
 NAMES = {
     "audio": ("audio_filepath", "audio_file", "audio_path", "file_name", "filename", "audio",
-              "path", "file", "wav", "recording", "clip", "id"),
+              "path", "file", "wav", "recording", "clip", "utterance_id", "utteranceid", "id"),
     "text": ("text", "sentence", "transcript", "transcription", "normalized_text", "label", "words",
              "word"),
     "speaker": ("speaker", "speaker_id", "speaker_name", "client_id", "user_id", "spk", "spk_id",
-                "reader"),
+                "speakerid", "reader"),
     "split": ("split", "subset", "set", "partition"),
     "start": ("offset", "start", "start_time", "begin"),
     "end": ("end", "stop", "end_time"),
@@ -47,47 +50,72 @@ def read_transcripts(path: Path, columns: Mapping[str, str] | None = None) -> Tr
     """Read a table of recordings and texts; `columns` names those whose names are not known.
 
     It is a csv or tsv file (with a header, or without one an audio and a text column), a jsonl
-    file, or a folder with metadata.csv, metadata.jsonl or Kaldi's wav.scp and text. Raises
-    DataError where it cannot be read, or where a column is missing.
+    file, or a folder: with metadata.csv or metadata.jsonl, or with folders of such; Kaldi's, with
+    wav.scp and text; or of text files with the names of the recordings. Raises DataError where it
+    cannot be read, or where a column is missing.
     """
     named = dict(columns or {})
-    if path.is_dir():
-        path = _file_of(path, named)
     table = Transcripts(path)
     if path.is_dir():
-        read_kaldi(table)
+        _read_folder(table, named)
     else:
         _read_rows(table, named)
     if not table.lines:
         number, fault = next(iter(table.faults.items()), (0, Fault("", "")))
-        first = f" (line {number}: {fault.what})" if number else ""
+        first = f" ({table.short_place(number)}: {fault.what})" if number else ""
         raise DataError(
             f"{path}: has no line with a recording and a text{first}: give a table of both"
         )
     return table
 
 
-def _file_of(folder: Path, named: Mapping[str, str]) -> Path:
-    """Return the table of a folder; Kaldi's is the folder itself."""
-    if all((folder / name).is_file() for name in _KALDI):
-        if named:
-            option = f"--{next(iter(named))}-column"
-            raise DataError(f"{folder}: is a Kaldi folder, which has no columns: omit {option}")
-        return folder
+def _read_folder(table: Transcripts, named: Mapping[str, str]) -> None:
+    """Read what a folder has: Kaldi's files, tables, or texts."""
+    folder = table.path
+    parts = [path for name in _METADATA for path in sorted(folder.glob(f"*/{name}"))]
     found = [folder / name for name in _METADATA if (folder / name).is_file()]
-    if not found:
-        parts = [str(p) for name in _METADATA for p in sorted(folder.glob(f"*/{name}"))]
+    is_kaldi = all((folder / name).is_file() for name in _KALDI)
+    if found and not is_kaldi:
+        table.path = found[0]
+        _read_rows(table, named)
+    elif parts and not is_kaldi:
+        _join(table, parts, named)
+    elif not is_kaldi and not has_texts(folder):
         names = ", ".join((*_METADATA, "wav.scp with text"))
-        advice = "give the file with the transcripts"
-        if len(parts) > 1:
-            advice = (
-                f"join its tables, such as {parts[0]}, to one, with the folder before each "
-                "file_name and in a column split"
-            )
-        elif parts:
-            advice = f"give the folder of {parts[0]}"
-        raise DataError(f"{folder}: has none of {names}: {advice}")
-    return found[0]
+        tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in (*_JSON, ".csv", ".tsv"))
+        raise DataError(
+            f"{folder}: has none of {names}, nor a text such as a.txt for a.wav: give the file "
+            f"with the transcripts{f', such as {tables[0]}' if tables else ''}"
+        )
+    elif named:
+        what = "is a Kaldi folder" if is_kaldi else "has a text for each recording"
+        option = f"--{next(iter(named))}-column"
+        raise DataError(f"{folder}: {what}, which has no columns: omit {option}")
+    else:
+        (read_kaldi if is_kaldi else read_beside)(table)
+
+
+def _join(table: Transcripts, paths: Sequence[Path], named: Mapping[str, str]) -> None:
+    """Read the tables of several folders, whose recordings are in them."""
+    within = {path: path.parent.relative_to(table.path) for path in paths}
+    folders = read_folders(within.values())
+    for path, folder in within.items():
+        part = Transcripts(path)
+        _read_rows(part, named)
+        start = len(table.places)
+        numbers = sorted([*part.faults, *(line.number for line in part.lines)])
+        new = {number: start + i for i, number in enumerate(numbers, 1)}
+        table.places |= {new[number]: part.place(number) for number in numbers}
+        table.faults |= {new[number]: fault for number, fault in part.faults.items()}
+        for line in part.lines:
+            audio, number = str(folder / line.audio), new[line.number]
+            split = line.split or folders[folder]["split"] or None
+            speaker = line.speaker or folders[folder]["speaker"] or None
+            moved = replace(line, number=number, audio=audio, split=split, speaker=speaker)
+            table.lines.append(moved)
+        table.columns |= part.columns
+        table.unused += [name for name in part.unused if name not in table.unused]
+        table.encoding = part.encoding if part.encoding != "utf-8" else table.encoding
 
 
 def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:

@@ -46,7 +46,10 @@ def new(
     ] = None,
     transcripts: Annotated[
         Path | None,
-        typer.Option(help="Their texts: csv, tsv, jsonl, or a Kaldi or metadata folder."),
+        typer.Option(
+            help="Their texts: csv, tsv, jsonl, or a folder; default: in that of the recordings, "
+            "such as a.txt for a.wav."
+        ),
     ] = None,
     words: Annotated[
         Path | None, typer.Option(help="Or a list of words or phrases alone, one a line.")
@@ -74,10 +77,10 @@ def new(
     source: _Recordings | _Words
     if words and not (recordings or transcripts or columns):
         source = _Words(words, language)
-    elif recordings and transcripts and not words:
-        source = _Recordings(recordings, transcripts, columns, _code(language))
+    elif recordings and not words:
+        source = _Recordings(recordings, transcripts or recordings, columns, _code(language))
     else:
-        raise ConfigError("asr new: give --recordings with --transcripts, or --words alone")
+        raise ConfigError("asr new: give --recordings and their --transcripts, or --words alone")
     from asr.runtime.files import lock_folder
 
     command = ["asr", *sys.argv[1:]]

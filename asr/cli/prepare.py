@@ -55,7 +55,10 @@ def table(
         str, typer.Argument(help="A folder of recordings, in any format, or its URL.")
     ],
     transcripts: Annotated[
-        Path, typer.Argument(help="Their texts: csv, tsv, jsonl, or a Kaldi or metadata folder.")
+        Path,
+        typer.Argument(
+            help="Their texts: csv, tsv, jsonl, or a folder: Kaldi's, or with a.txt for a.wav."
+        ),
     ],
     out_dir: Annotated[
         str, typer.Argument(metavar="OUT_DIR", help="Folder for the cuts, or its URL.")

@@ -460,7 +460,7 @@ m.divide = full"""
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give --recordings with --transcripts, or --words alone"),
+        ([], "give --recordings and their --transcripts, or --words alone"),
         (["--words", "w.txt", "--recordings", "."], "or --words alone"),
         (
             ["--recordings", ".", "--transcripts", "w.txt", "--language", "Mandarin Chinese"],

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -406,17 +405,6 @@ def test_utf_8_among_other_lines_is_told(others: str, takes: Path, tmp_path: Pat
         prepare(takes, tmp_path / "t.csv", tmp_path / "out")
 
 
-def test_tables_of_several_folders_are_to_be_joined(takes: Path, tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        (tmp_path / split).mkdir()
-        (tmp_path / split / "metadata.csv").write_text("file_name,text\n0.wav,a\n")
-    with pytest.raises(DataError, match=r"join its tables, such as .*/test/metadata\.csv, to one"):
-        prepare(takes, tmp_path, tmp_path / "out")
-    shutil.rmtree(tmp_path / "test")
-    with pytest.raises(DataError, match=r"give the folder of .*/train/metadata\.csv"):
-        prepare(takes, tmp_path, tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("columns", "header"),
     [({"audio": "take", "text": "said"}, "take,said"), ({"text": "said"}, "path,said"),
@@ -684,9 +672,7 @@ def test_recordings_that_no_line_names_are_counted(
 ) -> None:
     table = write(tmp_path / "t.csv", "file,text\nann/1.wav,one\nann/2.wav,\nbob/1.wav,two\n")
     prepare(takes, table, tmp_path / "out", dev=0.0, test=0.0)
-    said = (
-        f"2 of 4 recordings in {takes} have no line in the table that can be used, such as {takes}"
-    )
+    said = f"2 of 4 recordings in {takes} have no text that can be used, such as {takes}"
     assert caplog.text.count(f"{said}/ann/2.wav") == 1
     caplog.clear()
     prepare(takes, SHAPES["csv"](tmp_path, takes), tmp_path / "out")
