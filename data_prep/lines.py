@@ -48,7 +48,7 @@ class Transcripts:
     """The lines of a table, the faults of those that cannot be used, and its columns by kind.
 
     `unused` are the names of columns of no known kind. `places` tell where lines are that are not
-    in the file `path`.
+    in the file `path`; `foreign` is the number of a line that was read in `encoding`, if one is.
     """
 
     path: Path
@@ -57,6 +57,7 @@ class Transcripts:
     columns: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
     encoding: str = "utf-8"
+    foreign: int = 0
     places: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -81,7 +82,7 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
     except ValueError:
         start, seconds = math.nan, None
     if not (0 <= start < math.inf and (seconds is None or 0 < seconds < math.inf)):
-        what = "its start or length is not a number of seconds"
+        what = "its start or length is not a number of seconds, or its length is not above 0"
         table.faults[number] = Fault("bad_times", what)
     elif not audio:
         table.faults[number] = Fault("no_recording", "it names no recording")

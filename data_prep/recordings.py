@@ -16,8 +16,8 @@ from data_prep.corpus_writer import REPORT
 class Recordings:
     """The recordings below a folder, found as tables name them."""
 
-    def __init__(self, root: Path | str, beside: Path, converted: Path) -> None:
-        self.root, self.beside = root, beside
+    def __init__(self, root: Path | str, converted: Path) -> None:
+        self.root = root
         self.exact: dict[str, Path | RemoteFile] = {}
         self.by_path: dict[str, set[Path | RemoteFile]] = defaultdict(set)
         self.by_name: dict[str, set[Path | RemoteFile]] = defaultdict(set)
@@ -32,13 +32,13 @@ class Recordings:
                 self.by_path[key_of(str(similar))].add(path)
                 self.by_name[key_of(similar.name)].add(path)
 
-    def find(self, audio: str) -> Path | RemoteFile:
+    def find(self, audio: str, beside: Path) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
 
-        A path is relative to the folder or to the table, or absolute, with or without its suffix;
-        a name without a folder may be that of a file in any subfolder.
+        A path is relative to the folder or to that of the table, `beside`, or absolute, with or
+        without its suffix; a name without a folder may be that of a file in any subfolder.
         """
-        places = list(self._places(audio.replace("\\", "/")))
+        places = list(self._places(audio.replace("\\", "/"), beside))
         for place in places:
             if place in self.exact:
                 return self.exact[place]
@@ -54,12 +54,12 @@ class Recordings:
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
 
-    def _places(self, written: str) -> Iterator[str]:
+    def _places(self, written: str, beside: Path) -> Iterator[str]:
         """Yield the paths in the folder that a path in the table may mean."""
         if isinstance(self.root, str):
             yield written.removeprefix(self.root.rstrip("/") + "/")
             return
-        for base in (self.root, self.beside):
+        for base in (self.root, beside):
             path = base.absolute() / written
             yield os.path.relpath(path, self.root)
             with suppress(OSError, ValueError, RuntimeError):  # it may be no possible path

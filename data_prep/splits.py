@@ -88,7 +88,7 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
         utterances = [one for one in utterances if one.speaker]
     if not by_speaker and n_splits > 1:
         log.warning(
-            "the table does not name %d speakers or more, and one for each recording, so dev and "
+            "fewer than %d speakers are named, or not one for each recording, so dev and "
             "test may hold the speakers of train: their CER says nothing about other people",
             n_splits,
         )

@@ -2,17 +2,20 @@
 
 import html
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
-_TIME = r"(?:(\d+):)?(\d{1,2}):(\d{2}[.,]\d{1,3})"
+_TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,:](\d{1,3}))?"
 _CUE = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?:\s.*)?")
 _LABEL = re.compile(r"\s*(\d+(?:[.,]\d+)?)\t\s*(\d+(?:[.,]\d+)?)(?:\t(.*))?")
-_MARKUP = re.compile(r"<[^>]*>|\{\\[^}]*\}")  # <i>, <v Anna> and {\an8}
+_MARKUP = re.compile(r"<(?:/?[A-Za-z]|\d+:)[^<>]*>|\{\\[^{}]*\}")  # <i>, <v Ann>, {\an8}
+_UNKNOWN = "nan"
 
 
 class Part(NamedTuple):
-    """A text that is said from `start` to `end`, in seconds, and its line in the file, from 1."""
+    """A text that is said from `start` to `end`, in seconds, and its line in the file, from 1.
+
+    Times that are not known are nan.
+    """
 
     line: int
     start: str
@@ -21,21 +24,33 @@ class Part(NamedTuple):
 
 
 def read_subtitles(text: str) -> list[Part]:
-    """Return the cues of subtitles: times in a line, and text in those below until an empty one."""
-    parts, is_within = list[Part](), False
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := _CUE.fullmatch(line):
-            times = match.groups(default="0")
-            parts.append(Part(number, _seconds(*times[:3]), _seconds(*times[3:]), ""))
+    """Return the cues of subtitles: times in a line, and text in those below until an empty one.
+
+    A number in front of the next cue is no text, where the empty line is missing.
+    """
+    cues, said = list[tuple[int, str, str]](), list[list[str]]()
+    is_within = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if "-->" in line:
+            if is_within and said[-1] and said[-1][-1].isdecimal():
+                said[-1].pop()
+            match = _CUE.fullmatch(line.rstrip())
+            times = match.groups(default="0") if match else None
+            start, end = (_seconds(*times[:4]), _seconds(*times[4:])) if times else [_UNKNOWN] * 2
+            cues.append((number, start, end))
+            said.append([])
+            is_within = True
         elif is_within and line.strip():
-            said = html.unescape(_MARKUP.sub("", line)).strip()
-            parts[-1] = parts[-1]._replace(text=f"{parts[-1].text} {said}".strip())
-        is_within = bool(match) or (is_within and bool(line.strip()))
-    return parts
+            said[-1].append(html.unescape(_MARKUP.sub("", line)).strip())
+        else:
+            is_within = False
+    return [
+        Part(*cue, " ".join(filter(None, lines))) for cue, lines in zip(cues, said, strict=True)
+    ]
 
 
-def _seconds(hours: str, minutes: str, seconds: str) -> str:
-    whole = 3600 * int(hours) + 60 * int(minutes) + float(seconds.replace(",", "."))
+def _seconds(hours: str, minutes: str, seconds: str, fraction: str) -> str:
+    whole = 3600 * int(hours) + 60 * int(minutes) + int(seconds) + float(f"0.{fraction}")
     return f"{whole:.3f}"
 
 
@@ -44,17 +59,13 @@ def read_labels(text: str) -> list[Part] | None:
 
     Lines that begin with a backslash are of the label before: its frequencies.
     """
-    parts = list(_labels(text))
-    return [part for part in parts if part] if parts and all(parts) else None
-
-
-def _labels(text: str) -> Iterator[Part | None]:
-    for number, line in enumerate(text.splitlines(), 1):
+    parts = list[Part]()
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("\\"):
             continue
-        match = _LABEL.fullmatch(line)
+        match = _LABEL.fullmatch(line.rstrip("\r"))
         if not match:
-            yield None
-            return
+            return None
         start, end, said = match.groups(default="")
-        yield Part(number, start.replace(",", "."), end.replace(",", "."), said)
+        parts.append(Part(number, start.replace(",", "."), end.replace(",", "."), said))
+    return parts

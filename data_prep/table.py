@@ -43,7 +43,7 @@ COPIES = "audio"  # folder in `out`
 
 def prepare(
     recordings: Path | str,
-    transcripts: Path,
+    transcripts: Path | Transcripts,
     out: Path | str,
     *,
     columns: Mapping[str, str] | None = None,
@@ -54,6 +54,7 @@ def prepare(
 ) -> Report:
     """Write the cuts of a folder of recordings and its table to `out`; strings are URLs.
 
+    The table may be one that `read_transcripts` has read; `columns` are those of a path.
     `dev` and `test` are shares of the utterances. Where the table has no column of splits, whole
     speakers go to dev and test; with too few speakers whole recordings do, which is said. Where its
     splits lack dev, a share of train is dev. Raises DataError where the table cannot be read or
@@ -63,15 +64,18 @@ def prepare(
         raise ConfigError(f"dev and test are {dev:g} and {test:g} of all: leave some for training")
     if isinstance(recordings, Path) and not recordings.is_dir():
         raise DataError(f"{recordings}: there is no such folder: give the folder of the recordings")
-    table = read_transcripts(transcripts, columns)
-    if table.encoding != "utf-8":
-        foreign = next((one for one in table.lines if not one.text.isascii()), table.lines[0])
-        place = table.short_place(foreign.number)
-        log.warning("%s is read as %s: save it as UTF-8 if %s does not say: %s",
-                    table.path, table.encoding, place, foreign.text)  # fmt: skip
     left_out: list[LeftOut] = []
     with folder_for(out) as folder:
-        pairs = _utterances(table, recordings, folder, left_out)
+        files = Recordings(recordings, folder / COPIES)
+        table = transcripts
+        if isinstance(table, Path):
+            table = read_transcripts(table, columns, files)
+        if table.encoding != "utf-8":
+            foreign = next(one for one in table.lines if one.number == table.foreign)
+            place = table.short_place(foreign.number)
+            log.warning("%s is read as %s: save it as UTF-8 if %s does not say: %s",
+                        table.path, table.encoding, place, foreign.text)  # fmt: skip
+        pairs = _utterances(table, files, left_out)
         splits = as_the_table_says(table, pairs, left_out)
         if splits:
             splits = with_dev(splits, dev)
@@ -90,11 +94,8 @@ def prepare(
     return report
 
 
-def _utterances(
-    table: Transcripts, recordings: Path | str, out: Path, left_out: list[LeftOut]
-) -> Pairs:
+def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) -> Pairs:
     """Return the lines whose recordings are there, each with its utterance; list the others."""
-    files = Recordings(recordings, table.folder, out / COPIES)
     found: list[tuple[Line, Utterance]] = []
     said, speakers = list[str](), dict[str, str]()
     owners = dict[str, tuple[Path | RemoteFile, object]]()
@@ -103,7 +104,7 @@ def _utterances(
         said.append(f"{table.place(number)}: {fault.what}")
     for line in table.lines:
         try:
-            path = files.find(line.audio)
+            path = files.find(line.audio, table.folder)
         except DataError as error:
             left_out.append(LeftOut(table.short_place(line.number), "", line.audio, "missing"))
             said.append(f"{table.place(line.number)}: {error}")
@@ -126,10 +127,10 @@ def _utterances(
     if not pairs:
         columns = ", ".join([*table.columns.values(), *table.unused]) or "no header"
         advice = f"which column holds the files (--audio-column; it has {columns})"
-        if table.places:
-            advice = "that the text of a.wav is in a.txt (or .lab, .srt, .vtt) in a like folder"
+        if not table.columns:
+            advice = "the names of recordings in the transcripts"
         raise DataError(
-            f"{table.path}: none of its {len(table.lines)} recordings is in {recordings}: check "
+            f"{table.path}: none of its {len(table.lines)} recordings is in {files.root}: check "
             f"the folder, and {advice}"
         )
     return pairs

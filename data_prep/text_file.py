@@ -1,6 +1,7 @@
 """Read the text files that people have, whatever their encoding."""
 
 import re
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -14,6 +15,7 @@ _MOST_SEEN = 1 << 20  # bytes of lines beyond ASCII, by which an encoding is tol
 _FEW = 120  # bytes beyond ASCII, which tell little: they make sense in many encodings
 _SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # xlsx, ods and numbers, and xls
 _ASCII = bytes(range(128))
+_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
 _EAST_ASIAN = ("gb18030", "cp932", "big5hkscs", "cp949")
 _OF_ONE_BYTE = ("cp1252", "cp1251")  # stand for all: which of them a text is in, hardly shows
 _KANA, _HALF_KANA = re.compile("[\u3041-\u30fe]"), re.compile("[\uff61-\uff9f]")
@@ -31,6 +33,35 @@ def read_text(path: Path) -> tuple[str, str]:
 
     Raises DataError where it is in none of them as a whole, as in UTF-8 with a few damaged bytes.
     """
+    data = _read(path)
+    return _decode(path, data, _encoding(data))
+
+
+def read_texts(paths: Sequence[Path]) -> dict[Path, tuple[str, str] | DataError]:
+    """Return of each file what `read_text` does, or why it cannot be read.
+
+    Those that are not in UTF-8 or UTF-16 are in one encoding, which the words of all tell better.
+    """
+    found, others = dict[Path, tuple[str, str] | DataError](), dict[Path, bytes]()
+    for path in paths:
+        try:
+            data = _read(path)
+            if _is_utf8(data) or data.startswith(_MARKS):
+                found[path] = _decode(path, data, _encoding(data))
+            else:
+                others[path] = data
+        except DataError as error:
+            found[path] = error
+    encoding = _encoding(b"\n".join(others.values()))
+    for path, data in others.items():
+        try:
+            found[path] = _decode(path, data, encoding)
+        except DataError as error:
+            found[path] = error
+    return found
+
+
+def _read(path: Path) -> bytes:
     try:
         data = read_bytes(path, _MOST_BYTES)
     except OSError as error:
@@ -40,8 +71,12 @@ def read_text(path: Path) -> tuple[str, str]:
             f"{path}: is a spreadsheet or another packed file: save it as text (CSV in UTF-8), and "
             "give that"
         )
+    return data
+
+
+def _decode(path: Path, data: bytes, encoding: str | None) -> tuple[str, str]:
     bad = data[: len(data) - len(data.lstrip(_ASCII))].count(b"\n") + 1
-    if encoding := _encoding(data):
+    if encoding:
         if encoding in _EAST_ASIAN and (stray := _line_in_utf8(data)):
             raise DataError(
                 f"{path}, line {stray}: is in UTF-8, and other lines are not, as where two files "
@@ -96,7 +131,7 @@ def _line_in_utf8(data: bytes) -> int | None:
 
 def _encoding(data: bytes) -> str | None:
     """Return the encoding that a text is likely in; None for one of one byte, such as CP1252."""
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if data.startswith(_MARKS):
         return "utf-16"
     n_even, n_odd, is_utf8 = data[::2].count(0), data[1::2].count(0), _is_utf8(data)
     # UTF-16 without a mark: which byte of its line breaks and Latin letters is the zero? UTF-8 with

@@ -5,6 +5,7 @@ import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -13,109 +14,119 @@ from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
-from data_prep.beside import has_texts, read_beside
+from data_prep.beside import read_beside, texts_below
 from data_prep.cells import read_cells
+from data_prep.columns import NAMES, TIMES, find_columns, plain
 from data_prep.folders import read_folders
 from data_prep.kaldi import read_kaldi
 from data_prep.lines import Cells, Fault, Transcripts, add_line
+from data_prep.recordings import Recordings
 from data_prep.text_file import read_text
 
 log = logging.getLogger(__name__)
 
-# The names of columns by what they hold, in the order of preference. They are those of Common
-# Voice, LJSpeech, NeMo, Hugging Face's audiofolder and of tables that people write themselves.
-NAMES = {
-    "audio": ("audio_filepath", "audio_file", "audio_path", "file_name", "filename", "audio",
-              "path", "file", "wav", "recording", "clip", "utterance_id", "utteranceid", "id"),
-    "text": ("text", "sentence", "transcript", "transcription", "normalized_text", "label", "words",
-             "word"),
-    "speaker": ("speaker", "speaker_id", "speaker_name", "client_id", "user_id", "spk", "spk_id",
-                "speakerid", "reader"),
-    "split": ("split", "subset", "set", "partition"),
-    "start": ("offset", "start", "start_time", "begin"),
-    "end": ("end", "stop", "end_time"),
-    "seconds": ("duration", "seconds"),
-}  # fmt: skip
 _KALDI = ("wav.scp", "text")
 _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
-_TIMES = ("start", "end", "seconds")
 _OF_TIMES = {"start", "begin", "onset", "offset", "end", "stop"}  # words in names of columns
 _CLOCKS = {"start_time", "begin", "end_time"}  # which may hold the time of day
 _COMPARED, _ALIKE = 200, 0.6  # rows, and letters that two texts share
 _COMMA = re.compile(r"(?<=\d),(?=\d+$)")
 
 
-def read_transcripts(path: Path, columns: Mapping[str, str] | None = None) -> Transcripts:
+def read_transcripts(
+    path: Path, columns: Mapping[str, str] | None = None, recordings: Recordings | None = None
+) -> Transcripts:
     """Read a table of recordings and texts; `columns` names those whose names are not known.
 
     It is a csv or tsv file (with a header, or without one an audio and a text column), a jsonl
     file, or a folder: with metadata.csv or metadata.jsonl, or with folders of such; Kaldi's, with
-    wav.scp and text; or of text files with the names of the recordings. Raises DataError where it
-    cannot be read, or where a column is missing.
+    wav.scp and text; or of text files with the names of the `recordings` (by default those in it).
+    Raises DataError where it cannot be read, or where a column is missing.
     """
-    named = dict(columns or {})
-    table = Transcripts(path)
+    table, named = Transcripts(path), dict(columns or {})
     if path.is_dir():
-        _read_folder(table, named)
+        _read_folder(table, named, recordings)
     else:
         _read_rows(table, named)
     if not table.lines:
         number, fault = next(iter(table.faults.items()), (0, Fault("", "")))
         first = f" ({table.short_place(number)}: {fault.what})" if number else ""
         raise DataError(
-            f"{path}: has no line with a recording and a text{first}: give a table of both"
+            f"{table.path}: has no line with a recording and a text{first}: give a table of both"
         )
+    if table.encoding != "utf-8" and not table.foreign:
+        foreign = (line.number for line in table.lines if not line.text.isascii())
+        table.foreign = next(foreign, table.lines[0].number)
     return table
 
 
-def _read_folder(table: Transcripts, named: Mapping[str, str]) -> None:
+def _read_folder(
+    table: Transcripts, named: Mapping[str, str], recordings: Recordings | None
+) -> None:
     """Read what a folder has: Kaldi's files, tables, or texts."""
     folder = table.path
-    parts = [path for name in _METADATA for path in sorted(folder.glob(f"*/{name}"))]
-    found = [folder / name for name in _METADATA if (folder / name).is_file()]
-    is_kaldi = all((folder / name).is_file() for name in _KALDI)
-    if found and not is_kaldi:
-        table.path = found[0]
+    if all((folder / name).is_file() for name in _KALDI):
+        _check_no_columns(folder, "is a Kaldi folder", named)
+        read_kaldi(table)
+    elif found := _metadata(folder):
+        table.path = found
         _read_rows(table, named)
-    elif parts and not is_kaldi:
-        _join(table, parts, named)
-    elif not is_kaldi and not has_texts(folder):
+    elif parts := [path for inner in sorted(folder.iterdir()) if (path := _metadata(inner))]:
+        _join(table, parts, named, recordings or Recordings(folder, folder))
+    elif texts_below(folder):
+        _check_no_columns(folder, "has a text for each recording", named)
+        read_beside(table, recordings or Recordings(folder, folder))
+    else:
         names = ", ".join((*_METADATA, "wav.scp with text"))
         tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in (*_JSON, ".csv", ".tsv"))
         raise DataError(
             f"{folder}: has none of {names}, nor a text such as a.txt for a.wav: give the file "
             f"with the transcripts{f', such as {tables[0]}' if tables else ''}"
         )
-    elif named:
-        what = "is a Kaldi folder" if is_kaldi else "has a text for each recording"
+
+
+def _metadata(folder: Path) -> Path | None:
+    """Return the table of a folder that is not hidden, if it has one."""
+    found = [folder / name for name in _METADATA if (folder / name).is_file()]
+    return found[0] if found and not folder.name.startswith(".") else None
+
+
+def _check_no_columns(folder: Path, what: str, named: Mapping[str, str]) -> None:
+    if named:
         option = f"--{next(iter(named))}-column"
         raise DataError(f"{folder}: {what}, which has no columns: omit {option}")
-    else:
-        (read_kaldi if is_kaldi else read_beside)(table)
 
 
-def _join(table: Transcripts, paths: Sequence[Path], named: Mapping[str, str]) -> None:
-    """Read the tables of several folders, whose recordings are in them."""
+def _join(
+    table: Transcripts, paths: Sequence[Path], named: Mapping[str, str], recordings: Recordings
+) -> None:
+    """Read the tables of several folders; names of recordings may be relative to their folder."""
     within = {path: path.parent.relative_to(table.path) for path in paths}
     folders = read_folders(within.values())
     for path, folder in within.items():
         part = Transcripts(path)
         _read_rows(part, named)
-        start = len(table.places)
         numbers = sorted([*part.faults, *(line.number for line in part.lines)])
-        new = {number: start + i for i, number in enumerate(numbers, 1)}
+        new = {number: i for i, number in enumerate(numbers, len(table.places) + 1)}
         table.places |= {new[number]: part.place(number) for number in numbers}
         table.faults |= {new[number]: fault for number, fault in part.faults.items()}
         for line in part.lines:
             audio, number = str(folder / line.audio), new[line.number]
+            with suppress(DataError):  # as in a table of the whole folder
+                recordings.find(line.audio, table.path)
+                audio = line.audio
+            with suppress(DataError):
+                recordings.find(str(folder / line.audio), table.path)
+                audio = str(folder / line.audio)
             split = line.split or folders[folder]["split"] or None
             speaker = line.speaker or folders[folder]["speaker"] or None
             moved = replace(line, number=number, audio=audio, split=split, speaker=speaker)
             table.lines.append(moved)
+            if part.encoding != "utf-8" and not (table.foreign or line.text.isascii()):
+                table.encoding, table.foreign = part.encoding, number
         table.columns |= part.columns
         table.unused += [name for name in part.unused if name not in table.unused]
-        table.encoding = part.encoding if part.encoding != "utf-8" else table.encoding
 
 
 def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
@@ -126,16 +137,16 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     # JSON objects may lack a key that others have.
     names = dict.fromkeys(name for _, cells in rows for name in cells)
     if names:
-        table.columns = _find_columns(table.path, list(names), named)
+        table.columns = find_columns(table.path, list(names), named)
         table.unused = [n for n in names if n and n not in table.columns.values()]
     found = [{key: cells.get(name, "") for key, name in table.columns.items()} for _, cells in rows]
-    if not any("." in cells.get(kind, "") for cells in found for kind in _TIMES):
+    if not any("." in cells.get(kind, "") for cells in found for kind in TIMES):
         for one in found:  # a spreadsheet's decimal commas
-            one |= {k: _COMMA.sub(".", one[k]) for k in _TIMES if k in one}
-    for kind in _TIMES:
+            one |= {k: _COMMA.sub(".", one[k]) for k in TIMES if k in one}
+    for kind in TIMES:
         name = table.columns.get(kind)
         times = [one[kind] for one in found if one.get(kind, "").strip()]
-        if name and _plain(name) in _CLOCKS and 2 * sum(map(_is_number, times)) < len(times):
+        if name and plain(name) in _CLOCKS and 2 * sum(map(_is_number, times)) < len(times):
             table.columns.pop(kind)
             table.unused.append(name)
             found = [{k: v for k, v in one.items() if k != kind} for one in found]
@@ -153,7 +164,7 @@ def _is_number(cell: str) -> bool:
 
 def _say_times(table: Transcripts) -> None:
     """Tell which columns may hold times, where no start or no end is known."""
-    times = [name for name in table.unused if _OF_TIMES & set(_plain(name).split("_"))]
+    times = [name for name in table.unused if _OF_TIMES & set(plain(name).split("_"))]
     has_start, has_end = "start" in table.columns, bool({"end", "seconds"} & table.columns.keys())
     if not times or (has_start and has_end):
         return
@@ -201,7 +212,7 @@ def _json_cell(name: str, value: Any) -> str:
     if isinstance(value, dict):
         value = value.get("path")
     is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
-    is_time = any(name.lower() in NAMES[kind] for kind in _TIMES)
+    is_time = any(name.lower() in NAMES[kind] for kind in TIMES)
     is_none = isinstance(value, float) and math.isnan(value)  # as pandas writes an empty cell
     return str(value) if is_text and (is_time or not is_none) else ""
 
@@ -242,12 +253,7 @@ def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
     kinds = NAMES.keys() - {"start", "end"}
     known = {name for kind in kinds for name in NAMES[kind]}
     has_file = any(Path(cell).suffix.lower() in SUFFIXES for cell in cells)
-    return bool(named) or (not has_file and any(_plain(cell) in known for cell in cells))
-
-
-def _plain(name: str) -> str:
-    """Return the name of a column as it is compared: `Speaker ID` is `speaker_id`."""
-    return re.sub(r"[\s-]+", "_", name.strip().lower())
+    return bool(named) or (not has_file and any(plain(cell) in known for cell in cells))
 
 
 def _usual_header(path: Path, rows: list[list[str]], delimiter: str) -> list[str]:
@@ -276,22 +282,3 @@ def _is_ljspeech(rows: list[list[str]]) -> bool:
     texts = [(cells[1], cells[2]) for cells in some if len(cells) == 3]
     alike = [SequenceMatcher(None, a.lower(), b.lower()).quick_ratio() for a, b in texts]
     return 2 * len(alike) > len(some) and median(alike) >= _ALIKE
-
-
-def _find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each kind. Raises DataError where a needed or named one is missing."""
-    lower = {_plain(name): name for name in reversed(header)}
-    found: dict[str, str] = {}
-    for kind, names in NAMES.items():
-        given, taken = named.get(kind), {*named.values(), *found.values()}
-        name = next((lower[n] for n in names if n in lower and lower[n] not in taken), None)
-        if given:
-            name = given if given in header else None
-        if name is None and (given or kind in ("audio", "text")):
-            what = f"no column {given}" if given else f"no column that is known to hold the {kind}"
-            raise DataError(
-                f"{path}: has {what}, only {', '.join(header)}: name it with --{kind}-column"
-            )
-        if name is not None:
-            found[kind] = name
-    return found

@@ -1,13 +1,10 @@
 """`asr new`: from recordings and a table of their texts, or from words, to an evaluated model."""
 
-import hashlib
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,25 +14,17 @@ from asr.cli.evaluate import evaluate_cuts
 from asr.cli.extras import require
 from asr.cli.options import Column, Device, Overrides, app, note, progress, resumable, show
 from asr.cli.prepare import show_report
+from asr.cli.sources import FromRecordings, FromWords, Sources, absolute
 from asr.errors import ConfigError, DataError, NotWrittenError
-from asr.schema import FrozenModel
 
 if TYPE_CHECKING:
     from asr.config import Config
     from asr.new.measure import CorpusMeasures
-    from data_prep.corpus_writer import Report
 
 _SOURCES, _DATA, _CORPUS, _RECIPE, _MODEL = (
     "sources.json", "data", "corpus.json", "recipe.yaml", "model",
 )  # fmt: skip
 _CODE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
-
-
-class Sources(FrozenModel):
-    """What a folder was made of: options by name, and the digest of what the table or list says."""
-
-    options: dict[str, str]
-    digest: str
 
 
 @app.command()
@@ -74,11 +63,12 @@ def new(
     require("train", "new")
     named = {"audio": audio_column, "text": text_column, "speaker": speaker_column}
     columns = {kind: name for kind, name in named.items() if name}
-    source: _Recordings | _Words
+    source: FromRecordings | FromWords
     if words and not (recordings or transcripts or columns):
-        source = _Words(words, language)
+        source = FromWords(words, language)
     elif recordings and not words:
-        source = _Recordings(recordings, transcripts or recordings, columns, _code(language))
+        texts, code = transcripts or recordings, _code(language)
+        source = FromRecordings(recordings, texts, columns, code, folder / _DATA)
     else:
         raise ConfigError("asr new: give --recordings and their --transcripts, or --words alone")
     from asr.runtime.files import lock_folder
@@ -122,71 +112,12 @@ def _longer(command: list[str], epochs: int) -> list[str]:
     return [*kept, "--set", f"{name}{epochs}"]
 
 
-@dataclass(frozen=True)
-class _Recordings:
-    """A folder of recordings and a table of their texts, in a language if it is told."""
-
-    recordings: Path
-    transcripts: Path
-    columns: dict[str, str]
-    language: str | None
-
-    def sources(self) -> Sources:
-        """Return what is given. Raises AsrError where it cannot be read."""
-        from data_prep.transcripts import read_transcripts
-
-        lines = read_transcripts(self.transcripts, self.columns).lines
-        if not self.recordings.is_dir():
-            raise DataError(
-                f"{self.recordings}: there is no such folder: give the folder of the recordings"
-            )
-        options = {
-            "--recordings": _absolute(self.recordings),
-            "--transcripts": _absolute(self.transcripts),
-            **{f"--{kind}-column": name for kind, name in self.columns.items()},
-            **({"--language": self.language} if self.language else {}),
-        }
-        return Sources(options=options, digest=_digest(lines))
-
-    def prepare(self, data: Path) -> "Report":
-        """Write the cuts."""
-        from data_prep.table import prepare
-
-        return prepare(self.recordings, self.transcripts, data, columns=self.columns)
-
-
-class _Words:
-    """A list of words or phrases, and espeak-ng's name of their language."""
-
-    def __init__(self, words: Path, language: str | None) -> None:
-        from data_prep.words import language_of, read_entries
-
-        self.words, self.entries = words, read_entries(words)
-        self.language = language or language_of(self.entries)
-
-    def sources(self) -> Sources:
-        """Return what is given. Raises AsrError where it cannot be read."""
-        options = {"--words": _absolute(self.words), "--language": self.language}
-        return Sources(options=options, digest=_digest(self.entries))
-
-    def prepare(self, data: Path) -> "Report":
-        """Synthesize the words and write the cuts."""
-        from data_prep.words import prepare
-
-        note(f"synthetic voices speak {self.words} in {self.language}")
-        return prepare(self.entries, data, language=self.language)
-
-
-def _digest(lines: Sequence[object]) -> str:
-    return hashlib.sha256("".join(map(repr, lines)).encode()).hexdigest()
-
-
 def _check(folder: Path, sources: Sources) -> None:
     """Raise ConfigError where a folder holds what these sources do not continue.
 
     Others may take their place until there is a corpus.
     """
-    own = Path(_absolute(folder)) / _DATA
+    own = Path(absolute(folder)) / _DATA
     for name in ("--recordings", "--transcripts", "--words"):
         if own in (given := Path(sources.options.get(name, ""))).parents or own == given:
             raise ConfigError(
@@ -209,7 +140,7 @@ def _check(folder: Path, sources: Sources) -> None:
         path = sources.options.get("--transcripts") or sources.options["--words"]
         raise ConfigError(
             f"{path}: has changed since {folder} was begun, or an older version has read it "
-            "otherwise: give a new folder, or the file as it was"
+            "otherwise: give a new folder, or bring back the texts as they were"
         )
 
 
@@ -236,17 +167,9 @@ def _sources_of(folder: Path) -> Sources | None:
     return read_json(folder / _SOURCES, Sources, "what `asr new` wrote: give a new folder")
 
 
-def _absolute(path: Path) -> str:
-    """Return an absolute path. Raises ConfigError where a recipe could not hold it."""
-    absolute = str(path.resolve())
-    try:
-        absolute.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{path}: its name is not in UTF-8: rename it") from error
-    return absolute
-
-
-def _prepare(folder: Path, source: _Recordings | _Words, sources: Sources) -> "CorpusMeasures":
+def _prepare(
+    folder: Path, source: FromRecordings | FromWords, sources: Sources
+) -> "CorpusMeasures":
     """Write cuts and measurements, unless they are there; leave nothing of what is refused."""
     from asr.new.measure import SAMPLED, CorpusMeasures, measure
     from asr.runtime.files import LOCK, PARTIAL, TEMPORARY, read_json, write_text

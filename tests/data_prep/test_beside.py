@@ -2,7 +2,7 @@
 
 import gzip
 import json
-import logging
+import time
 from pathlib import Path
 
 import av
@@ -12,6 +12,7 @@ import soundfile as sf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asr.cli.sources import FromRecordings
 from asr.errors import DataError
 from data_prep.subtitles import read_labels, read_subtitles
 from data_prep.table import prepare
@@ -79,48 +80,85 @@ def test_librispeech(takes: Path, tmp_path: Path) -> None:
         for i in range(4):
             record(tmp_path / f"libri/{split}/{who}/{i}.flac")
         write(tmp_path / f"libri/{split}/{who}/{who}.trans.txt", rows)
+    for name in ("README", "SPEAKERS", "BOOKS"):
+        write(tmp_path / f"libri/{name}.TXT", "14 | F | train-clean-360 | 25.03")
     report = prepare(tmp_path / "libri", tmp_path / "libri", tmp_path / "out")
     assert {name: one.utterances for name, one in report.splits.items()} == {
         "train": 4, "dev": 4, "test": 4,
     }  # fmt: skip
     assert said(tmp_path / "out")["train-clean-100-ann-2"] == ("TEXT 2", "ann")
     reasons = [row[-1] for row in left_out(tmp_path / "out")]
-    assert reasons == ["no_text"] * 3 + ["missing"] * 3
+    assert sorted(reasons) == ["missing"] * 6 + ["no_text"] * 3
 
 
 def test_parts_of_long_recordings(tmp_path: Path) -> None:
-    """Subtitles and the labels of Audacity, of which those with times are preferred."""
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         record(tmp_path / f"takes/{name}.wav", 10)
     write(
         tmp_path / "takes/a.srt",
         "1\n00:00:01,000 --> 00:00:02,500\n<i>Hello</i>\nthere\n\n2\n0:00:03,000 --> 0:00:04,000\n"
-        "{\\an8}you &amp; I\n\n3\n00:00:05,000 --> 00:00:06,000\n\n",
+        "{\\an8}you &amp; I\n\n3\n00:00:05,000 --> 00:00:06,000\n\n4\n1 s --> 2 s\nlost\n",
     )
-    write(tmp_path / "takes/a.txt", "Hello there you and I\n")
     write(
         tmp_path / "takes/b.vtt",
         "WEBVTT\n\nNOTE not said\n\nfirst\n00:01.000 --> 00:02.000 align:start\n<v Ann>one\n",
     )
-    write(tmp_path / "takes/c.txt", "0.500000\t1.5\ttwo\n\\\t100.0\t200.0\n2.0\t3.25\tthree\n")
+    write(tmp_path / "takes/c.txt", "0.500000\t1.5\ttwo\n\\\t100.0\t200.0\n2,0\t3,25\tthree\n")
+    write(tmp_path / "takes/d.srt", "00:00:01 --> 00:00:2\none\n1 2\n2\n00:00:02,5 --> 0:03\ntwo\n")
     prepare(tmp_path / "takes", tmp_path / "takes", tmp_path / "out")
     found = {id: text for id, (text, _) in said(tmp_path / "out").items()}
     assert found == {
         "a-1.00": "Hello there", "a-3.00": "you & I", "b-1.00": "one", "c-0.50": "two",
-        "c-2.00": "three",
+        "c-2.00": "three", "d-1.00": "one 1 2", "d-2.50": "two",
     }  # fmt: skip
-    assert [row[-1] for row in left_out(tmp_path / "out")] == ["no_text"]
-    assert left_out(tmp_path / "out")[0][0].endswith("a.srt, line 11")
+    assert [(row[0].split("/")[-1], row[-1]) for row in left_out(tmp_path / "out")] == [
+        ("a.srt, line 11", "no_text"), ("a.srt, line 14", "bad_times"),
+    ]  # fmt: skip
 
 
-def test_a_text_that_is_not_used_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"a.txt": "whole", "a.vtt": "WEBVTT\n\n00:00.000 --> 00:00.500\npart\n"}, "part"),
+        ({"a.txt": "whole", "a.wav.srt": "1\n00:00:00,000 --> 00:00:00,5\npart\n"}, "part"),
+        ({"a.txt": "whole", "a.lab": "0.0\t0.5\tpart"}, "part"),
+        ({"a.txt": "whole", "a.srt": ""}, "whole"),
+        ({"a.txt": "whole", "a.srt": "1\n00:00:00,000 --> 00:00:00,5\n\n"}, "whole"),
+        ({"a.txt": "whole", "a.wav.txt": " \n"}, "whole"),
+        ({"a.txt": "", "a.lab": "whole"}, "whole"),
+    ],
+)
+def test_one_text_of_a_recording_is_used(
+    files: dict[str, str], text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Times are preferred, where there is text with them, and then any text."""
     record(tmp_path / "a.wav")
-    write(tmp_path / "a.txt", "whole")
-    write(tmp_path / "a.vtt", "WEBVTT\n\n00:00.000 --> 00:00.500\npart\n")
-    with caplog.at_level(logging.WARNING):
-        found = read_transcripts(tmp_path)
-    assert [(line.text, line.seconds) for line in found.lines] == [("part", 0.5)]
-    assert f"such as {tmp_path}/a.vtt in place of {tmp_path}/a.txt" in caplog.text
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    found = read_transcripts(tmp_path)
+    assert [(line.text, line.is_part) for line in found.lines] == [(text, text == "part")]
+    assert not found.faults and "1 texts are not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "0.500000 1.000000 one\n1.500000 2.000000 two\n"),
+        ("a.txt", "0.5\t1.0\tone\n1.5\t2.0\ttwo\n3.5\t4.0\tthree\nand more\n"),
+        ("a.lab", "0 500000 sil\n500000 1200000 h\n"),
+    ],
+)
+def test_times_are_no_text(name: str, content: str, tmp_path: Path) -> None:
+    record(tmp_path / "a.wav")
+    write(tmp_path / name, content)
+    with pytest.raises(DataError, match=r"a\.(txt|lab): it has times, but not as the labels of"):
+        read_transcripts(tmp_path)
+
+
+def test_digits_are_text(tmp_path: Path) -> None:
+    record(tmp_path / "a.wav")
+    write(tmp_path / "a.txt", "5 3 1\n")
+    assert [line.text for line in read_transcripts(tmp_path).lines] == ["5 3 1"]
 
 
 def test_what_is_no_text_of_a_recording_is_left_out_and_listed(
@@ -146,31 +184,81 @@ def test_what_is_no_text_of_a_recording_is_left_out_and_listed(
     assert "8 of 12 recordings" in shown
 
 
-def test_texts_in_another_encoding_are_named(takes: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(takes / "ann/0.txt", "今天天气很好", "gbk")
-    write(takes / "ann/1.txt", "明天见")
-    with caplog.at_level(logging.WARNING):
-        found = read_transcripts(takes)
-    assert [line.text for line in found.lines] == ["今天天气很好", "明天见"]
-    assert "ann/0.txt, and maybe others, is read as gb18030" in caplog.text
+@pytest.mark.parametrize(
+    ("encoding", "texts"),
+    [
+        ("gb18030", ["今天天气很好", "明天见"]),
+        ("big5hkscs", ["今天天氣很好", "請問車站在哪裡", "我想喝一杯熱茶", "謝謝您的幫忙", "明天見",
+                       "這個多少錢", "請說慢一點", "我聽不懂", "圖書館幾點開門", "時間過得真快",
+                       "歡迎光臨本店", "電話號碼是多少", "祝您旅途愉快", "請關上窗戶"]),
+        ("cp949", ["불을 켜 주세요", "불을 꺼 주세요", "음악을 틀어 주세요", "볼륨을 높여 주세요",
+                   "오늘 날씨 어때요", "내일 아침 일곱 시에 깨워 주세요", "창문을 닫아 주세요",
+                   "문을 열어 주세요", "고맙습니다", "안녕하세요", "지금 몇 시예요"]),
+    ],
+)  # fmt: skip
+def test_texts_are_in_one_encoding_which_all_of_them_tell(
+    encoding: str, texts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for i, text in enumerate(texts):
+        record(tmp_path / f"takes/{i}.wav")
+        write(tmp_path / f"takes/{i}.txt", text, encoding)
+    record(tmp_path / "takes/x.wav")
+    write(tmp_path / "takes/x.txt", "café")
+    prepare(tmp_path / "takes", tmp_path / "takes", tmp_path / "out")
+    assert sorted(text for text, _ in said(tmp_path / "out").values()) == sorted([*texts, "café"])
+    shown = f"is read as {encoding}: save it as UTF-8 if {tmp_path}/takes/0.txt does not say: "
+    assert shown + texts[0] in caplog.text
 
 
 def test_folders_that_are_no_splits_and_no_people_tell_nothing(tmp_path: Path) -> None:
-    for name in ("0", "ann/1", "bob/2"):  # 0 is of nobody's folder
-        write(tmp_path / f"mixed/{name}.txt", "x")
-        write(tmp_path / f"one/{name.replace('bob', 'ann').replace('0', 'ann/0')}.txt", "x")
-    for folder in ("mixed", "one"):
-        found = read_transcripts(tmp_path / folder).lines
-        assert [(line.speaker, line.split) for line in found] == [(None, None)] * 3
+    layouts = {
+        "mixed": ["0", "ann/1", "bob/2"],
+        "one": ["ann/0", "ann/1"],
+        "test": ["test/0", "test/1"],
+        "no train": ["test/0", "dev/1"],
+    }
+    for name, files in layouts.items():
+        for file in files:
+            record(tmp_path / name / f"{file}.wav")
+            write(tmp_path / name / f"{file}.txt", "x")
+        found = read_transcripts(tmp_path / name).lines
+        assert [(line.speaker, line.split) for line in found] == [(None, None)] * len(files), name
 
 
-def test_tables_of_several_folders_are_one(takes: Path, tmp_path: Path) -> None:
+def test_texts_of_no_recording_have_no_say(takes: Path) -> None:
+    for who in PEOPLE:
+        write(takes / who / "0.txt", "x")
+    for name in ("README.txt", ".cache/a.txt", "notes/b.txt"):
+        write(takes / name, "x")
+    found = read_transcripts(takes)
+    assert [line.speaker for line in found.lines] == list(PEOPLE)
+    assert {fault.reason for fault in found.faults.values()} == {"missing"}
+    assert len(found.faults) == 2
+
+
+def test_other_files_do_not_change_what_asr_new_was_given(takes: Path, tmp_path: Path) -> None:
+    for who in PEOPLE:
+        write(takes / who / "1.txt", "x")
+    source = FromRecordings(takes, takes, {}, None, tmp_path / "data")
+    before = source.sources()
+    write(takes / "README.txt", "x")
+    assert source.sources() == before
+    write(takes / "ann/1.txt", "y")
+    assert source.sources() != before
+
+
+def test_tables_of_several_folders_are_one(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As of Hugging Face's audiofolder, whose names are relative to their table."""
     for who, split in zip(PEOPLE, ("train", "validation", "test"), strict=True):
-        rows = "".join(f"{i}.wav,{who} {i}\n" for i in range(4)) + "9.wav,none\n,none\n"
+        rows = "".join(f"{i}.wav,{who} {i},né\n" for i in range(4)) + "9.wav,none,\n,none,\n"
         (tmp_path / "hf").mkdir(exist_ok=True)
         (takes / who).rename(tmp_path / "hf" / split)
-        write(tmp_path / f"hf/{split}/metadata.csv", f"file_name,text\n{rows}")
+        write(tmp_path / f"hf/{split}/metadata.csv", f"file_name,text,note\n{rows}")
+        write(tmp_path / f"hf/{split}/metadata.jsonl", '{"file_name": "0.wav", "text": "other"}\n')
+        write(tmp_path / f"hf/{split}/README.txt", "x")
+    write(tmp_path / "hf/.cache/metadata.csv", "file_name,text\n0.wav,x\n")
     report = prepare(tmp_path / "hf", tmp_path / "hf", tmp_path / "out")
     assert {name: one.utterances for name, one in report.splits.items()} == {
         "train": 4, "dev": 4, "test": 4,
@@ -182,6 +270,25 @@ def test_tables_of_several_folders_are_one(takes: Path, tmp_path: Path) -> None:
         for split in ("train", "validation", "test")
         for n in (6, 7)
     )
+    found = read_transcripts(tmp_path / "hf")
+    assert found.columns == {"audio": "file_name", "text": "text"} and found.unused == ["note"]
+
+
+def test_tables_of_several_folders_tell_more_than_their_folders(
+    takes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their own columns count, names may be those of the whole folder, encodings are each one's."""
+    write(takes / "ann/metadata.csv", "file,text,split\n0.wav,é,test\nann/1.wav,b,\n")
+    write(takes / "bob/metadata.csv", "file,text,speaker\n0.wav,今天天气很好,zoe\n", "gbk")
+    found = read_transcripts(takes)
+    assert [(one.audio, one.text, one.speaker, one.split) for one in found.lines] == [
+        ("ann/0.wav", "é", "ann", "test"), ("ann/1.wav", "b", "ann", None),
+        ("bob/0.wav", "今天天气很好", "zoe", None),
+    ]  # fmt: skip
+    assert found.short_place(found.foreign) == f"{takes}/bob/metadata.csv, line 2"
+    write(tmp_path / "tables/x/metadata.csv", "file,text\nann/2.wav,b\n8.wav,c\n")
+    prepare(takes, tmp_path / "tables", tmp_path / "out", dev=0, test=0)
+    assert said(tmp_path / "out") == {"ann-2": ("b", "")}
 
 
 def test_mistakes_are_sentences(takes: Path, tmp_path: Path) -> None:
@@ -190,19 +297,24 @@ def test_mistakes_are_sentences(takes: Path, tmp_path: Path) -> None:
     write(takes / "takes.csv", "file,text\n")
     with pytest.raises(DataError, match=r"with the transcripts, such as .*takes/takes\.csv"):
         read_transcripts(takes)
+    write(takes / "README.txt", "x")
+    with pytest.raises(DataError, match=r"none of its 1 text files, such as README\.txt, .* "
+                                        r"give a table, such as .*/takes\.csv"):  # fmt: skip
+        read_transcripts(takes)
     write(tmp_path / "texts/z.txt", "x")
     with pytest.raises(DataError, match=r"has a text for each recording, which has no columns"):
         read_transcripts(tmp_path / "texts", {"text": "said"})
-    with pytest.raises(DataError, match=r"none of its 1 recordings is in .* a\.wav is in a\.txt"):
+    with pytest.raises(DataError, match=r"name of a recording in .*/takes: the text of a\.wav is"):
         prepare(takes, tmp_path / "texts", tmp_path / "out")
 
 
 def test_a_table_is_not_asked_for_where_the_recordings_have_texts(tmp_path: Path) -> None:
-    record(tmp_path / "takes/a.wav")
-    new = ("new", str(tmp_path / "mine"), "--recordings", str(tmp_path / "takes"))
-    assert "nor a text such as a.txt" in run_cli(*new).stderr
+    file = record(tmp_path / "takes/a.wav")
+    new = ("new", str(tmp_path / "mine"), "--recordings")
+    assert "nor a text such as a.txt" in run_cli(*new, str(tmp_path / "takes")).stderr
     write(tmp_path / "takes/a.txt", "one")
-    assert "no utterance is left for dev" in run_cli(*new).stderr
+    assert "no utterance is left for dev" in run_cli(*new, str(tmp_path / "takes")).stderr
+    assert "there is no such folder" in run_cli(*new, str(file)).stderr
 
 
 CUES = st.lists(
@@ -240,6 +352,20 @@ def test_subtitles_are_read_as_ffmpeg_reads_them(
 
 
 def test_texts_that_are_no_labels() -> None:
-    assert read_labels("one two\n") is None and read_labels("") is None
+    assert read_labels("one two\n") is None and not read_labels("")
     assert read_labels("0.5\t1.5\tone\nand more\n") is None
-    assert [part.text for part in read_labels("0,5\t1,5\n") or []] == [""]
+    assert read_labels("0,5\t1,5\n") == [(1, "0.5", "1.5", "")]
+
+
+def test_no_subtitles_stop_the_reading() -> None:
+    """Neither numbers that are too long nor markup that never ends."""
+    hours = "9" * 5000
+    (part,) = read_subtitles(f"{hours}:00:00,000 --> {hours}:00:01,000\nx\n")
+    assert part.start == "nan"
+    start = time.process_time()
+    for mark in ("<", "<a", "{\\"):
+        read_subtitles("00:01.000 --> 00:02.000\n" + mark * 100_000)
+    read_subtitles("00:01.000 -->" + " " * 100_000 + "\n" + "1:" * 100_000 + " -->\n")
+    assert time.process_time() - start < 2
+    (part,) = read_subtitles("00:01.000 --> 00:02.000\n5 < 6 and 7 > 3\n")
+    assert part.text == "5 < 6 and 7 > 3"
