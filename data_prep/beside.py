@@ -4,6 +4,7 @@ They are beside the recordings, or in a folder of the same subfolders.
 """
 
 import logging
+import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
@@ -24,8 +25,8 @@ _SUBTITLES = (".srt", ".vtt")
 _SUFFIXES = (*_SUBTITLES, ".txt", ".lab")  # in the order of preference
 _OF_A_FOLDER = ".trans.txt"  # LibriSpeech: in each line the name of a recording, and its text
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
-_TIMES = re.compile(r"\s*-?\d+[.,]\d+\s+-?\d+[.,]\d+(\s|$)")
-_HTK_TIMES = re.compile(r"\s*-?\d+([.,]\d+)?\s+-?\d+([.,]\d+)?(\s|$)")  # in 100 ns
+# Of seconds; or of samples (TIMIT) or 100 ns (HTK) before a word.
+_TIMES = re.compile(r"\s*-?\d+[.,]\d+\s+-?\d+[.,]\d+(\s|$)|\s*\d+\s+\d{4,}\s+[^\W\d_]")
 
 Cells = dict[str, str]
 
@@ -40,8 +41,12 @@ class _Text(NamedTuple):
     @property
     def worth(self) -> tuple[bool, bool]:
         """Tell whether it has times and whether it has text: the best of a recording is used."""
-        said = [cells for _, cells in self.lines if cells["text"]]
-        return any("start" in cells for cells in said), bool(said)
+        used = [cells for _, cells in self.lines if cells["text"] and _has_length(cells)]
+        return any("start" in cells for cells in used), bool(used)
+
+
+def _has_length(cells: Cells) -> bool:
+    return float(cells.get("start", 0)) < float(cells.get("end", math.inf))
 
 
 def texts_below(folder: Path) -> list[Path]:
@@ -79,8 +84,7 @@ def read_beside(table: Transcripts, recordings: Recordings) -> None:
             number = len(table.places) + 1
             table.places[number] = f"{text.path}, line {line}" if line else str(text.path)
             add_line(table, number, of_folder | cells)
-            if text.encoding != "utf-8" and not (table.foreign or cells["text"].isascii()):
-                table.encoding, table.foreign = text.encoding, number
+            table.note_encoding(text.encoding)
 
 
 def _by_recording(table: Transcripts, recordings: Recordings) -> list[list[Path]]:
@@ -113,7 +117,8 @@ def _add_fault(table: Transcripts, path: Path, reason: str, what: str) -> None:
 def _read(table: Transcripts, path: Path, content: tuple[str, str] | DataError) -> _Text | None:
     """Return what a file says; None, and a fault, where it is not known."""
     if isinstance(content, DataError):
-        _add_fault(table, path, "bad_text", str(content).removeprefix(f"{path}: "))
+        what = str(content).removeprefix(str(path)).lstrip(":, ")
+        _add_fault(table, path, "bad_text", what)
         return None
     text, encoding = content
     within = path.relative_to(table.path)
@@ -121,8 +126,10 @@ def _read(table: Transcripts, path: Path, content: tuple[str, str] | DataError) 
         return _Text(path, list(_of_a_folder(within.parent, text)), encoding)
     audio = str(within.with_suffix(""))
     is_subtitles = path.suffix.lower() in _SUBTITLES
-    parts = read_subtitles(text) if is_subtitles else read_labels(text)
-    if not parts and _has_times(text, path.suffix.lower()):
+    parts = (
+        read_subtitles(text, path.suffix.lower() == ".srt") if is_subtitles else read_labels(text)
+    )
+    if not parts and _has_times(text):
         what = "it has times, but not as the labels of Audacity: start, tab, end, tab, text"
         _add_fault(table, path, "bad_times", what)
         return None
@@ -142,8 +149,7 @@ def _of_a_folder(folder: PurePath, text: str) -> Iterator[tuple[int, Cells]]:
             yield number, {"audio": str(folder / pair[0]), "text": said}
 
 
-def _has_times(text: str, suffix: str) -> bool:
+def _has_times(text: str) -> bool:
     """Tell whether most lines begin with two times."""
     lines = [line for line in text.split("\n") if line.strip()]
-    times = _HTK_TIMES if suffix == ".lab" else _TIMES
-    return sum(bool(times.match(line)) for line in lines) > len(lines) / 2
+    return sum(bool(_TIMES.match(line)) for line in lines) > len(lines) / 2

@@ -5,9 +5,12 @@ import re
 from typing import NamedTuple
 
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:[.,:](\d{1,3}))?"
-_CUE = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?:\s.*)?")
+_ARROW = "(?:--?|[–—])>"
+_CUE = re.compile(rf"\s*{_TIME}\s*{_ARROW}\s*{_TIME}(?:\s.*)?")
+_LIKE_A_CUE = re.compile(rf"\s*\d.*?-->|\s*\d+:\d.*?{_ARROW}")
 _LABEL = re.compile(r"\s*(\d+(?:[.,]\d+)?)\t\s*(\d+(?:[.,]\d+)?)(?:\t(.*))?")
 _MARKUP = re.compile(r"<(?:/?[A-Za-z]|\d+:)[^<>]*>|\{\\[^{}]*\}")  # <i>, <v Ann>, {\an8}
+_REFERENCE = re.compile(r"&#?\w{1,10};")  # &amp;
 _UNKNOWN = "nan"
 
 
@@ -23,16 +26,16 @@ class Part(NamedTuple):
     text: str
 
 
-def read_subtitles(text: str) -> list[Part]:
+def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
     """Return the cues of subtitles: times in a line, and text in those below until an empty one.
 
-    A number in front of the next cue is no text, where the empty line is missing.
+    Where cues have numbers (SubRip) one is no text, though the empty line before it is missing.
     """
     cues, said = list[tuple[int, str, str]](), list[list[str]]()
     is_within = False
     for number, line in enumerate(text.split("\n"), 1):
-        if "-->" in line:
-            if is_within and said[-1] and said[-1][-1].isdecimal():
+        if _LIKE_A_CUE.match(line):
+            if is_numbered and is_within and _ends_with_number(said[-1], len(cues) + 1):
                 said[-1].pop()
             match = _CUE.fullmatch(line.rstrip())
             times = match.groups(default="0") if match else None
@@ -41,12 +44,21 @@ def read_subtitles(text: str) -> list[Part]:
             said.append([])
             is_within = True
         elif is_within and line.strip():
-            said[-1].append(html.unescape(_MARKUP.sub("", line)).strip())
+            said[-1].append(_REFERENCE.sub(_unescaped, _MARKUP.sub("", line)).strip())
         else:
             is_within = False
     return [
         Part(*cue, " ".join(filter(None, lines))) for cue, lines in zip(cues, said, strict=True)
     ]
+
+
+def _ends_with_number(lines: list[str], next_number: int) -> bool:
+    is_number = bool(lines) and lines[-1].isdecimal()
+    return is_number and (len(lines) > 1 or lines[-1] == str(next_number))
+
+
+def _unescaped(reference: re.Match[str]) -> str:
+    return html.unescape(reference[0])
 
 
 def _seconds(hours: str, minutes: str, seconds: str, fraction: str) -> str:

@@ -46,7 +46,7 @@ def read_texts(paths: Sequence[Path]) -> dict[Path, tuple[str, str] | DataError]
     for path in paths:
         try:
             data = _read(path)
-            if _is_utf8(data) or data.startswith(_MARKS):
+            if _is_utf8(data) or data.startswith(_MARKS) or b"\0" in data:
                 found[path] = _decode(path, data, _encoding(data))
             else:
                 others[path] = data

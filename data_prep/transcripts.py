@@ -52,9 +52,9 @@ def read_transcripts(
     if not table.lines:
         number, fault = next(iter(table.faults.items()), (0, Fault("", "")))
         first = f" ({table.short_place(number)}: {fault.what})" if number else ""
-        raise DataError(
-            f"{table.path}: has no line with a recording and a text{first}: give a table of both"
-        )
+        is_of_files = table.places and not table.columns
+        advice = "correct the files" if is_of_files else "give a table of both"
+        raise DataError(f"{table.path}: has no line with a recording and a text{first}: {advice}")
     if table.encoding != "utf-8" and not table.foreign:
         foreign = (line.number for line in table.lines if not line.text.isascii())
         table.foreign = next(foreign, table.lines[0].number)
@@ -72,7 +72,7 @@ def _read_folder(
     elif found := _metadata(folder):
         table.path = found
         _read_rows(table, named)
-    elif parts := [path for inner in sorted(folder.iterdir()) if (path := _metadata(inner))]:
+    elif parts := list(filter(None, map(_metadata, _visible(folder)))):
         _join(table, parts, named, recordings or Recordings(folder, folder))
     elif texts_below(folder):
         _check_no_columns(folder, "has a text for each recording", named)
@@ -87,9 +87,13 @@ def _read_folder(
 
 
 def _metadata(folder: Path) -> Path | None:
-    """Return the table of a folder that is not hidden, if it has one."""
-    found = [folder / name for name in _METADATA if (folder / name).is_file()]
-    return found[0] if found and not folder.name.startswith(".") else None
+    """Return the table of a folder, if it has one."""
+    found = (folder / name for name in _METADATA)
+    return next((path for path in found if path.is_file()), None)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _check_no_columns(folder: Path, what: str, named: Mapping[str, str]) -> None:
@@ -105,28 +109,33 @@ def _join(
     within = {path: path.parent.relative_to(table.path) for path in paths}
     folders = read_folders(within.values())
     for path, folder in within.items():
-        part = Transcripts(path)
+        part, own = Transcripts(path), folder
+        if not any(one.is_relative_to(folder) for one in recordings.within.values()):
+            own = Path()  # its names are those of recordings elsewhere
         _read_rows(part, named)
         numbers = sorted([*part.faults, *(line.number for line in part.lines)])
         new = {number: i for i, number in enumerate(numbers, len(table.places) + 1)}
         table.places |= {new[number]: part.place(number) for number in numbers}
         table.faults |= {new[number]: fault for number, fault in part.faults.items()}
         for line in part.lines:
-            audio, number = str(folder / line.audio), new[line.number]
-            with suppress(DataError):  # as in a table of the whole folder
-                recordings.find(line.audio, table.path)
-                audio = line.audio
-            with suppress(DataError):
-                recordings.find(str(folder / line.audio), table.path)
-                audio = str(folder / line.audio)
+            number = new[line.number]
+            audio = _named(line.audio, folder, own, table.path, recordings)
             split = line.split or folders[folder]["split"] or None
             speaker = line.speaker or folders[folder]["speaker"] or None
             moved = replace(line, number=number, audio=audio, split=split, speaker=speaker)
             table.lines.append(moved)
-            if part.encoding != "utf-8" and not (table.foreign or line.text.isascii()):
-                table.encoding, table.foreign = part.encoding, number
+            table.note_encoding(part.encoding)
         table.columns |= part.columns
         table.unused += [name for name in part.unused if name not in table.unused]
+
+
+def _named(audio: str, folder: Path, own: Path, base: Path, recordings: Recordings) -> str:
+    """Return the name of a recording of the folder `own` as the whole folder's tables give it."""
+    for name in (str(folder / audio), audio):
+        with suppress(DataError):
+            if recordings.within[recordings.find(name, base)].is_relative_to(own):
+                return name
+    return str(folder / audio)
 
 
 def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:

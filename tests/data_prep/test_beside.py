@@ -126,6 +126,7 @@ def test_parts_of_long_recordings(tmp_path: Path) -> None:
         ({"a.txt": "whole", "a.srt": "1\n00:00:00,000 --> 00:00:00,5\n\n"}, "whole"),
         ({"a.txt": "whole", "a.wav.txt": " \n"}, "whole"),
         ({"a.txt": "", "a.lab": "whole"}, "whole"),
+        ({"a.txt": "whole", "a.srt": "1\n0 s --> 1 s\nlost\n"}, "whole"),
     ],
 )
 def test_one_text_of_a_recording_is_used(
@@ -146,6 +147,7 @@ def test_one_text_of_a_recording_is_used(
         ("a.txt", "0.500000 1.000000 one\n1.500000 2.000000 two\n"),
         ("a.txt", "0.5\t1.0\tone\n1.5\t2.0\ttwo\n3.5\t4.0\tthree\nand more\n"),
         ("a.lab", "0 500000 sil\n500000 1200000 h\n"),
+        ("a.txt", "0 63488 She had your dark suit\n"),
     ],
 )
 def test_times_are_no_text(name: str, content: str, tmp_path: Path) -> None:
@@ -155,10 +157,22 @@ def test_times_are_no_text(name: str, content: str, tmp_path: Path) -> None:
         read_transcripts(tmp_path)
 
 
-def test_digits_are_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.txt", "a.lab"])
+def test_digits_are_text(name: str, tmp_path: Path) -> None:
     record(tmp_path / "a.wav")
-    write(tmp_path / "a.txt", "5 3 1\n")
+    write(tmp_path / name, "5 3 1\n")
     assert [line.text for line in read_transcripts(tmp_path).lines] == ["5 3 1"]
+
+
+def test_numbers_are_text_where_cues_have_none() -> None:
+    times = "00:0{}.000 --> 00:0{}.500\n"
+    text = times.format(1, 1) + "2\n" + times.format(2, 2) + "6\n" + times.format(3, 3) + "x\n"
+    assert [part.text for part in read_subtitles(text, False)] == ["2", "6", "x"]
+    assert [part.text for part in read_subtitles(text, True)] == ["", "6", "x"]
+    other = "00:01,0 -> 00:02,0\none\n2\n00:03,0 –> 00:04,0\ntwo\n3\n00:05 => 6\nthree\n"
+    assert [part.text for part in read_subtitles(other, True)] == [
+        "one", "two 3 00:05 => 6 three",
+    ]  # fmt: skip
 
 
 def test_what_is_no_text_of_a_recording_is_left_out_and_listed(
@@ -208,6 +222,30 @@ def test_texts_are_in_one_encoding_which_all_of_them_tell(
     assert sorted(text for text, _ in said(tmp_path / "out").values()) == sorted([*texts, "café"])
     shown = f"is read as {encoding}: save it as UTF-8 if {tmp_path}/takes/0.txt does not say: "
     assert shown + texts[0] in caplog.text
+
+
+def test_a_line_that_is_left_out_is_not_shown_as_read(tmp_path: Path) -> None:
+    record(tmp_path / "takes/0.wav", 3)
+    cues = "1\n00:00:00,5 --> 00:00:00,5\n今天\n\n2\n00:00:01,0 --> 00:00:02,0\n天气很好\n"
+    write(tmp_path / "takes/0.srt", cues, "gbk")
+    prepare(tmp_path / "takes", tmp_path / "takes", tmp_path / "out", dev=0, test=0)
+    assert said(tmp_path / "out") == {"0-1.00": ("天气很好", "")}
+    assert [row[-1] for row in left_out(tmp_path / "out")] == ["bad_times"]
+
+
+def test_zero_bytes_of_one_file_change_no_other(tmp_path: Path) -> None:
+    texts = {"0": "今天天气很好".encode("gbk"), "1": "明天见\0\0".encode("gbk"),
+             "2": "go on 后天".encode("utf-16-le")}  # fmt: skip
+    for name, data in texts.items():
+        record(tmp_path / f"{name}.wav")
+        (tmp_path / f"{name}.txt").write_bytes(data)
+    found = read_transcripts(tmp_path)
+    assert {"今天天气很好", "go on 后天"} <= {line.text for line in found.lines}
+
+
+def test_a_hidden_folder_may_be_given(tmp_path: Path) -> None:
+    write(tmp_path / ".takes/metadata.csv", "file,text\n0.wav,x\n")
+    assert len(read_transcripts(tmp_path / ".takes").lines) == 1
 
 
 def test_folders_that_are_no_splits_and_no_people_tell_nothing(tmp_path: Path) -> None:
@@ -286,6 +324,10 @@ def test_tables_of_several_folders_tell_more_than_their_folders(
         ("bob/0.wav", "今天天气很好", "zoe", None),
     ]  # fmt: skip
     assert found.short_place(found.foreign) == f"{takes}/bob/metadata.csv, line 2"
+    (takes / "cat/3.wav").rename(takes / "cat/7.wav")
+    write(takes / "ann/metadata.csv", "file,text\n7.wav,wrong\n0.wav,a\n")
+    prepare(takes, takes, tmp_path / "alone", dev=0, test=0)
+    assert set(said(tmp_path / "alone")) == {"ann-0", "bob-0"}, "7.wav is of another folder"
     write(tmp_path / "tables/x/metadata.csv", "file,text\nann/2.wav,b\n8.wav,c\n")
     prepare(takes, tmp_path / "tables", tmp_path / "out", dev=0, test=0)
     assert said(tmp_path / "out") == {"ann-2": ("b", "")}
@@ -345,7 +387,7 @@ def test_subtitles_are_read_as_ffmpeg_reads_them(
     with av.open(str(path)) as file:
         packets = [packet for packet in file.demux() if packet.pts is not None]
     expected = [(p.pts, p.pts + p.duration, bytes(p).decode().strip()) for p in packets]
-    found = read_subtitles(path.read_text("utf-8"))
+    found = read_subtitles(path.read_text("utf-8"), is_numbered=True)
     assert [
         (round(1000 * float(one.start)), round(1000 * float(one.end)), one.text) for one in found
     ] == expected
@@ -360,12 +402,12 @@ def test_texts_that_are_no_labels() -> None:
 def test_no_subtitles_stop_the_reading() -> None:
     """Neither numbers that are too long nor markup that never ends."""
     hours = "9" * 5000
-    (part,) = read_subtitles(f"{hours}:00:00,000 --> {hours}:00:01,000\nx\n")
+    (part,) = read_subtitles(f"{hours}:00:00,000 --> {hours}:00:01,000\n&#{hours};\n", True)
     assert part.start == "nan"
     start = time.process_time()
     for mark in ("<", "<a", "{\\"):
-        read_subtitles("00:01.000 --> 00:02.000\n" + mark * 100_000)
-    read_subtitles("00:01.000 -->" + " " * 100_000 + "\n" + "1:" * 100_000 + " -->\n")
+        read_subtitles("00:01.000 --> 00:02.000\n" + mark * 100_000, True)
+    read_subtitles("00:01.000 -->" + " " * 100_000 + "\n" + "1:" * 100_000 + " -->\n", True)
     assert time.process_time() - start < 2
-    (part,) = read_subtitles("00:01.000 --> 00:02.000\n5 < 6 and 7 > 3\n")
-    assert part.text == "5 < 6 and 7 > 3"
+    (part,) = read_subtitles("00:01.000 --> 00:02.000\n5 < 6 and 7 > 3\nopen a --> b\n", True)
+    assert part.text == "5 < 6 and 7 > 3 open a --> b"
