@@ -84,7 +84,7 @@ def read_beside(table: Transcripts, recordings: Recordings) -> None:
             number = len(table.places) + 1
             table.places[number] = f"{text.path}, line {line}" if line else str(text.path)
             add_line(table, number, of_folder | cells)
-            table.note_encoding(text.encoding)
+            table.note_encoding(text.encoding, number)
 
 
 def _by_recording(table: Transcripts, recordings: Recordings) -> list[list[Path]]:

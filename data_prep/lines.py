@@ -65,12 +65,13 @@ class Transcripts:
         """Return the folder that names of recordings may be relative to."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    def note_encoding(self, encoding: str) -> None:
-        """Keep the encoding of the last line, if it is the first that is not in UTF-8."""
-        if self.lines and not self.foreign and encoding != "utf-8":
-            last = self.lines[-1]
-            if not last.text.isascii():
-                self.encoding, self.foreign = encoding, last.number
+    def note_encoding(self, encoding: str, number: int) -> None:
+        """Keep the encoding of the line added last, if it is the first that is not in UTF-8."""
+        if encoding == "utf-8" or self.foreign or not self.lines:
+            return
+        last = self.lines[-1]
+        if last.number == number and not last.text.isascii():
+            self.encoding, self.foreign = encoding, number
 
     def place(self, number: int) -> str:
         """Return where people find a line: a file, or the number of a line in one."""

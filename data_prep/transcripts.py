@@ -124,7 +124,7 @@ def _join(
             speaker = line.speaker or folders[folder]["speaker"] or None
             moved = replace(line, number=number, audio=audio, split=split, speaker=speaker)
             table.lines.append(moved)
-            table.note_encoding(part.encoding)
+            table.note_encoding(part.encoding, number)
         table.columns |= part.columns
         table.unused += [name for name in part.unused if name not in table.unused]
 

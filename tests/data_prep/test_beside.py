@@ -224,12 +224,17 @@ def test_texts_are_in_one_encoding_which_all_of_them_tell(
     assert shown + texts[0] in caplog.text
 
 
-def test_a_line_that_is_left_out_is_not_shown_as_read(tmp_path: Path) -> None:
-    record(tmp_path / "takes/0.wav", 3)
+def test_a_line_that_is_left_out_is_not_shown_as_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("+", "0"):
+        record(tmp_path / f"takes/{name}.wav", 3)
+    write(tmp_path / "takes/+.txt", "café")
     cues = "1\n00:00:00,5 --> 00:00:00,5\n今天\n\n2\n00:00:01,0 --> 00:00:02,0\n天气很好\n"
     write(tmp_path / "takes/0.srt", cues, "gbk")
     prepare(tmp_path / "takes", tmp_path / "takes", tmp_path / "out", dev=0, test=0)
-    assert said(tmp_path / "out") == {"0-1.00": ("天气很好", "")}
+    assert said(tmp_path / "out") == {"0-1.00": ("天气很好", ""), "+": ("café", "")}
+    assert f"{tmp_path}/takes/0.srt, line 6 does not say: 天气很好" in caplog.text
     assert [row[-1] for row in left_out(tmp_path / "out")] == ["bad_times"]
 
 
