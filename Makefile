@@ -30,10 +30,10 @@ $(TRAINS): pyproject.toml constraints.txt requirements-train.lock
 	$(call INSTALL,requirements-train.lock)
 	touch $@
 
-# Compiling is faster by all cores at once than by pip; files that are no Python 3 are left out.
-# Tests need it: the warning of a compiler is an error in them.
+# Compiling is faster by all cores at once than by pip; files that are no Python 3 are left out, and
+# the tests of packages. Tests need it: the warning of a compiler is an error in them.
 $(COMPILED): $(STAMP)
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+	$(BIN)/python -m compileall -q -j 0 -x '/site-packages/.*/tests/' $(VENV)/lib > /dev/null || true
 	touch $@
 
 # The demo imports few of the modules, which are compiled then; an environment may forbid that.
@@ -50,7 +50,10 @@ test: install
 types:
 	$(BIN)/mypy
 
+# Hundreds of the processes that tests start load the package, in an environment too that lets none
+# of them write what it compiled.
 units:
+	$(BIN)/python -m compileall -q asr data_prep serve
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # All that takes long: tests, mostly attacks, and a minute of fuzzing for each parser.

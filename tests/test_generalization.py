@@ -31,6 +31,7 @@ def test_sizes_match_a_dense_network() -> None:
         matched(ranked, size, target // 100)
 
 
+@pytest.mark.slow
 def test_remedies_and_controls_change_values_and_keep_the_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

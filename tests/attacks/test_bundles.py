@@ -197,6 +197,7 @@ def test_a_bundle_with_a_language_model_elsewhere_works(bundle: Path, tmp_path: 
         assert result.returncode == 0 and result.stderr.count("is not used") == 1, result.stderr
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("link", ["lm/notes.txt", "lm/more", "lm/config.yaml", "lm.arpa"])
 def test_compressing_copies_nothing_from_elsewhere(bundle: Path, tmp_path: Path, link: str) -> None:
     """A smaller bundle is meant to be passed on."""

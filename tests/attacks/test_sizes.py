@@ -34,6 +34,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux alone")
 @pytest.mark.parametrize("kind", _BUILT)
 def test_shapes_take_no_memory_before_a_file_is_compared(kind: str) -> None:

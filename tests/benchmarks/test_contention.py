@@ -77,6 +77,7 @@ def test_where_no_cgroup_can_be_made_nothing_is_left(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_worker_works_in_its_own_process() -> None:
     worker = Worker("decoding", "one thread", None)
     try:

@@ -80,6 +80,7 @@ def test_too_long_sequences_are_refused() -> None:
         model(torch.rand(1, 12), torch.ones(1, 12, dtype=torch.bool))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_it_learns_the_token_farthest_from_cls(attention: str) -> None:
     """The class is the token at the last position."""

@@ -97,6 +97,7 @@ def eager(model: Any, feats: torch.Tensor, lengths: torch.Tensor) -> torch.Tenso
     return tokens[:, 1:]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_greedy_decoding_in_numpy_writes_what_the_model_writes(
     kind: str, bundle: Path, tmp_path: Path

@@ -174,6 +174,7 @@ def test_a_bundle_of_8_khz_writes_its_texts_and_times_in_sherpa_onnx(
         assert max(result.timestamps) < len(waves[0]) / RATE
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "features",
     [
@@ -202,6 +203,7 @@ def test_the_graph_of_a_waveform_has_the_log_probabilities_of_the_model(
     assert [r.text for r in results] == [offline(bundle, w)[0] for w in waves]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("features", [{"kind": "log_mel", "n_mels": 24}, FBANK], ids=str)
 def test_an_attention_for_so_many_steps_is_exported_and_the_readme_tells_its_length(
     features: dict[str, Any], tmp_path: Path
@@ -300,6 +302,7 @@ def recognize_streams(folder: Path, model: str, waves: list[np.ndarray]) -> list
     return [recognizer.get_result(stream) for stream in streams]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("convolution", "frontend", "streaming"), [(5, "vgg", ROTARY), (None, "strided", STREAMING)]
 )

@@ -251,6 +251,7 @@ def test_performer_directions_are_orthogonal_in_groups_and_as_long_as_normal_one
     torch.testing.assert_close(omega, orthogonal_directions(20, 8, draw=1).double())
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("estimator", ["exp", "cosh"])
 @pytest.mark.parametrize("features", [4, 32])
 def test_performer_estimates_the_kernel_without_bias_and_within_its_error_bound(

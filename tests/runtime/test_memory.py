@@ -28,6 +28,7 @@ print(faults() - before)
     assert faults("keep") < faults("leave") / 5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
 def test_a_training_process_keeps_the_kernels_of_many_sizes() -> None:
     code = """

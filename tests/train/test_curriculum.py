@@ -80,6 +80,7 @@ def whole(tones: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(config(tones), tmp_path_factory.mktemp("whole") / "run")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("stop_at", [3, 14])
 def test_a_resumed_run_ends_with_the_same_weights(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path, stop_at: int

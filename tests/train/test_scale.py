@@ -280,6 +280,7 @@ def test_a_run_without_progress_stops_early_and_stays_so(tones: Path, tmp_path: 
     assert len(history(out)) == 3
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("number", "place"), [(signal.SIGTERM, "validation_step"), (signal.SIGINT, "training_step")]
 )
@@ -344,6 +345,7 @@ NOT_YET_SEEN_DEAD = (
 )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("noticed", ["", NOT_YET_SEEN_DEAD], ids=["dead", "broken pipe"])
 def test_the_death_of_a_reading_process_names_what_it_read(
     tones: Path, tmp_path: Path, noticed: str

@@ -91,6 +91,7 @@ def runs(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_killed_job_continues_where_it_was(
     bundle: Path, folder: Path, tmp_path: Path, jobs: int

@@ -22,6 +22,7 @@ def measure(
     return dict((name, auc) for name, auc in cells)
 
 
+@pytest.mark.slow
 def test_more_pretraining_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
