@@ -5,16 +5,20 @@ They are beside the recordings, or in a folder of the same subfolders.
 
 import logging
 import math
+import os
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Container, Mapping
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from asr.errors import DataError
+from asr.runtime.storage import RemoteFile
 from asr.transcription.jobs import is_content
 from data_prep.folders import read_folders
-from data_prep.lines import Fault, Transcripts, add_line
+from data_prep.lines import Transcripts, add_line
 from data_prep.recordings import Recordings, files_below
 from data_prep.subtitles import read_labels, read_subtitles
 from data_prep.text_file import read_texts
@@ -27,16 +31,28 @@ _OF_A_FOLDER = ".trans.txt"  # LibriSpeech: in each line the name of a recording
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 # Of seconds; or of samples (TIMIT) or 100 ns (HTK) before a word.
 _TIMES = re.compile(r"\s*-?\d+[.,]\d+\s+-?\d+[.,]\d+(\s|$)|\s*\d+\s+\d{4,}\s+[^\W\d_]")
+# A time as clocks show it, which programs and sites put before each text; and two, of a subtitle.
+_CLOCK = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}(:\d{2})?([.,]\d+)?[\])]?(\s|$)")
+_CUE = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}\S*\s*((--?|[–—])>\s*\d|(?<=\t)\d{1,4}:\d{2})")
 
 Cells = dict[str, str]
 
 
 class _Text(NamedTuple):
-    """What a file says: cells by its lines, or of line 0 where they are of the whole file."""
+    """What a file says: cells by its lines, or of line 0 where they are of the whole file.
+
+    `folder` is that of its recordings.
+    """
 
     path: Path
+    folder: PurePath
     lines: list[tuple[int, Cells]]
     encoding: str
+
+    @property
+    def has_text(self) -> bool:
+        """Tell whether a line can be used."""
+        return self.worth[1]
 
     @property
     def worth(self) -> tuple[bool, bool]:
@@ -59,97 +75,211 @@ def _is_text(within: PurePath) -> bool:
     return within.suffix.lower() in _SUFFIXES and is_content(within) and not is_hidden
 
 
+class _Texts(NamedTuple):
+    """The text files of a recording, the preferred kind first: those at its path, and others."""
+
+    near: list[Path]
+    far: list[Path]
+
+
 def read_beside(table: Transcripts, recordings: Recordings) -> None:
     """Read the text files below the folder `table.path` that have the names of recordings.
 
-    A file has the text of one recording, or those of its parts. `read_folders` tells splits and
-    speakers. Raises DataError where no file has such a name.
+    A file has the text of one recording, those of its parts, or those of a folder.
+    `read_folders` tells splits and speakers. Raises DataError where no file has such a name.
     """
+    of_folders = [path for path in texts_below(table.path) if _is_of_a_folder(path)]
     groups = _by_recording(table, recordings)
-    contents = read_texts([path for group in groups for path in group])
+    if not (groups or of_folders):
+        raise _no_text(table)
+    files = chain(of_folders, *(chain(*group) for group in groups.values()))
+    contents = _Contents(table, recordings, read_texts(list(files)))
     used, others = list[_Text](), list[tuple[Path, Path]]()
-    for group in groups:
-        read = [text for path in group if (text := _read(table, path, contents[path]))]
-        if read:
-            best = max(read, key=lambda text: text.worth)
-            used.append(best)
-            others += [(best.path, text.path) for text in read if text is not best]
+    owners = dict[Path | RemoteFile, Path]()
+    for recording, group in groups.items():
+        if not (read := contents.of_recording(recording, group)):
+            continue
+        best = max(read, key=lambda text: text.worth)
+        used.append(best)
+        others += [(best.path, text.path) for text in read if text is not best]
+        if best.has_text:
+            owners[recording] = best.path
+    for path in of_folders:
+        used += contents.of_folder(path, owners, others)
     if others:
         log.warning("%d texts are not used, for another of the same recording is, such as %s in "
                     "place of %s", len(others), *others[0])  # fmt: skip
-    folders = read_folders(text.path.parent.relative_to(table.path) for text in used)
+    folders = read_folders(text.folder for text in used)
     for text in sorted(used):
-        of_folder = folders[text.path.parent.relative_to(table.path)]
         for line, cells in text.lines:
             number = len(table.places) + 1
             table.places[number] = f"{text.path}, line {line}" if line else str(text.path)
-            add_line(table, number, of_folder | cells)
+            add_line(table, number, folders[text.folder] | cells)
             table.note_encoding(text.encoding, number)
 
 
-def _by_recording(table: Transcripts, recordings: Recordings) -> list[list[Path]]:
-    """Return the texts of each recording, the preferred kind first; the others are faults."""
-    texts, found = texts_below(table.path), defaultdict[Hashable, list[Path]](list)
+def _is_of_a_folder(path: Path) -> bool:
+    return path.name.lower().endswith(_OF_A_FOLDER)
+
+
+def _by_recording(table: Transcripts, recordings: Recordings) -> dict[Path | RemoteFile, _Texts]:
+    """Return the texts of each recording; those of none are faults.
+
+    A text at the path of a recording, in one folder with it or in a like one, is near. The name of
+    another may be that of a recording in any folder.
+    """
+    found = defaultdict[Path | RemoteFile, _Texts](lambda: _Texts([], []))
+    texts = [path for path in texts_below(table.path) if not _is_of_a_folder(path)]
     for path in sorted(texts, key=lambda path: (_SUFFIXES.index(path.suffix.lower()), path)):
-        within = path.relative_to(table.path)
-        if path.name.lower().endswith(_OF_A_FOLDER):
-            found[path].append(path)
-            continue
+        whole = path.with_suffix("")
         try:
-            found[recordings.find(str(within.with_suffix("")), table.path)].append(path)
+            if near := recording_of(whole, table.path, recordings):
+                found[near].near.append(path)
+            else:
+                name = str(whole.relative_to(table.path))
+                found[recordings.find(name, table.path)].far.append(path)
         except DataError as error:
-            _add_fault(table, path, "missing", str(error))
-    if not found:
-        tables = [path for path in sorted(table.path.iterdir()) if path.suffix.lower() in _TABLES]
-        raise DataError(
-            f"{table.path}: none of its {len(texts)} text files, such as {texts[0].name}, has the "
-            f"name of a recording in {recordings.root}: the text of a.wav is to be in a.txt (or "
-            f".lab, .srt, .vtt), or give a table{f', such as {tables[0]}' if tables else ''}"
-        )
-    return list(found.values())
+            table.add_fault(str(path), "missing", str(error))
+    return dict(found)
 
 
-def _add_fault(table: Transcripts, path: Path, reason: str, what: str) -> None:
-    number = len(table.places) + 1
-    table.places[number], table.faults[number] = str(path), Fault(reason, what)
+def recording_of(whole: Path, folder: Path, recordings: Recordings) -> Path | RemoteFile | None:
+    """Return the recording beside a text in a folder, or else in the like folder, if there is one.
+
+    `whole` is the path of the text without its suffix. Raises DataError where there are several.
+    """
+    if isinstance(recordings.root, Path):
+        place = os.path.relpath(whole.absolute(), recordings.root.absolute())
+        if found := recordings.at(place):
+            return found
+    is_within = whole.is_relative_to(folder)
+    return recordings.at(whole.relative_to(folder).as_posix()) if is_within else None
 
 
-def _read(table: Transcripts, path: Path, content: tuple[str, str] | DataError) -> _Text | None:
-    """Return what a file says; None, and a fault, where it is not known."""
-    if isinstance(content, DataError):
-        what = str(content).removeprefix(str(path)).lstrip(":, ")
-        _add_fault(table, path, "bad_text", what)
-        return None
-    text, encoding = content
-    within = path.relative_to(table.path)
-    if path.name.lower().endswith(_OF_A_FOLDER):
-        return _Text(path, list(_of_a_folder(within.parent, text)), encoding)
-    audio = str(within.with_suffix(""))
-    is_subtitles = path.suffix.lower() in _SUBTITLES
-    parts = (
-        read_subtitles(text, path.suffix.lower() == ".srt") if is_subtitles else read_labels(text)
+def list_unread(table: Transcripts, folders: Container[Path], recordings: Recordings) -> None:
+    """List the texts of recordings that no table of these folders, which others lack, names."""
+    used = set[Path | RemoteFile]()
+    for line in table.lines:
+        with suppress(DataError):
+            used.add(recordings.find(line.audio, table.path))
+    for path in texts_below(table.path):
+        outer = Path(*path.relative_to(table.path).parent.parts[:1])
+        with suppress(DataError):  # the name of several
+            found = recording_of(path.with_suffix(""), table.path, recordings)
+            if found and found not in used and outer not in folders:
+                what = "it is not read, for other folders have tables: write its text into one"
+                table.add_fault(str(path), "no_table", what)
+
+
+def _no_text(table: Transcripts) -> DataError:
+    """Return the error for a folder whose texts are of no recording."""
+    tables = [path for path in sorted(table.path.iterdir()) if path.suffix.lower() in _TABLES]
+    number, fault = next(iter(table.faults.items()))
+    first = Path(table.place(number)).relative_to(table.path)
+    return DataError(
+        f"{table.path}: none of its {len(table.faults)} text files has the name of a recording "
+        f"({first}: {fault.what}): the text of a.wav is to be in a.txt (or .lab, .srt, .vtt), or "
+        f"give a table{f', such as {tables[0]}' if tables else ''}"
     )
-    if not parts and _has_times(text):
-        what = "it has times, but not as the labels of Audacity: start, tab, end, tab, text"
-        _add_fault(table, path, "bad_times", what)
-        return None
-    lines: list[tuple[int, Cells]] = [
-        (one.line, {"audio": audio, "text": one.text, "start": one.start, "end": one.end})
-        for one in parts or []
-    ]
-    # Subtitles without a cue have no text.
-    whole = {"audio": audio, "text": "" if is_subtitles else " ".join(text.split())}
-    return _Text(path, lines or [(0, whole)], encoding)
 
 
-def _of_a_folder(folder: PurePath, text: str) -> Iterator[tuple[int, Cells]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if pair := line.split(None, 1):
-            said = pair[1].strip() if len(pair) > 1 else ""
-            yield number, {"audio": str(folder / pair[0]), "text": said}
+class _Contents:
+    """What the text files of a folder say of recordings. What is not known of them is a fault."""
+
+    def __init__(
+        self, table: Transcripts, recordings: Recordings,
+        contents: Mapping[Path, tuple[str, str] | DataError],
+    ) -> None:  # fmt: skip
+        self.table, self.recordings, self.contents = table, recordings, contents
+
+    def of_recording(self, recording: Path | RemoteFile, texts: _Texts) -> list[_Text]:
+        """Return what the texts of a recording say; those far from it only if no other does."""
+        near = [text for path in texts.near if (text := self._read(path, recording))]
+        if not any(text.has_text for text in near):
+            return near + [text for path in texts.far if (text := self._read(path, recording))]
+        for path in texts.far:
+            what = f"no recording is beside it, and {recording} has another text, {texts.near[0]}"
+            self.table.add_fault(str(path), "missing", what)
+        return near
+
+    def of_folder(
+        self, path: Path, owners: Mapping[Path | RemoteFile, Path],
+        others: list[tuple[Path, Path]],
+    ) -> list[_Text]:  # fmt: skip
+        """Return the lines of a file, by folder, but those of recordings with an own text.
+
+        The files of such are added to `others`.
+        """
+        lines = defaultdict[PurePath, list[tuple[int, Cells]]](list)
+        text, encoding = self._content(path) or ("", "")
+        for number, line in enumerate(text.split("\n"), 1):
+            name, said = [*line.split(None, 1), "", ""][:2]
+            if not name:
+                continue
+            place = f"{path}, line {number}"
+            try:
+                found = recording_of(path.parent / name, self.table.path, self.recordings)
+                if not found:
+                    written = path.parent.relative_to(self.table.path) / name
+                    found = self.recordings.find(str(written), self.table.path)
+            except DataError as error:
+                self.table.add_fault(place, "missing", str(error))
+                continue
+            if owner := owners.get(found):
+                others.append((owner, path))
+            elif said:
+                cells = {"audio": self.recordings.within[found].as_posix(), "text": said.strip()}
+                lines[self._folder(found)].append((number, cells))
+            else:
+                self.table.add_fault(place, "no_text", f"it has no text for {name}")
+        return [_Text(path, folder, its, encoding) for folder, its in lines.items()]
+
+    def _read(self, path: Path, recording: Path | RemoteFile) -> _Text | None:
+        """Return what a file says of a recording."""
+        if not (content := self._content(path)):
+            return None
+        text, encoding = content
+        is_subtitles = path.suffix.lower() in _SUBTITLES
+        is_numbered = path.suffix.lower() == ".srt" and not text.startswith("WEBVTT")
+        parts = read_subtitles(text, is_numbered) if is_subtitles else read_labels(text)
+        if not parts and _has_times(text):
+            what = "it has times, but not as the labels of Audacity: start, tab, end, tab, text"
+            self.table.add_fault(str(path), "bad_times", what)
+            return None
+        audio = self.recordings.within[recording].as_posix()
+        lines: list[tuple[int, Cells]] = [
+            (one.line, {"audio": audio, "text": one.text, "start": one.start, "end": one.end})
+            for one in parts or []
+        ]
+        # Subtitles without a cue have no text.
+        whole = {"audio": audio, "text": "" if is_subtitles else " ".join(text.split())}
+        return _Text(path, self._folder(recording), lines or [(0, whole)], encoding)
+
+    def _content(self, path: Path) -> tuple[str, str] | None:
+        """Return a file's text, whose lines end as usual, and its encoding."""
+        content = self.contents[path]
+        if isinstance(content, DataError):
+            what = str(content).removeprefix(str(path)).lstrip(":, ")
+            self.table.add_fault(str(path), "bad_text", what)
+            return None
+        text, encoding = content
+        for end in ("\r\r\n", "\r\n", "\r"):
+            text = text.replace(end, "\n")
+        return text, encoding
+
+    def _folder(self, recording: Path | RemoteFile) -> PurePath:
+        """Return the folder of a recording in that of the texts, or else in that of recordings."""
+        if isinstance(recording, Path) and recording.is_relative_to(self.table.path):
+            return recording.parent.relative_to(self.table.path)
+        return self.recordings.within[recording].parent
 
 
 def _has_times(text: str) -> bool:
-    """Tell whether most lines begin with two times."""
+    """Tell whether there is a line of a subtitle, or whether half of the lines begin with times.
+
+    One time of a clock may be said.
+    """
     lines = [line for line in text.split("\n") if line.strip()]
-    return sum(bool(_TIMES.match(line)) for line in lines) > len(lines) / 2
+    n_clocks = sum(bool(_CLOCK.match(line)) for line in lines)
+    is_of_most = 2 * sum(bool(_TIMES.match(line)) for line in lines) > len(lines)
+    return any(map(_CUE.match, lines)) or is_of_most or 2 * n_clocks >= max(len(lines), 4)

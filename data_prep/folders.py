@@ -9,26 +9,45 @@ from data_prep.splits import split_of
 log = logging.getLogger(__name__)
 
 
-def read_folders(folders: Iterable[PurePath]) -> dict[PurePath, dict[str, str]]:
+def read_folders(
+    folders: Iterable[PurePath], is_speaker_known: bool = False
+) -> dict[PurePath, dict[str, str]]:
     """Return the cells `split` and `speaker` of texts in each of these folders.
 
-    The first folder is the split where all have names of splits, one of them train; the next, or
-    else the first, is the speaker where there are several, and no text outside of them.
+    The outer folder, or the next where all are in one, is the split where some are of train and
+    others of dev or test, or all are of train; texts of no split are to be left out then. The next
+    folder, or else the outer one, is the speaker where there are several and no text is outside of
+    them, unless speakers are known. Names of splits that are not followed tell nothing.
     """
     parts = {folder: folder.parts for folder in folders}
-    splits = {split_of(one[0]) if one else None for one in parts.values()}
-    has_splits = "train" in splits and None not in splits
-    inner = {folder: one[has_splits:] for folder, one in parts.items()}
-    speakers = {one[0] for one in inner.values() if one}
-    is_split = bool(splits) and None not in splits and not has_splits
+    while _is_of_all(list(parts.values())):
+        parts = {folder: names[1:] for folder, names in parts.items()}
+    splits = {folder: split_of(names[0]) if names else None for folder, names in parts.items()}
+    kinds = set(splits.values())
+    has_splits = "train" in kinds and (None not in kinds or len(kinds) > 2)
+    inner = {
+        folder: names[1:] if has_splits else folder.parts
+        for folder, names in parts.items()
+        if splits[folder] or not has_splits
+    }
+    speakers = {names[0] for names in inner.values() if names}
+    is_split = not has_splits and ("train" in kinds or None not in kinds)
     has_speakers = len(speakers) > 1 and all(inner.values()) and not is_split
-    if has_speakers:
+    if has_speakers and not is_speaker_known:
         log.warning("the names of %d folders are taken for those of speakers, such as %s",
                     len(speakers), min(speakers))  # fmt: skip
+    else:
+        inner = {}
     return {
         folder: {
-            "split": parts[folder][0] if has_splits else "",
-            "speaker": inner[folder][0] if has_speakers else "",
+            "split": names[0] if has_splits and names else "",
+            "speaker": inner[folder][0] if folder in inner else "",
         }
-        for folder in parts
+        for folder, names in parts.items()
     }
+
+
+def _is_of_all(parts: list[tuple[str, ...]]) -> bool:
+    """Tell whether all are in one folder, whose name is that of no split."""
+    outer = {names[:1] for names in parts}
+    return len(outer) == 1 and outer != {()} and not split_of(parts[0][0])

@@ -65,9 +65,18 @@ class Transcripts:
         """Return the folder that names of recordings may be relative to."""
         return self.path if self.path.is_dir() else self.path.parent
 
+    def add_fault(self, place: str, reason: str, what: str) -> None:
+        """Add why what is at a place, which is not in the file `path`, cannot be used."""
+        number = len(self.places) + 1
+        self.places[number], self.faults[number] = place, Fault(reason, what)
+
     def note_encoding(self, encoding: str, number: int) -> None:
-        """Keep the encoding of the line added last, if it is the first that is not in UTF-8."""
-        if encoding == "utf-8" or self.foreign or not self.lines:
+        """Keep the encoding of the line added last, if it is the first that is not in UTF-8.
+
+        One that was guessed comes before UTF-16, which says so itself.
+        """
+        is_first = not self.foreign or encoding[:6] != self.encoding[:6] == "utf-16"
+        if encoding == "utf-8" or not is_first or not self.lines:
             return
         last = self.lines[-1]
         if last.number == number and not last.text.isascii():
@@ -97,7 +106,10 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
     elif not text:
         table.faults[number] = Fault("no_text", f"it has no text for {audio}")
     elif any("\ud800" <= c <= "\udfff" for value in cells.values() for c in value):
-        table.faults[number] = Fault("bad_text", "it has half of a character (\\uD800 to \\uDFFF)")
+        what = "it has half of a character (\\uD800 to \\uDFFF)"
+        if any("\ud800" <= c <= "\udfff" for c in audio):
+            what = "its name is not in UTF-8: rename it, and the recording"
+        table.faults[number] = Fault("bad_text", what)
     else:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
         if speaker in _EMPTY or speaker.casefold() in _UNNAMED:

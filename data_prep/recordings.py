@@ -3,7 +3,7 @@
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path, PurePath
 
@@ -44,15 +44,25 @@ class Recordings:
                 return self.exact[place]
         for known in (self.by_path, self.by_name):
             for place in places:
-                found = known.get(key_of(place), set())
-                if len(found) > 1:
-                    raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
-                if found:
-                    return next(iter(found))
+                if found := self._one(known.get(key_of(place), set()), audio):
+                    return found
         inside = [Path(self.root, place) for place in places if not place.startswith("..")]
         if any(map(os.path.isfile, inside)):  # Path.is_file raises OSError for what is no name
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
+
+    def at(self, place: str) -> Path | RemoteFile | None:
+        """Return the recording at a path in the folder, with or without its suffix, if one is.
+
+        Raises DataError if several are.
+        """
+        found = self.by_path.get(key_of(place), set())
+        return self.exact.get(place) or self._one(found, place)
+
+    def _one(self, found: Set[Path | RemoteFile], audio: str) -> Path | RemoteFile | None:
+        if len(found) > 1:
+            raise DataError(f"{audio} may be any of {len(found)} files in {self.root}")
+        return next(iter(found), None)
 
     def _places(self, written: str, beside: Path) -> Iterator[str]:
         """Yield the paths in the folder that a path in the table may mean."""

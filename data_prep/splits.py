@@ -40,20 +40,30 @@ def as_the_table_says(table: Transcripts, pairs: Pairs, left_out: list[LeftOut])
         if split := split_of(line.split):
             splits[split].append(one)
             continue
-        what = (
-            f"{line.split} in the column of splits is none of {', '.join(_NAMES)}"
-            if line.split
-            else "its cell of the column of splits is empty"
-        )
-        said.append(f"{table.place(line.number)}: {what}")
+        said.append(f"{table.place(line.number)}: {_what_of(line, 'split' in table.columns)}")
         reason = "unknown_split" if line.split else "no_split"
         others.append(LeftOut(one.id, "", str(one.path), reason))
     if others and not splits["train"]:
-        raise DataError(f"{said[0]}, and no line is of train: write train into such cells")
+        advice = "no line is of train: write train into such cells"
+        if "split" not in table.columns:
+            advice = "no text of train can be used: correct those of train"
+        raise DataError(f"{said[0]}, and {advice}")
     left_out.extend(others)
     say_left_out(said)
     _say_shared_speakers(splits)
     return splits
+
+
+def _what_of(line: Line, has_column: bool) -> str:
+    """Return why a line is of no split, which a column or else its folder tells."""
+    where = "in the column of splits" if has_column else "as its folder"
+    if line.split:
+        return f"{line.split} {where} is none of {', '.join(_NAMES)}"
+    return (
+        "its cell of the column of splits is empty"
+        if has_column
+        else "it is in no folder of a split"
+    )
 
 
 def split_of(name: str | None) -> str | None:

@@ -29,21 +29,21 @@ class Part(NamedTuple):
 def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
     """Return the cues of subtitles: times in a line, and text in those below until an empty one.
 
-    Where cues have numbers (SubRip) one is no text, though the empty line before it is missing.
+    Where cues have numbers (SubRip) these are no text, and the next ends a cue, not an empty line.
     """
     cues, said = list[tuple[int, str, str]](), list[list[str]]()
     is_within = False
     for number, line in enumerate(text.split("\n"), 1):
         if _LIKE_A_CUE.match(line):
-            if is_numbered and is_within and _ends_with_number(said[-1], len(cues) + 1):
-                said[-1].pop()
+            if is_numbered and is_within:
+                said[-1] = _without_number(said[-1], str(len(cues) + 1))
             match = _CUE.fullmatch(line.rstrip())
             times = match.groups(default="0") if match else None
             start, end = (_seconds(*times[:4]), _seconds(*times[4:])) if times else [_UNKNOWN] * 2
             cues.append((number, start, end))
             said.append([])
             is_within = True
-        elif is_within and line.strip():
+        elif is_within and (line.strip() or is_numbered):
             said[-1].append(_REFERENCE.sub(_unescaped, _MARKUP.sub("", line)).strip())
         else:
             is_within = False
@@ -52,9 +52,19 @@ def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
     ]
 
 
-def _ends_with_number(lines: list[str], next_number: int) -> bool:
-    is_number = bool(lines) and lines[-1].isdecimal()
-    return is_number and (len(lines) > 1 or lines[-1] == str(next_number))
+def _without_number(lines: list[str], expected: str) -> list[str]:
+    """Return the lines of a cue without the number of the next, which is the last that has text.
+
+    Where it is the only one, or is between empty lines, it is the expected number.
+    """
+    whole = list(lines)
+    while whole and not whole[-1]:
+        whole.pop()
+    is_last, has_break = len(whole) == len(lines), len(whole) < 2 or not whole[-2]
+    is_next = bool(whole) and whole[-1].isdecimal() and (is_last or has_break)
+    if is_next and (whole[-1] == expected or (is_last and len(whole) > 1)):
+        whole.pop()
+    return whole
 
 
 def _unescaped(reference: re.Match[str]) -> str:

@@ -138,7 +138,8 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
 
 def _say_speakers(table: Transcripts) -> None:
     """Tell which columns may hold the speaker, where none is known to."""
-    if "speaker" not in table.columns and table.unused:
+    is_known = "speaker" in table.columns or any(line.speaker for line in table.lines)
+    if table.unused and not is_known:
         log.warning("%s: no column is known to hold the speaker: if one of %s does, name it with "
                     "--speaker-column", table.path, ", ".join(table.unused))  # fmt: skip
 

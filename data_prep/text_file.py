@@ -48,6 +48,8 @@ def read_texts(paths: Sequence[Path]) -> dict[Path, tuple[str, str] | DataError]
             data = _read(path)
             if _is_utf8(data) or data.startswith(_MARKS) or b"\0" in data:
                 found[path] = _decode(path, data, _encoding(data))
+            elif _is_damaged_utf8(data):
+                found[path] = _decode(path, data, "utf-8-sig")
             else:
                 others[path] = data
         except DataError as error:
@@ -109,6 +111,12 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _is_damaged_utf8(data: bytes) -> bool:
+    """Tell whether more bytes are characters of three in UTF-8 than are none in it."""
+    text = data.decode("utf-8", "replace")
+    return sum("\u0800" <= character < "\ufffd" for character in text) > text.count("\ufffd")
 
 
 def _line_in_utf8(data: bytes) -> int | None:

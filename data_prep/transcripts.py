@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,13 +15,14 @@ from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
-from data_prep.beside import read_beside, texts_below
+from data_prep.beside import list_unread, read_beside, texts_below
 from data_prep.cells import read_cells
 from data_prep.columns import NAMES, TIMES, find_columns, plain
 from data_prep.folders import read_folders
 from data_prep.kaldi import read_kaldi
 from data_prep.lines import Cells, Fault, Transcripts, add_line
 from data_prep.recordings import Recordings
+from data_prep.splits import split_of
 from data_prep.text_file import read_text
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ def _read_folder(
 def _metadata(folder: Path) -> Path | None:
     """Return the table of a folder, if it has one."""
     found = (folder / name for name in _METADATA)
-    return next((path for path in found if path.is_file()), None)
+    return next(filter(os.path.isfile, found), None)  # which a closed folder has none of
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -106,13 +108,15 @@ def _join(
     table: Transcripts, paths: Sequence[Path], named: Mapping[str, str], recordings: Recordings
 ) -> None:
     """Read the tables of several folders; names of recordings may be relative to their folder."""
-    within = {path: path.parent.relative_to(table.path) for path in paths}
-    folders = read_folders(within.values())
-    for path, folder in within.items():
-        part, own = Transcripts(path), folder
+    parts = {path.parent.relative_to(table.path): Transcripts(path) for path in paths}
+    for part in parts.values():
+        _read_rows(part, named)
+    by_line = {folder for folder, part in parts.items() if any(one.speaker for one in part.lines)}
+    folders = read_folders(parts, is_speaker_known=len(by_line) == len(parts))
+    for folder, part in parts.items():
+        own = folder
         if not any(one.is_relative_to(folder) for one in recordings.within.values()):
             own = Path()  # its names are those of recordings elsewhere
-        _read_rows(part, named)
         numbers = sorted([*part.faults, *(line.number for line in part.lines)])
         new = {number: i for i, number in enumerate(numbers, len(table.places) + 1)}
         table.places |= {new[number]: part.place(number) for number in numbers}
@@ -120,13 +124,15 @@ def _join(
         for line in part.lines:
             number = new[line.number]
             audio = _named(line.audio, folder, own, table.path, recordings)
-            split = line.split or folders[folder]["split"] or None
-            speaker = line.speaker or folders[folder]["speaker"] or None
+            known = line.split if split_of(line.split) else None
+            split = known or folders[folder]["split"] or line.split
+            speaker = line.speaker if folder in by_line else folders[folder]["speaker"] or None
             moved = replace(line, number=number, audio=audio, split=split, speaker=speaker)
             table.lines.append(moved)
             table.note_encoding(part.encoding, number)
         table.columns |= part.columns
         table.unused += [name for name in part.unused if name not in table.unused]
+    list_unread(table, parts, recordings)
 
 
 def _named(audio: str, folder: Path, own: Path, base: Path, recordings: Recordings) -> str:

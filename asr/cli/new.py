@@ -70,7 +70,10 @@ def new(
         texts, code = transcripts or recordings, _code(language)
         source = FromRecordings(recordings, texts, columns, code, folder / _DATA)
     else:
-        raise ConfigError("asr new: give --recordings and their --transcripts, or --words alone")
+        raise ConfigError(
+            "asr new: give --recordings, with --transcripts where the texts are not beside them, "
+            "or --words alone"
+        )
     from asr.runtime.files import lock_folder
 
     command = ["asr", *sys.argv[1:]]

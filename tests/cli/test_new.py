@@ -408,6 +408,7 @@ def children(process: str) -> list[str]:
         return []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("killed", ["worker", "its fork"])
 def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path, killed: str) -> None:
     """A killed process ends the command, not what it had made; the same command would continue."""
@@ -460,7 +461,7 @@ m.divide = full"""
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give --recordings and their --transcripts, or --words alone"),
+        ([], "beside them, or --words alone"),
         (["--words", "w.txt", "--recordings", "."], "or --words alone"),
         (
             ["--recordings", ".", "--transcripts", "w.txt", "--language", "Mandarin Chinese"],
