@@ -109,12 +109,13 @@ def read_beside(table: Transcripts, recordings: Recordings) -> None:
     if others:
         log.warning("%d texts are not used, for another of the same recording is, such as %s in "
                     "place of %s", len(others), *others[0])  # fmt: skip
-    folders = read_folders(text.folder for text in used)
+    # One in no folder that cannot be used does not tell that folders are no splits.
+    folders = read_folders(text.folder for text in used if text.has_text or text.folder.parts)
     for text in sorted(used):
         for line, cells in text.lines:
             number = len(table.places) + 1
             table.places[number] = f"{text.path}, line {line}" if line else str(text.path)
-            add_line(table, number, folders[text.folder] | cells)
+            add_line(table, number, folders.get(text.folder, {}) | cells)
             table.note_encoding(text.encoding, number)
 
 
@@ -158,15 +159,16 @@ def recording_of(whole: Path, folder: Path, recordings: Recordings) -> Path | Re
 
 def list_unread(table: Transcripts, folders: Container[Path], recordings: Recordings) -> None:
     """List the texts of recordings that no table of these folders, which others lack, names."""
+    outer = {path: path.relative_to(table.path).parts[:-1][:1] for path in texts_below(table.path)}
+    others = [path for path, names in outer.items() if Path(*names) not in folders]
     used = set[Path | RemoteFile]()
-    for line in table.lines:
+    for line in table.lines if others else ():
         with suppress(DataError):
             used.add(recordings.find(line.audio, table.path))
-    for path in texts_below(table.path):
-        outer = Path(*path.relative_to(table.path).parent.parts[:1])
+    for path in others:
         with suppress(DataError):  # the name of several
             found = recording_of(path.with_suffix(""), table.path, recordings)
-            if found and found not in used and outer not in folders:
+            if _is_of_a_folder(path) or (found and found not in used):
                 what = "it is not read, for other folders have tables: write its text into one"
                 table.add_fault(str(path), "no_table", what)
 
@@ -198,7 +200,8 @@ class _Contents:
         if not any(text.has_text for text in near):
             return near + [text for path in texts.far if (text := self._read(path, recording))]
         for path in texts.far:
-            what = f"no recording is beside it, and {recording} has another text, {texts.near[0]}"
+            other = next(text.path for text in near if text.has_text)
+            what = f"no recording is beside it, and {recording} has another text, {other}"
             self.table.add_fault(str(path), "missing", what)
         return near
 
@@ -268,9 +271,12 @@ class _Contents:
         return text, encoding
 
     def _folder(self, recording: Path | RemoteFile) -> PurePath:
-        """Return the folder of a recording in that of the texts, or else in that of recordings."""
-        if isinstance(recording, Path) and recording.is_relative_to(self.table.path):
-            return recording.parent.relative_to(self.table.path)
+        """Return the folder of a recording within that of all: of the texts if they are inside."""
+        texts, root = self.table.path.absolute(), self.recordings.root
+        if isinstance(recording, Path) and isinstance(root, Path):
+            place = recording.parent.absolute()
+            if texts.is_relative_to(root.absolute()) and place.is_relative_to(texts):
+                return place.relative_to(texts)
         return self.recordings.within[recording].parent
 
 

@@ -17,7 +17,7 @@ def read_folders(
     The outer folder, or the next where all are in one, is the split where some are of train and
     others of dev or test, or all are of train; texts of no split are to be left out then. The next
     folder, or else the outer one, is the speaker where there are several and no text is outside of
-    them, unless speakers are known. Names of splits that are not followed tell nothing.
+    them, unless speakers are known. Where names of train are not followed, nothing is.
     """
     parts = {folder: folder.parts for folder in folders}
     while _is_of_all(list(parts.values())):

@@ -55,14 +55,15 @@ def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
 def _without_number(lines: list[str], expected: str) -> list[str]:
     """Return the lines of a cue without the number of the next, which is the last that has text.
 
-    Where it is the only one, or is between empty lines, it is the expected number.
+    Where an empty line follows it, one is before it too; the only line is the expected number.
     """
     whole = list(lines)
     while whole and not whole[-1]:
         whole.pop()
+    number = whole[-1].removeprefix("\ufeff").removesuffix(".") if whole else ""
     is_last, has_break = len(whole) == len(lines), len(whole) < 2 or not whole[-2]
-    is_next = bool(whole) and whole[-1].isdecimal() and (is_last or has_break)
-    if is_next and (whole[-1] == expected or (is_last and len(whole) > 1)):
+    is_next = number.isdecimal() and (is_last or has_break)
+    if is_next and (number == expected or len(whole) > 1):
         whole.pop()
     return whole
 
@@ -85,7 +86,7 @@ def read_labels(text: str) -> list[Part] | None:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("\\"):
             continue
-        match = _LABEL.fullmatch(line.rstrip("\r"))
+        match = _LABEL.fullmatch(line)
         if not match:
             return None
         start, end, said = match.groups(default="")

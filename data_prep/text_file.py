@@ -114,7 +114,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
-    """Tell whether more bytes are characters of three in UTF-8 than are none in it."""
+    """Tell whether more characters are of three bytes in UTF-8 than places are damaged."""
     text = data.decode("utf-8", "replace")
     return sum("\u0800" <= character < "\ufffd" for character in text) > text.count("\ufffd")
 

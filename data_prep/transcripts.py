@@ -112,11 +112,12 @@ def _join(
     for part in parts.values():
         _read_rows(part, named)
     by_line = {folder for folder, part in parts.items() if any(one.speaker for one in part.lines)}
+    has_splits = any(split_of(line.split) for part in parts.values() for line in part.lines)
     folders = read_folders(parts, is_speaker_known=len(by_line) == len(parts))
+    with_recordings = {Path(*one.parts[:1]) for one in recordings.within.values()}
     for folder, part in parts.items():
-        own = folder
-        if not any(one.is_relative_to(folder) for one in recordings.within.values()):
-            own = Path()  # its names are those of recordings elsewhere
+        # Names that are of no recording in its folder are those of recordings elsewhere.
+        own = folder if folder in with_recordings else Path()
         numbers = sorted([*part.faults, *(line.number for line in part.lines)])
         new = {number: i for i, number in enumerate(numbers, len(table.places) + 1)}
         table.places |= {new[number]: part.place(number) for number in numbers}
@@ -124,8 +125,8 @@ def _join(
         for line in part.lines:
             number = new[line.number]
             audio = _named(line.audio, folder, own, table.path, recordings)
-            known = line.split if split_of(line.split) else None
-            split = known or folders[folder]["split"] or line.split
+            by_folder = folders[folder]["split"] or None
+            split = line.split or by_folder if has_splits else by_folder or line.split
             speaker = line.speaker if folder in by_line else folders[folder]["speaker"] or None
             moved = replace(line, number=number, audio=audio, split=split, speaker=speaker)
             table.lines.append(moved)

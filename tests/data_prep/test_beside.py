@@ -188,6 +188,9 @@ def test_an_empty_line_ends_no_cue_that_has_a_number() -> None:
     cues = f"1\n{times.format(1, 1)}one\n\nmore\n\n2\n{times.format(2, 2)}\n\n3\n"
     cues += f"{times.format(3, 3)}\nthree\n\n4\n\n{times.format(4, 4)}\nfour\n"
     assert [part.text for part in read_subtitles(cues, True)] == ["one more", "", "three", "four"]
+    joined = f"5\n\n{times.format(1, 1)}one\n\n6.\n\n{times.format(2, 2)}two\n\n\ufeff1\n"
+    joined += f"{times.format(3, 3)}3\n\n{times.format(4, 4)}four\n"
+    assert [part.text for part in read_subtitles(joined, True)] == ["one", "two", "3", "four"]
     texts = [part.text for part in read_subtitles(f"WEBVTT\n\n{cues}", False)]
     assert texts == ["one", "", "", ""]
 
@@ -398,6 +401,33 @@ def test_lines_of_a_file_have_the_folders_of_their_recordings(tmp_path: Path) ->
     assert (line.split, line.speaker, line.audio) == (None, None, "train/ann/1.wav")
 
 
+def test_the_place_of_the_recordings_changes_no_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for who in PEOPLE:
+        record(tmp_path / f"c/wav/{who}/1.wav")
+        write(tmp_path / f"c/{who}/1.txt", who)
+    part = Recordings(tmp_path / "c/wav", tmp_path / "out")
+    lines = read_transcripts(tmp_path / "c", recordings=part).lines
+    assert [line.speaker for line in lines] == list(PEOPLE)
+    monkeypatch.chdir(tmp_path)
+    texts_at(Path("d"), "train/ann/1", "train/bob/2")
+    for texts in (Path("d/train"), tmp_path / "d/train"):
+        found = read_transcripts(texts, recordings=Recordings(Path("d"), tmp_path / "out")).lines
+        assert [(one.split, one.speaker) for one in found] == [(None, "ann"), (None, "bob")]
+
+
+def test_a_text_that_is_not_used_says_nothing_of_splits(tmp_path: Path) -> None:
+    texts_at(tmp_path, *(f"data/{name}" for name in SETS))
+    record(tmp_path / "t.wav")
+    write(tmp_path / "t.txt", "")
+    found = read_transcripts(tmp_path)
+    assert {(one.split, one.speaker) for one in found.lines} == {
+        ("train", "ann"), ("dev", "bob"), ("test", "cat"),
+    }  # fmt: skip
+    assert [fault.reason for fault in found.faults.values()] == ["no_text"]
+
+
 def test_days_of_one_person_are_no_people(tmp_path: Path) -> None:
     texts_at(tmp_path, "ann/day1/1", "ann/day2/2")
     assert [line.speaker for line in read_transcripts(tmp_path).lines] == [None, None]
@@ -511,6 +541,8 @@ def test_splits_and_people_of_tables_come_before_those_of_folders(
         write(takes / who / "metadata.csv", "file_name,text,speaker\n0.wav,x,zoe\n1.wav,y,\n")
     assert [line.speaker for line in read_transcripts(takes).lines] == ["zoe", None] * 3
     assert "taken for" not in caplog.text
+    write(takes / "ann/metadata.csv", "file,text,split\n0.wav,x,train\n1.wav,y,holdout\n")
+    assert [line.split for line in read_transcripts(takes).lines[:2]] == ["train", "holdout"]
     for who in PEOPLE:
         write(takes / who / "metadata.csv", "file_name,text,note\n0.wav,x,n\n")
     prepare(takes, takes, tmp_path / "out", dev=0.3, test=0.3)
@@ -526,6 +558,9 @@ def test_texts_beside_tables_of_other_folders_are_listed(takes: Path) -> None:
     assert [line.audio for line in found.lines] == ["ann/0.wav"]
     faults = {found.place(number): fault.reason for number, fault in found.faults.items()}
     assert faults == {str(takes / "bob/1.txt"): "no_table"}
+    write(takes / "cat/cat.trans.txt", "0 X")
+    faults = read_transcripts(takes).faults
+    assert [fault.reason for fault in faults.values()] == ["no_table"] * 2
     write(takes / "ann/metadata.csv", "file,text,speaker\n0.wav,x,\n../bob/1.wav,y,\n")
     write(takes / "cat/metadata.csv", "file,text,speaker\n0.wav,x,\n")
     found = read_transcripts(takes)
