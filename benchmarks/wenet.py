@@ -9,8 +9,8 @@ The model, its losses and its four ways of decoding are WeNet's, imported from t
 loop around them is here, after WeNet's AiShell recipe: 80 filter banks, speeds 0.9 to 1.1,
 SpecAugment and spec_sub, Adam with a warm-up, label smoothing 0.1, reverse_weight 0.3, and dynamic
 chunks unless `--whole-context`. As in our recipes the shorter utterances come alone at first, steps
-are of 32 s, products in bfloat16, and `--hours` takes the part of the corpus that
-`benchmarks.little_data` takes. Dev chooses how many of the last weights are averaged; test is
+are of 32 s, products in bfloat16 where the processor computes in it, and `--hours` takes the part
+of the corpus that `benchmarks.little_data` takes. Dev chooses how many of the last weights are averaged; test is
 measured, or, without one, the half of dev's speakers that did not choose. Minutes are those of the
 process alone, on one core. A killed training goes on from its last evaluation.
 """
@@ -34,6 +34,7 @@ from torchaudio.compliance import kaldi
 
 from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.runtime.devices import has_bfloat16
 from asr.tokenizer import normalize_text
 from benchmarks import record
 from benchmarks.little_data import choosing_and_measured, part_of
@@ -218,8 +219,9 @@ class Training:
             "langs": None,
             "tasks": None,
         }
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = self.model(inputs, torch.device("cpu"))
+        cpu = torch.device("cpu")
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bfloat16(cpu)):
+            found = self.model(inputs, cpu)
         self.optimizer.zero_grad()
         found["loss"].backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
