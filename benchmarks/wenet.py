@@ -10,9 +10,9 @@ loop around them is here, after WeNet's AiShell recipe: 80 filter banks, speeds 
 SpecAugment and spec_sub, Adam with a warm-up, label smoothing 0.1, reverse_weight 0.3, and dynamic
 chunks unless `--whole-context`. As in our recipes the shorter utterances come alone at first, steps
 are of 32 s, products in bfloat16 where the processor computes in it, and `--hours` takes the part
-of the corpus that `benchmarks.little_data` takes. Dev chooses how many of the last weights are averaged; test is
-measured, or, without one, the half of dev's speakers that did not choose. Minutes are those of the
-process alone, on one core. A killed training goes on from its last evaluation.
+of the corpus that `benchmarks.little_data` takes. Dev chooses how many of the last weights are
+averaged; test is measured, or, without one, the half of dev's speakers that did not choose. Minutes
+are those of the process alone, on one core. A killed training goes on from its last evaluation.
 """
 
 import argparse
