@@ -6,9 +6,8 @@ They are beside the recordings, or in a folder of the same subfolders.
 import logging
 import math
 import os
-import re
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path, PurePath
@@ -18,22 +17,17 @@ from asr.errors import DataError
 from asr.runtime.storage import RemoteFile
 from asr.transcription.jobs import is_content
 from data_prep.folders import read_folders
-from data_prep.lines import Transcripts, add_line
+from data_prep.lines import Fault, Transcripts, add_line
+from data_prep.parts import SUBTITLES, WITH_TIERS, read_parts
 from data_prep.recordings import Recordings, files_below
-from data_prep.subtitles import read_labels, read_subtitles
+from data_prep.subtitles import Part
 from data_prep.text_file import read_texts
 
 log = logging.getLogger(__name__)
 
-_SUBTITLES = (".srt", ".vtt")
-_SUFFIXES = (*_SUBTITLES, ".txt", ".lab")  # in the order of preference
+_SUFFIXES = (*WITH_TIERS, *SUBTITLES, ".txt", ".lab")  # in the order of preference
 _OF_A_FOLDER = ".trans.txt"  # LibriSpeech: in each line the name of a recording, and its text
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
-# Of seconds; or of samples (TIMIT) or 100 ns (HTK) before a word.
-_TIMES = re.compile(r"\s*-?\d+[.,]\d+\s+-?\d+[.,]\d+(\s|$)|\s*\d+\s+\d{4,}\s+[^\W\d_]")
-# A time as clocks show it, which programs and sites put before each text; and two, of a subtitle.
-_CLOCK = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}(:\d{2})?([.,]\d+)?[\])]?(\s|$)")
-_CUE = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}\S*\s*((--?|[–—])>\s*\d|(?<=\t)\d{1,4}:\d{2})")
 
 Cells = dict[str, str]
 
@@ -41,18 +35,24 @@ Cells = dict[str, str]
 class _Text(NamedTuple):
     """What a file says: cells by its lines, or of line 0 where they are of the whole file.
 
-    `folder` is that of its recordings.
+    `folder` is that of its recordings; one without lines has the reason.
     """
 
     path: Path
     folder: PurePath
     lines: list[tuple[int, Cells]]
     encoding: str
+    fault: Fault | None = None
 
     @property
     def has_text(self) -> bool:
         """Tell whether a line can be used."""
         return self.worth[1]
+
+    @property
+    def has_speakers(self) -> bool:
+        """Tell whether all of its lines name a speaker."""
+        return all("speaker" in cells for _, cells in self.lines)
 
     @property
     def worth(self) -> tuple[bool, bool]:
@@ -82,18 +82,24 @@ class _Texts(NamedTuple):
     far: list[Path]
 
 
-def read_beside(table: Transcripts, recordings: Recordings) -> None:
+def has_tiers(texts: Iterable[Path]) -> bool:
+    """Tell whether a text file may have several tiers, of which one has the transcript."""
+    return any(path.suffix.lower() in WITH_TIERS for path in texts)
+
+
+def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = None) -> None:
     """Read the text files below the folder `table.path` that have the names of recordings.
 
-    A file has the text of one recording, those of its parts, or those of a folder.
-    `read_folders` tells splits and speakers. Raises DataError where no file has such a name.
+    A file has the text of one recording, those of its parts, or those of a folder. `tier` names
+    that of the text. `read_folders` tells splits and speakers. Raises DataError where no file has
+    the name of a recording.
     """
     of_folders = [path for path in texts_below(table.path) if _is_of_a_folder(path)]
     groups = _by_recording(table, recordings)
     if not (groups or of_folders):
         raise _no_text(table)
     files = chain(of_folders, *(chain(*group) for group in groups.values()))
-    contents = _Contents(table, recordings, read_texts(list(files)))
+    contents = _Contents(table, recordings, read_texts(list(files)), tier)
     used, others = list[_Text](), list[tuple[Path, Path]]()
     owners = dict[Path | RemoteFile, Path]()
     for recording, group in groups.items():
@@ -101,7 +107,11 @@ def read_beside(table: Transcripts, recordings: Recordings) -> None:
             continue
         best = max(read, key=lambda text: text.worth)
         used.append(best)
-        others += [(best.path, text.path) for text in read if text is not best]
+        for text in read:
+            if text.fault and (text is best or text.fault.reason in ("bad_text", "bad_times")):
+                table.add_fault(str(text.path), text.fault.reason, text.fault.what)
+            elif text is not best:
+                others.append((best.path, text.path))
         if best.has_text:
             owners[recording] = best.path
     for path in of_folders:
@@ -110,7 +120,10 @@ def read_beside(table: Transcripts, recordings: Recordings) -> None:
         log.warning("%d texts are not used, for another of the same recording is, such as %s in "
                     "place of %s", len(others), *others[0])  # fmt: skip
     # One in no folder that cannot be used does not tell that folders are no splits.
-    folders = read_folders(text.folder for text in used if text.has_text or text.folder.parts)
+    folders = read_folders(
+        (text.folder for text in used if text.has_text or text.folder.parts),
+        is_speaker_known=all(text.has_speakers for text in used if text.has_text),
+    )
     for text in sorted(used):
         for line, cells in text.lines:
             number = len(table.places) + 1
@@ -178,9 +191,10 @@ def _no_text(table: Transcripts) -> DataError:
     tables = [path for path in sorted(table.path.iterdir()) if path.suffix.lower() in _TABLES]
     number, fault = next(iter(table.faults.items()))
     first = Path(table.place(number)).relative_to(table.path)
+    others = ", ".join(suffix for suffix in reversed(_SUFFIXES) if suffix != ".txt")
     return DataError(
         f"{table.path}: none of its {len(table.faults)} text files has the name of a recording "
-        f"({first}: {fault.what}): the text of a.wav is to be in a.txt (or .lab, .srt, .vtt), or "
+        f"({first}: {fault.what}): the text of a.wav is to be in a.txt (or {others}), or "
         f"give a table{f', such as {tables[0]}' if tables else ''}"
     )
 
@@ -190,9 +204,9 @@ class _Contents:
 
     def __init__(
         self, table: Transcripts, recordings: Recordings,
-        contents: Mapping[Path, tuple[str, str] | DataError],
+        contents: Mapping[Path, tuple[str, str] | DataError], tier: str | None,
     ) -> None:  # fmt: skip
-        self.table, self.recordings, self.contents = table, recordings, contents
+        self.table, self.recordings, self.contents, self.tier = table, recordings, contents, tier
 
     def of_recording(self, recording: Path | RemoteFile, texts: _Texts) -> list[_Text]:
         """Return what the texts of a recording say; those far from it only if no other does."""
@@ -242,21 +256,14 @@ class _Contents:
         if not (content := self._content(path)):
             return None
         text, encoding = content
-        is_subtitles = path.suffix.lower() in _SUBTITLES
-        is_numbered = path.suffix.lower() == ".srt" and not text.startswith("WEBVTT")
-        parts = read_subtitles(text, is_numbered) if is_subtitles else read_labels(text)
-        if not parts and _has_times(text):
-            what = "it has times, but not as the labels of Audacity: start, tab, end, tab, text"
-            self.table.add_fault(str(path), "bad_times", what)
-            return None
-        audio = self.recordings.within[recording].as_posix()
-        lines: list[tuple[int, Cells]] = [
-            (one.line, {"audio": audio, "text": one.text, "start": one.start, "end": one.end})
-            for one in parts or []
-        ]
-        # Subtitles without a cue have no text.
-        whole = {"audio": audio, "text": "" if is_subtitles else " ".join(text.split())}
-        return _Text(path, self._folder(recording), lines or [(0, whole)], encoding)
+        folder, audio = self._folder(recording), self.recordings.within[recording].as_posix()
+        parts = read_parts(path, text, self.tier)
+        if isinstance(parts, Fault):
+            return _Text(path, folder, [], encoding, parts)
+        if parts is None:
+            whole = {"audio": audio, "text": " ".join(text.split())}
+            return _Text(path, folder, [(0, whole)], encoding)
+        return _Text(path, folder, [(part.line, _cells(audio, part)) for part in parts], encoding)
 
     def _content(self, path: Path) -> tuple[str, str] | None:
         """Return a file's text, whose lines end as usual, and its encoding."""
@@ -280,12 +287,6 @@ class _Contents:
         return self.recordings.within[recording].parent
 
 
-def _has_times(text: str) -> bool:
-    """Tell whether there is a line of a subtitle, or whether half of the lines begin with times.
-
-    One time of a clock may be said.
-    """
-    lines = [line for line in text.split("\n") if line.strip()]
-    n_clocks = sum(bool(_CLOCK.match(line)) for line in lines)
-    is_of_most = 2 * sum(bool(_TIMES.match(line)) for line in lines) > len(lines)
-    return any(map(_CUE.match, lines)) or is_of_most or 2 * n_clocks >= max(len(lines), 4)
+def _cells(audio: str, part: Part) -> Cells:
+    cells = {"audio": audio, "text": part.text, "start": part.start, "end": part.end}
+    return cells | ({"speaker": part.speaker} if part.speaker else {})

@@ -11,19 +11,20 @@ _LIKE_A_CUE = re.compile(rf"\s*\d.*?-->|\s*\d+:\d.*?{_ARROW}")
 _LABEL = re.compile(r"\s*(\d+(?:[.,]\d+)?)\t\s*(\d+(?:[.,]\d+)?)(?:\t(.*))?")
 _MARKUP = re.compile(r"<(?:/?[A-Za-z]|\d+:)[^<>]*>|\{\\[^{}]*\}")  # <i>, <v Ann>, {\an8}
 _REFERENCE = re.compile(r"&#?\w{1,10};")  # &amp;
-_UNKNOWN = "nan"
+UNKNOWN = "nan"
 
 
 class Part(NamedTuple):
     """A text that is said from `start` to `end`, in seconds, and its line in the file, from 1.
 
-    Times that are not known are nan.
+    Times that are not known are nan, and a speaker who is not is "".
     """
 
     line: int
     start: str
     end: str
     text: str
+    speaker: str = ""
 
 
 def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
@@ -39,7 +40,7 @@ def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
                 said[-1] = _without_number(said[-1], str(len(cues) + 1))
             match = _CUE.fullmatch(line.rstrip())
             times = match.groups(default="0") if match else None
-            start, end = (_seconds(*times[:4]), _seconds(*times[4:])) if times else [_UNKNOWN] * 2
+            start, end = (_seconds(*times[:4]), _seconds(*times[4:])) if times else [UNKNOWN] * 2
             cues.append((number, start, end))
             said.append([])
             is_within = True

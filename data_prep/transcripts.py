@@ -15,7 +15,7 @@ from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
-from data_prep.beside import list_unread, read_beside, texts_below
+from data_prep.beside import has_tiers, list_unread, read_beside, texts_below
 from data_prep.cells import read_cells
 from data_prep.columns import NAMES, TIMES, find_columns, plain
 from data_prep.folders import read_folders
@@ -43,8 +43,8 @@ def read_transcripts(
 
     It is a csv or tsv file (with a header, or without one an audio and a text column), a jsonl
     file, or a folder: with metadata.csv or metadata.jsonl, or with folders of such; Kaldi's, with
-    wav.scp and text; or of text files with the names of the `recordings` (by default those in it).
-    Raises DataError where it cannot be read, or where a column is missing.
+    wav.scp and text; or of text files with the names of the `recordings` (by default those in it),
+    where `text` names a tier. Raises DataError if it cannot be read, or if a column is missing.
     """
     table, named = Transcripts(path), dict(columns or {})
     if path.is_dir():
@@ -63,9 +63,7 @@ def read_transcripts(
     return table
 
 
-def _read_folder(
-    table: Transcripts, named: Mapping[str, str], recordings: Recordings | None
-) -> None:
+def _read_folder(table: Transcripts, named: dict[str, str], recordings: Recordings | None) -> None:
     """Read what a folder has: Kaldi's files, tables, or texts."""
     folder = table.path
     if all((folder / name).is_file() for name in _KALDI):
@@ -76,9 +74,10 @@ def _read_folder(
         _read_rows(table, named)
     elif parts := list(filter(None, map(_metadata, _visible(folder)))):
         _join(table, parts, named, recordings or Recordings(folder, folder))
-    elif texts_below(folder):
+    elif texts := texts_below(folder):
+        tier = named.pop("text", None) if has_tiers(texts) else None
         _check_no_columns(folder, "has a text for each recording", named)
-        read_beside(table, recordings or Recordings(folder, folder))
+        read_beside(table, recordings or Recordings(folder, folder), tier)
     else:
         names = ", ".join((*_METADATA, "wav.scp with text"))
         tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in (*_JSON, ".csv", ".tsv"))

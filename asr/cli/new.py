@@ -12,7 +12,17 @@ import typer
 
 from asr.cli.evaluate import evaluate_cuts
 from asr.cli.extras import require
-from asr.cli.options import Column, Device, Overrides, app, note, progress, resumable, show
+from asr.cli.options import (
+    Column,
+    Device,
+    Overrides,
+    TextColumn,
+    app,
+    note,
+    progress,
+    resumable,
+    show,
+)
 from asr.cli.prepare import show_report
 from asr.cli.sources import FromRecordings, FromWords, Sources, absolute
 from asr.errors import ConfigError, DataError, NotWrittenError
@@ -50,7 +60,7 @@ def new(
         ),
     ] = None,
     audio_column: Column = None,
-    text_column: Column = None,
+    text_column: TextColumn = None,
     speaker_column: Column = None,
     overrides: Overrides = None,
     device: Device = "auto",

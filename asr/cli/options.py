@@ -59,6 +59,12 @@ LmBonus = Annotated[
 Column = Annotated[
     str | None, typer.Option(metavar="NAME", help="Its name, where it is not a usual one.")
 ]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Its name, or that of the tier, where it is not a usual one."
+    ),
+]
 Bundle = Annotated[Path, typer.Argument(help="A model bundle's folder, as `asr train` makes it.")]
 Format = Annotated[Literal["table", "json"], typer.Option(help="Format of the output.")]
 

@@ -7,7 +7,7 @@ import typer
 from tabulate import tabulate
 
 from asr.cli.extras import require_ray
-from asr.cli.options import Column, Jobs, app, show
+from asr.cli.options import Column, Jobs, TextColumn, app, show
 
 if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
@@ -64,7 +64,7 @@ def table(
         str, typer.Argument(metavar="OUT_DIR", help="Folder for the cuts, or its URL.")
     ],
     audio_column: Column = None,
-    text_column: Column = None,
+    text_column: TextColumn = None,
     speaker_column: Column = None,
     dev: Annotated[float, typer.Option(min=0.01, max=0.5, help="Share for development.")] = 0.1,
     test: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share for the test.")] = 0.1,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from asr.cli.sources import FromRecordings
 from asr.errors import DataError
-from data_prep.beside import _has_times
+from data_prep.parts import _has_times
 from data_prep.recordings import Recordings
-from data_prep.subtitles import read_labels, read_subtitles
+from data_prep.subtitles import Part, read_labels, read_subtitles
 from data_prep.table import prepare
 from data_prep.transcripts import read_transcripts
 from tests.helpers import run_cli
@@ -650,7 +650,7 @@ def test_subtitles_are_read_as_ffmpeg_reads_them(
 def test_texts_that_are_no_labels() -> None:
     assert read_labels("one two\n") is None and not read_labels("")
     assert read_labels("0.5\t1.5\tone\nand more\n") is None
-    assert read_labels("0,5\t1,5\n") == [(1, "0.5", "1.5", "")]
+    assert read_labels("0,5\t1,5\n") == [Part(1, "0.5", "1.5", "")]
 
 
 def test_no_subtitles_stop_the_reading() -> None:

@@ -1,0 +1,106 @@
+"""Read the annotations that ELAN writes: XML with tiers (https://www.mpi.nl/tools/elan/EAFv3.0.xsd)."""
+
+import xml.sax
+from typing import NamedTuple
+from xml.sax.handler import ContentHandler
+from xml.sax.xmlreader import AttributesImpl, Locator
+
+from asr.errors import DataError
+from data_prep.subtitles import UNKNOWN, Part
+from data_prep.tiers import Tier
+
+
+def read_elan(text: str) -> list[Tier]:
+    """Return the tiers of an ELAN file. Raises DataError for another file."""
+    if "<!DOCTYPE" in text:  # which could have entities that grow or name other files
+        raise DataError("it has a DOCTYPE, which files of ELAN have not")
+    document = _Document()
+    try:
+        xml.sax.parseString(text, document)  # noqa: S317
+    except xml.sax.SAXException as error:
+        raise DataError(f"it is not whole ({error.getMessage()})") from error
+    if not document.is_elan:
+        raise DataError("it is no file of ELAN")
+    return document.tiers()
+
+
+class _Annotation(NamedTuple):
+    """A text of the tier with this number, and its time slots.
+
+    It has those of the annotation `of` where it belongs to one.
+    """
+
+    tier: int
+    line: int
+    name: str
+    of: str
+    slots: tuple[str, str]
+    text: list[str]
+
+
+class _Document(ContentHandler):
+    """What an ELAN file has, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_elan = False
+        self._times: dict[str, str] = {}
+        self._tiers: list[Tier] = []
+        self._annotations: list[_Annotation] = []
+        self._is_in_text = False
+        self._place: Locator | None = None
+
+    def tiers(self) -> list[Tier]:
+        """Return the tiers with what is said in each."""
+        slots = _slots(self._annotations)
+        for each in self._annotations:
+            if said := " ".join("".join(each.text).split()):
+                start, end = (self._times.get(slot, UNKNOWN) for slot in slots[each.name])
+                self._tiers[each.tier].parts.append(Part(each.line, start, end, said))
+        return self._tiers
+
+    def setDocumentLocator(self, locator: Locator) -> None:
+        """Keep what knows the line."""
+        self._place = locator
+
+    def startElement(self, name: str, attrs: AttributesImpl) -> None:
+        """Begin an element."""
+        self.is_elan |= name == "ANNOTATION_DOCUMENT"
+        self._is_in_text = name == "ANNOTATION_VALUE" and bool(self._annotations)
+        if name == "TIME_SLOT":
+            milliseconds = attrs.get("TIME_VALUE", "")
+            is_known = milliseconds.isdecimal()
+            seconds = f"{float(milliseconds) / 1000:.3f}" if is_known else UNKNOWN
+            self._times[attrs.get("TIME_SLOT_ID", "")] = seconds
+        elif name == "TIER":
+            names = ("TIER_ID", "PARTICIPANT", "LINGUISTIC_TYPE_REF")
+            title, speaker, kind = (attrs.get(each, "").strip() for each in names)
+            self._tiers.append(Tier(title, [], speaker, kind))
+        elif name in ("ALIGNABLE_ANNOTATION", "REF_ANNOTATION") and self._tiers:
+            line = self._place.getLineNumber() if self._place else None
+            slots = attrs.get("TIME_SLOT_REF1", ""), attrs.get("TIME_SLOT_REF2", "")
+            own, of = attrs.get("ANNOTATION_ID", ""), attrs.get("ANNOTATION_REF", "")
+            tier = len(self._tiers) - 1
+            self._annotations.append(_Annotation(tier, line or 0, own, of, slots, []))
+
+    def characters(self, content: str) -> None:
+        """Add a part of a text."""
+        if self._is_in_text:
+            self._annotations[-1].text.append(content)
+
+    def endElement(self, name: str) -> None:  # noqa: ARG002
+        """End an element."""
+        self._is_in_text = False
+
+
+def _slots(annotations: list[_Annotation]) -> dict[str, tuple[str, str]]:
+    """Return the time slots of each annotation by its name."""
+    found = {each.name: each.slots for each in annotations if not each.of}
+    owners = {each.name: each.of for each in annotations if each.of}
+    for name, owner in owners.items():
+        path, at = [name], owner
+        while at in owners and at not in found and len(path) <= len(owners):
+            path.append(at)
+            at = owners[at]
+        found |= dict.fromkeys(path, found.get(at, ("", "")))
+    return found

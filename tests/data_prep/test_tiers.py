@@ -1,0 +1,180 @@
+"""Praat's and ELAN's annotations beside recordings.
+
+The files in annotations/ are Praat's own (by praat-parselmouth 0.4.7) and of pympi-ling 1.71.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asr.errors import DataError
+from data_prep.elan import read_elan
+from data_prep.subtitles import Part
+from data_prep.table import prepare
+from data_prep.textgrid import read_textgrid
+from data_prep.tiers import Tier, parts_of
+from data_prep.transcripts import read_transcripts
+
+FILES = Path(__file__).parent / "annotations"
+READERS = {".TextGrid": read_textgrid, ".eaf": read_elan}
+PARTS = [("0.5", "1.25", 'say "hello" there'), ("1.25", "2", "打开 窗户")]
+
+
+def record(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    noise = np.random.default_rng(len(path.name)).standard_normal(48_000)
+    sf.write(path, 0.1 * noise, 16_000)
+
+
+def content(name: str) -> str:
+    return (FILES / name).read_text("utf-16" if name.endswith("TextGrid") else "utf-8")
+
+
+def spoken(parts: list[Part]) -> list[tuple[str, str, str]]:
+    return [(part.start, part.end, part.text) for part in parts]
+
+
+@pytest.mark.parametrize("name", ["long.TextGrid", "short.TextGrid"])
+def test_textgrids_of_praat(name: str) -> None:
+    tiers = read_textgrid(content(name))
+    assert [tier.name for tier in tiers] == ["sentence", "phones", "bell"]
+    assert spoken(tiers[0].parts) == PARTS and len(tiers[1].parts) == 1 and not tiers[2].parts
+    lines = content(name).splitlines()
+    assert ["hello" in lines[part.line - 1] for part in tiers[0].parts] == [True, False]
+    assert "打开" in lines[tiers[0].parts[1].line - 1]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=20)
+
+
+@given(st.lists(st.tuples(TEXTS, st.lists(TEXTS, max_size=5)), max_size=4), st.booleans())
+def test_textgrids_say_what_was_written(tiers: list[tuple[str, list[str]]], is_long: bool) -> None:
+    """Texts may have quotes, which are written twice, and look like anything else."""
+
+    def quoted(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"'
+
+    values: list[tuple[str, object]] = [("File type", '"ooTextFile"'), ("Object", '"TextGrid"')]
+    values += [("xmin", 0), ("xmax", 9.5), ("tiers?", "<exists>"), ("size", len(tiers))]
+    for n, (name, texts) in enumerate(tiers, 1):
+        values += [(f"item [{n}]:\nclass", '"IntervalTier"'), ("name", quoted(name))]
+        values += [("xmin", 0), ("xmax", 9.5), ("intervals: size", len(texts))]
+        for i, text in enumerate(texts):
+            values += [("xmin", i), ("xmax", i + 1), ("text", quoted(text))]
+    file = "\n".join(f"{what} = {value} ! {n} 3" if is_long else str(value)
+                     for n, (what, value) in enumerate(values))  # fmt: skip
+    found = read_textgrid(file)
+    assert [(tier.name, spoken(tier.parts)) for tier in found] == [
+        (
+            name.strip(),
+            [(str(i), str(i + 1), " ".join(text.split())) for i, text in enumerate(texts)
+             if text.split()],
+        )
+        for name, texts in tiers
+    ]  # fmt: skip
+
+
+def test_an_elan_file_of_two_people(tmp_path: Path) -> None:
+    """Each has a tier, and one of them another that belongs to it and has no times."""
+    record(tmp_path / "takes/talk.wav")
+    record(tmp_path / "takes/more.wav")
+    shutil.copy(FILES / "a.eaf", tmp_path / "takes/talk.eaf")
+    (tmp_path / "takes/more.txt").write_text("more", "utf-8")
+    found = read_transcripts(tmp_path / "takes", {"text": "utterance"})
+    assert [(line.speaker, line.text, line.start, line.seconds) for line in found.lines] == [
+        (None, "more", 0.0, None), ("Ann", 'say "hello" & there', 0.5, 0.75),
+        ("Bob", "打开 窗户", 1.25, 0.75),
+    ]  # fmt: skip
+    assert read_transcripts(tmp_path / "takes").lines == found.lines  # it is a usual name
+    report = prepare(tmp_path / "takes", tmp_path / "takes", tmp_path / "out", dev=0.3, test=0.3)
+    assert sum(split.utterances for split in report.splits.values()) == 3
+    found = read_transcripts(tmp_path / "takes", {"text": "A@tr"})
+    assert [(line.text, line.start, line.seconds) for line in found.lines[1:]] == [
+        ("a translation", 0.5, 0.75)
+    ]
+    with pytest.raises(DataError, match=r"which has no columns: omit --speaker-column"):
+        read_transcripts(tmp_path / "takes", {"text": "utterance", "speaker": "x"})
+
+
+def test_a_tier_that_is_not_known_costs_no_other_text(tmp_path: Path) -> None:
+    """As where an aligner has written words and phones beside the texts that it was given."""
+    for name in ("a", "b"):
+        record(tmp_path / f"{name}.wav")
+        named = content("long.TextGrid").replace('"sentence"', '"words"')
+        (tmp_path / f"{name}.TextGrid").write_text(named, "utf-8")
+    (tmp_path / "a.lab").write_text("all of it", "utf-8")
+    found = read_transcripts(tmp_path)
+    assert [(line.audio, line.text) for line in found.lines] == [("a.wav", "all of it")]
+    ((number, fault),) = found.faults.items()
+    assert found.place(number).endswith("b.TextGrid") and fault.reason == "no_tier"
+    found = read_transcripts(tmp_path, {"text": "words"})
+    assert [(line.audio, line.text) for line in found.lines] == [
+        (audio, text) for audio in ("a.wav", "b.wav") for _, _, text in PARTS
+    ]
+
+
+def test_the_tier_of_the_text() -> None:
+    part = Part(1, "0", "1", "x")
+    one, empty, other = Tier("a", [part]), Tier("b", []), Tier("c", [part], "Ann")
+    assert parts_of([one, empty], None) == [part] and parts_of([empty], None) == []
+    assert parts_of([Tier("Utterance", [part]), other], None) == [part]
+    assert len(parts_of([other, Tier("d", [part], "Bob")], None)) == 2
+    for several in ([one, other], [other, Tier("d", [part], "Ann")], [one, Tier("d", [part])]):
+        with pytest.raises(DataError, match="name that of the text"):
+            parts_of(several, None)
+    assert parts_of([one, empty, other], "b") == []
+    with pytest.raises(DataError, match=r"it has no tier z, only a, b$"):
+        parts_of([one, empty], "z")
+
+
+@pytest.mark.parametrize("name", ["long.TextGrid", "short.TextGrid", "a.eaf"])
+def test_files_that_are_cut_are_refused(name: str) -> None:
+    """Wherever it was: no part of the texts is taken for all of them."""
+    whole = content(name).rstrip()
+    read = READERS[Path(name).suffix]
+    for end in range(len(whole)):
+        with pytest.raises(DataError):
+            read(whole[:end])
+
+
+def test_other_files_are_left_out_with_a_sentence(tmp_path: Path) -> None:
+    """Also what could read other files, or never ends."""
+    elan = content("a.eaf")
+    bomb = '<!DOCTYPE x [<!ENTITY a "1"><!ENTITY b SYSTEM "file:///etc/passwd">]>'
+    files = {
+        "a.TextGrid": "hello",
+        "b.TextGrid": content("long.TextGrid").replace("size = 3", "size = a"),
+        "c.TextGrid": content("long.TextGrid").replace("size = 3", f"size = {'9' * 5000}"),
+        "d.TextGrid": content("short.TextGrid").replace("IntervalTier", "OtherTier"),
+        "e.eaf": elan.replace("<ANNOTATION_DOCUMENT", bomb + "<ANNOTATION_DOCUMENT"),
+        "f.eaf": elan.replace("ANNOTATION_DOCUMENT", "html"), "g.eaf": "hello",
+    }  # fmt: skip
+    for name, text in files.items():
+        record(tmp_path / "takes" / name.replace("TextGrid", "wav").replace("eaf", "wav"))
+        (tmp_path / "takes" / name).write_text(text, "utf-8")
+    record(tmp_path / "takes/ok.wav")
+    shutil.copy(FILES / "long.TextGrid", tmp_path / "takes/ok.TextGrid")
+    found = read_transcripts(tmp_path / "takes")
+    assert {line.audio for line in found.lines} == {"ok.wav"}
+    reasons = {Path(found.place(n)).name: fault.reason for n, fault in found.faults.items()}
+    assert reasons == dict.fromkeys(files, "bad_text")
+
+
+def test_times_that_elan_does_not_know(tmp_path: Path) -> None:
+    """A time slot without a value, one that is none, and annotations that belong to each other."""
+    elan = content("a.eaf").replace('TIME_VALUE="500"', "").replace('"1250"', f'"{"9" * 5000}"')
+    looped = elan.replace('ANNOTATION_REF="a2"', 'ANNOTATION_REF="a4"')
+    assert looped != elan
+    assert {part.start for tier in read_elan(looped) for part in tier.parts} == {"nan", "inf"}
+    record(tmp_path / "a.wav")
+    record(tmp_path / "b.wav")
+    (tmp_path / "a.eaf").write_text(looped, "utf-8")
+    (tmp_path / "b.txt").write_text("b", "utf-8")
+    found = read_transcripts(tmp_path, {"text": "utterance"})
+    assert [fault.reason for fault in found.faults.values()] == ["bad_times", "bad_times"]
+    assert found.place(1) == f"{tmp_path / 'a.eaf'}, line 14"
