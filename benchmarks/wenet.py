@@ -2,17 +2,18 @@
 
     git clone https://github.com/wenet-e2e/wenet WENET    # measured: 01546996
     taskset -c 0 python -m benchmarks.wenet WENET DATA OUT --minutes 104
-        [--hours 1] [--ctc-weight 0.7] [--whole-context] [--d-model 192] [--inner 640] [--layers 8]
-        [--warm-up 800] [--record]
+        [--hours 1] [--speakers 5] [--ctc-weight 0.7] [--whole-context] [--d-model 192]
+        [--inner 640] [--layers 8] [--warm-up 800] [--record]
 
 The model, its losses and its four ways of decoding are WeNet's, imported from the checkout; the
 loop around them is here, after WeNet's AiShell recipe: 80 filter banks, speeds 0.9 to 1.1,
 SpecAugment and spec_sub, Adam with a warm-up, label smoothing 0.1, reverse_weight 0.3, and dynamic
 chunks unless `--whole-context`. As in our recipes the shorter utterances come alone at first, steps
-are of 32 s, products in bfloat16 where the processor computes in it, and `--hours` takes the part
-of the corpus that `benchmarks.little_data` takes. Dev chooses how many of the last weights are
-averaged; test is measured, or, without one, the half of dev's speakers that did not choose. Minutes
-are those of the process alone, on one core. A killed training goes on from its last evaluation.
+are of 32 s, products in bfloat16 where the processor computes in it, and `--hours` or `--speakers`
+take the part of the corpus that `benchmarks.little_data` takes. Dev chooses how many of the last
+weights are averaged; test is measured, or, without one, the half of dev's speakers that did not
+choose. Minutes are those of the process alone, on one core. A killed training goes on from its last
+evaluation.
 """
 
 import argparse
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--hours", type=float, default=math.inf)
+    parser.add_argument("--speakers", type=float, default=math.inf)
     parser.add_argument("--ctc-weight", type=float, default=0.3)
     parser.add_argument("--whole-context", action="store_true")
     parser.add_argument("--d-model", type=int, default=192)
@@ -289,7 +291,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     choosing, measured = choosing_and_measured(args.data)
-    corpus = Corpus(part_of(list(load_cuts(args.data / "train.jsonl.gz")), args.hours, math.inf))
+    corpus = Corpus(
+        part_of(list(load_cuts(args.data / "train.jsonl.gz")), args.hours, args.speakers)
+    )
     some = random.Random(1).sample(corpus.train, min(400, len(corpus.train)))
     frames = torch.cat([filter_banks(cut) for cut in some])
     training = Training(build(frames, corpus.end + 1, args), corpus, args)
