@@ -16,11 +16,13 @@ def read_elan(text: str) -> list[Tier]:
         raise DataError("it has a DOCTYPE, which files of ELAN have not")
     document = _Document()
     try:
-        xml.sax.parseString(text, document)  # noqa: S317
+        xml.sax.parseString(text.strip(), document)  # noqa: S317
     except xml.sax.SAXException as error:
-        raise DataError(f"it is not whole ({error.getMessage()})") from error
+        raise DataError(f"it is no whole file of ELAN ({error.getMessage()})") from error
     if not document.is_elan:
         raise DataError("it is no file of ELAN")
+    if document.has_offset:
+        raise DataError("its recording has an offset (TIME_ORIGIN): set it to 0 in ELAN")
     return document.tiers()
 
 
@@ -43,7 +45,7 @@ class _Document(ContentHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_elan = False
+        self.is_elan, self.has_offset = False, False
         self._times: dict[str, str] = {}
         self._tiers: list[Tier] = []
         self._annotations: list[_Annotation] = []
@@ -51,13 +53,28 @@ class _Document(ContentHandler):
         self._place: Locator | None = None
 
     def tiers(self) -> list[Tier]:
-        """Return the tiers with what is said in each."""
-        slots = _slots(self._annotations)
+        """Return the tiers with what is said in each.
+
+        Annotations of the same time are one part, as the words of a sentence without times, and so
+        are those between which the time is not known, where ELAN shows one that it guessed.
+        """
+        slots, joined = _slots(self._annotations), list[_Annotation]()
         for each in self._annotations:
+            start, end = slots[each.name]
+            last = joined[-1] if joined and joined[-1].tier == each.tier else None
+            if last and (last.slots == (start, end) or self._is_unknown(last.slots[1], start)):
+                text = [*last.text, " ", *each.text]
+                joined[-1] = last._replace(slots=(last.slots[0], end), text=text)
+            else:
+                joined.append(each._replace(slots=(start, end)))
+        for each in joined:
             if said := " ".join("".join(each.text).split()):
-                start, end = (self._times.get(slot, UNKNOWN) for slot in slots[each.name])
+                start, end = (self._times.get(slot, UNKNOWN) for slot in each.slots)
                 self._tiers[each.tier].parts.append(Part(each.line, start, end, said))
         return self._tiers
+
+    def _is_unknown(self, end: str, start: str) -> bool:
+        return end == start and self._times.get(end, UNKNOWN) == UNKNOWN
 
     def setDocumentLocator(self, locator: Locator) -> None:
         """Keep what knows the line."""
@@ -67,7 +84,9 @@ class _Document(ContentHandler):
         """Begin an element."""
         self.is_elan |= name == "ANNOTATION_DOCUMENT"
         self._is_in_text = name == "ANNOTATION_VALUE" and bool(self._annotations)
-        if name == "TIME_SLOT":
+        if name == "MEDIA_DESCRIPTOR" and attrs.get("TIME_ORIGIN", "0").strip() not in ("0", ""):
+            self.has_offset |= not attrs.get("MIME_TYPE", "").startswith("video")
+        elif name == "TIME_SLOT":
             milliseconds = attrs.get("TIME_VALUE", "")
             is_known = milliseconds.isdecimal()
             seconds = f"{float(milliseconds) / 1000:.3f}" if is_known else UNKNOWN

@@ -25,7 +25,8 @@ def read_parts(path: Path, text: str, tier: str | None) -> list[Part] | Fault | 
     `tier` is the name of the one with the transcript, in files that have tiers.
     """
     suffix = path.suffix.lower()
-    if read := WITH_TIERS.get(suffix):
+    is_textgrid = text.startswith('File type = "ooTextFile')  # saved under another name
+    if read := read_textgrid if is_textgrid else WITH_TIERS.get(suffix):
         try:
             tiers = read(text)
         except DataError as error:

@@ -9,7 +9,8 @@ from data_prep.tiers import Tier
 # All that counts in Praat's files is texts in quotes and numbers that stand alone (its manual,
 # "TextGrid file formats"); what follows an exclamation mark is for people.
 _VALUE = re.compile(
-    r'!.*|(?<!\S)(?:"(?P<text>(?:[^"]|"")*+)"|(?P<number>[-+]?\d[\d.]*(?:[eE][-+]?\d+)?)(?!\S))'
+    r'!.*|(?<!\S)(?:"(?P<text>(?:[^"]|"")*+)"(?P<more>\S)?'
+    r"|(?P<number>[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?!\S))"
 )
 
 
@@ -20,9 +21,11 @@ def read_textgrid(text: str) -> list[Tier]:
     """
     values = _Values(text)
     if not values.text().startswith("ooTextFile") or values.text() != "TextGrid":
-        raise DataError("it is no TextGrid that Praat saved as text")
+        raise DataError("it is no TextGrid that Praat saved as a (short) text file")
     values.numbers(2)  # its start and end
-    return [_tier(values) for _ in range(values.count())]
+    tiers = [_tier(values) for _ in range(values.count())]
+    values.check_end()
+    return tiers
 
 
 def _tier(values: "_Values") -> Tier:
@@ -58,7 +61,14 @@ class _Values:
     def count(self) -> int:
         """Return the next value, which says how many tiers or texts follow."""
         (number,) = self.numbers(1)
-        return int(number[:9]) if number.isdecimal() else 0
+        if not number.isdecimal():
+            raise DataError(f"line {self.line} has {number} tiers or texts")
+        return int(number[:9])  # of which no file has so many
+
+    def check_end(self) -> None:
+        """Raise DataError if there is another value."""
+        if next(self._found, None):
+            raise DataError("it has more texts than it says")
 
     def _next(self, kind: str) -> str:
         match = next(self._found, None)
@@ -66,6 +76,8 @@ class _Values:
             raise DataError("it ends too early, as a file that was not copied whole")
         self.line += self._content.count("\n", self._at, match.start())
         self._at = match.start()
+        if match["more"]:
+            raise DataError(f"line {self.line} has a quote within a text that is not written twice")
         value: str | None = match[kind]
         if value is None:
             raise DataError(f"line {self.line} has no {kind} where a TextGrid has one")

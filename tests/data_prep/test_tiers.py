@@ -118,18 +118,45 @@ def test_a_tier_that_is_not_known_costs_no_other_text(tmp_path: Path) -> None:
     ]
 
 
-def test_the_tier_of_the_text() -> None:
-    part = Part(1, "0", "1", "x")
-    one, empty, other = Tier("a", [part]), Tier("b", []), Tier("c", [part], "Ann")
-    assert parts_of([one, empty], None) == [part] and parts_of([empty], None) == []
-    assert parts_of([Tier("Utterance", [part]), other], None) == [part]
-    assert len(parts_of([other, Tier("d", [part], "Bob")], None)) == 2
-    for several in ([one, other], [other, Tier("d", [part], "Ann")], [one, Tier("d", [part])]):
-        with pytest.raises(DataError, match="name that of the text"):
-            parts_of(several, None)
-    assert parts_of([one, empty, other], "b") == []
-    with pytest.raises(DataError, match=r"it has no tier z, only a, b$"):
-        parts_of([one, empty], "z")
+def tier(name: str, n_parts: int = 1, speaker: str = "", kind: str = "") -> Tier:
+    return Tier(name, [Part(i + 1, "0", "1", name) for i in range(n_parts)], speaker, kind)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "named", "texts"),
+    [
+        ([tier("a"), tier("b", 0)], None, ["a"]),
+        ([tier("b", 0)], None, []),
+        ([tier("Utterance"), tier("c")], None, ["Utterance"]),
+        ([tier("text", 0), tier("notes")], None, []),  # which is not written yet
+        ([tier("a", 1, "Ann"), tier("b", 1, "Bob")], None, ["a", "b"]),
+        ([tier("text", 1, "Ann", "x"), tier("gloss", 1, "Ann", "text")], None, ["text"]),
+        ([tier("text", 1, "Ann", "x"), tier("gloss", 1, "Ann", "text")], "text", ["text"]),
+        ([tier("text", 1, "Ann", "x"), tier("gloss", 1, "Ann", "text")], "X", ["text"]),
+        ([tier("a"), tier("b", 0), tier("c")], "b", []),
+        ([tier("My words"), tier("phones")], "my-words", ["My words"]),
+    ],
+)
+def test_the_tier_of_the_text(tiers: list[Tier], named: str | None, texts: list[str]) -> None:
+    assert [part.text for part in parts_of(tiers, named)] == texts
+
+
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        [tier("a"), tier("b", 1, "Ann")],
+        [tier("a", 1, "Ann"), tier("b", 1, "Ann")],
+        [tier("a", 1, "Ann", "x"), tier("b", 1, "Bob", "y")],  # who may have translated
+        [tier("text"), tier("text")],
+        [tier("phones")],
+        [tier("ann - words")],
+    ],
+)
+def test_tiers_that_are_not_clear_are_asked_for(tiers: list[Tier]) -> None:
+    with pytest.raises(DataError, match=r"it has .*: name the tier of the text by --text-column"):
+        parts_of(tiers, None)
+    with pytest.raises(DataError, match=r"it has no tier z, only "):
+        parts_of(tiers, "z")
 
 
 @pytest.mark.parametrize("name", ["long.TextGrid", "short.TextGrid", "a.eaf"])
@@ -146,10 +173,14 @@ def test_other_files_are_left_out_with_a_sentence(tmp_path: Path) -> None:
     """Also what could read other files, or never ends."""
     elan = content("a.eaf")
     bomb = '<!DOCTYPE x [<!ENTITY a "1"><!ENTITY b SYSTEM "file:///etc/passwd">]>'
+    shifted = elan.replace("<HEADER>", '<HEADER><MEDIA_DESCRIPTOR TIME_ORIGIN="500"/>')
     files = {
         "a.TextGrid": "hello",
         "b.TextGrid": content("long.TextGrid").replace("size = 3", "size = a"),
         "c.TextGrid": content("long.TextGrid").replace("size = 3", f"size = {'9' * 5000}"),
+        "h.TextGrid": content("long.TextGrid").replace('"say ""hello"" ', '"say "hello" '),
+        "i.TextGrid": content("long.TextGrid").replace("xmin = 0.5", "xmin = 0.5.1"),
+        "j.TextGrid": content("long.TextGrid") + ' "more"\n', "k.eaf": shifted,
         "d.TextGrid": content("short.TextGrid").replace("IntervalTier", "OtherTier"),
         "e.eaf": elan.replace("<ANNOTATION_DOCUMENT", bomb + "<ANNOTATION_DOCUMENT"),
         "f.eaf": elan.replace("ANNOTATION_DOCUMENT", "html"), "g.eaf": "hello",
@@ -163,6 +194,31 @@ def test_other_files_are_left_out_with_a_sentence(tmp_path: Path) -> None:
     assert {line.audio for line in found.lines} == {"ok.wav"}
     reasons = {Path(found.place(n)).name: fault.reason for n, fault in found.faults.items()}
     assert reasons == dict.fromkeys(files, "bad_text")
+
+
+def test_words_of_elan_without_times_of_their_own_are_joined() -> None:
+    """Those of an annotation that has times, and those between which a time is not known."""
+    elan = content("a.eaf")
+    own = (
+        elan[elan.index("<REF_ANNOTATION") : elan.index("</REF_ANNOTATION>")] + "</REF_ANNOTATION>"
+    )
+    words = own.replace("a translation", "two").replace('"a4"', '"a5"')
+    found = read_elan("\n" + elan.replace(own, own + words))
+    assert spoken(found[2].parts) == [("0.500", "1.250", "a translation two")]
+    slots = '<TIME_SLOT TIME_SLOT_ID="ts9"/>'
+    one, two = (
+        f'<ALIGNABLE_ANNOTATION ANNOTATION_ID="{name}" TIME_SLOT_REF1="{start}" TIME_SLOT_REF2='
+        f'"{end}"><ANNOTATION_VALUE>{name}</ANNOTATION_VALUE></ALIGNABLE_ANNOTATION>'
+        for name, start, end in (("one", "ts2", "ts9"), ("two", "ts9", "ts5"))
+    )
+    found = read_elan(elan.replace("<TIME_ORDER>", "<TIME_ORDER>" + slots).replace(own, one + two))
+    assert spoken(found[2].parts) == [("0.500", "2.000", "one two")]
+
+
+def test_a_textgrid_may_be_saved_as_text(tmp_path: Path) -> None:
+    record(tmp_path / "a.wav")
+    (tmp_path / "a.txt").write_text(content("short.TextGrid"), "utf-8")
+    assert [line.start for line in read_transcripts(tmp_path).lines] == [0.5, 1.25]
 
 
 def test_times_that_elan_does_not_know(tmp_path: Path) -> None:
