@@ -46,16 +46,21 @@ settings.load_profile("unhurried")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw some cases of each test that is marked `drawn`, the same in all of pytest's processes.
+    """Draw some of the tests that are costly, and some cases of each that is marked `drawn`.
 
-    `-m slow` takes all of them, and so does no `-m` at all.
+    All of pytest's processes draw the same. `-m slow` takes all of them, and so does no `-m` at
+    all; tests that are asked for by file or name are not left out for being costly.
     """
     wanted = config.option.markexpr
     groups: dict[str, list[pytest.Item]] = {}
+    costly: dict[str, list[pytest.Item]] = {}
     for item in items:
+        name = item.nodeid.partition("[")[0]
         if item.get_closest_marker("drawn"):
-            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for item in itertools.chain(*groups.values()) if wanted == "slow" else ():
+            groups.setdefault(name, []).append(item)
+        if item.get_closest_marker("costly"):
+            costly.setdefault(name, []).append(item)
+    for item in itertools.chain(*groups.values(), *costly.values()) if wanted == "slow" else ():
         item.add_marker("slow")
     if wanted != "not slow":
         return
@@ -64,6 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for cases in groups.values():
         n = cases[0].get_closest_marker("drawn").args[0]  # type: ignore[union-attr]
         left_out.update(rng.sample(cases, max(0, len(cases) - n)))
+    is_whole = [Path(arg).absolute() for arg in config.args] == [Path(__file__).parent]
+    if is_whole and not config.option.keyword:
+        for name in rng.sample(sorted(costly), len(costly) * 3 // 4):
+            left_out.update(costly[name])
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
 

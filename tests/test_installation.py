@@ -120,6 +120,7 @@ def test_a_recording_is_transcribed_by_inference_alone(tiny_bundle: Path, record
     assert found.stdout == asr.load(tiny_bundle, "cpu").transcribe(recording).text + "\n"
 
 
+@pytest.mark.costly
 def test_the_service_needs_its_extra_alone() -> None:
     code = WITHOUT.partition("from asr.cli")[0] + (
         "import asr.lm.loading, asr.export.export, asr.reporting.comparison\n"
@@ -244,6 +245,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "installed"
 
 
+@pytest.mark.costly
 def test_the_wheel_works_in_another_folder(
     installed: Path, tiny_bundle: Path, recording: Path, tmp_path: Path
 ) -> None:

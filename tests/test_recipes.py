@@ -80,6 +80,7 @@ def run(checkout: Path, corpus: str, *args: str | Path) -> subprocess.CompletedP
         answers.join()
 
 
+@pytest.mark.costly
 def test_from_a_corpus_on_disk_to_text(checkout: Path) -> None:
     make_tree(checkout.parent)
     options = ("--set", "training.epochs=1")
@@ -93,6 +94,7 @@ def test_from_a_corpus_on_disk_to_text(checkout: Path) -> None:
     assert result.stdout.split("transcript of ")[1].splitlines()[0].endswith(f"{test_wav}:")
 
 
+@pytest.mark.costly
 def test_a_prepared_corpus_is_not_asked_for_and_a_run_continues(
     checkout: Path, tones: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_language_model_does_not_replace_a_recognizer(bundle: Path, resume: bo
     assert contents(bundle) == before
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("link", ["lm", "lm/training", "lm.arpa"])
 def test_a_bundles_link_does_not_lead_a_training_elsewhere(
     bundle: Path, tmp_path: Path, link: str

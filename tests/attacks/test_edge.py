@@ -322,6 +322,7 @@ def test_the_document_loads_nothing_from_elsewhere(service):
 # --- descriptors ----------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 def test_idle_connections_neither_stop_the_service_nor_flood_its_log(tiny_bundle):
     """S5: with no descriptor left, health was dead, 87,181 lines were logged, no engine started."""
     limit = ("prlimit", "--nofile=64")

@@ -30,6 +30,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.costly
 def test_no_earlier_finding_and_no_new_one_in_every_parser() -> None:
     """All inputs that once failed are answered, and so are new ones from a fixed seed."""
     done = run("--count", "100", "--seed", "1")

@@ -93,6 +93,7 @@ def test_version_and_completion() -> None:
     assert completed.stdout.split() == ["train", "train-lm", "transcribe"], completed.stderr
 
 
+@pytest.mark.costly
 def test_transcribe_many_files_of_many_kinds(bundle: Path, tmp_path: Path) -> None:
     wave = speak("三一四", 99)
     sf.write(tmp_path / "a.wav", wave, RATE, subtype="PCM_24")
@@ -145,6 +146,7 @@ def test_very_short_and_silent_audio_is_no_error(
         assert len(result.text) <= seconds * 25
 
 
+@pytest.mark.costly
 def test_info_needs_neither_corpus_nor_vocabulary(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     recipe = root / "recipes/aishell1/small_real.yaml"

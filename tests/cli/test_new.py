@@ -108,6 +108,7 @@ LEARNING = [
 ]  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("language", ["Mandarin", "with spaces"])
 def test_m4a_and_wav_files_and_a_table_become_a_recognizer(language: str, tmp_path: Path) -> None:
     """From a folder to the text of an unseen file by one command, whose result is right."""
@@ -157,6 +158,7 @@ KILLS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("kill", KILLS)
 def test_what_kill_9_ends_continues_to_the_same_model(
@@ -181,6 +183,7 @@ def test_what_kill_9_ends_continues_to_the_same_model(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.costly
 def test_an_edited_recipe_is_kept_and_a_longer_training_continues(
     made: Path, takes: Path, tmp_path: Path
 ) -> None:
@@ -383,6 +386,7 @@ def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
     assert read_expectation(copy) == bad and read_card(copy).endswith(results)
 
 
+@pytest.mark.costly
 def test_words_alone_become_a_model_that_says_who_spoke(tmp_path: Path) -> None:
     """Two words, spoken by synthetic voices; the list is in GBK, as Windows writes it."""
     (tmp_path / "words.txt").write_bytes("开灯\n关窗\n\n关窗\n".encode("gbk"))
@@ -408,6 +412,7 @@ def children(process: str) -> list[str]:
         return []
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("killed", ["worker", "its fork"])
 def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path, killed: str) -> None:
@@ -458,6 +463,7 @@ m.divide = full"""
     assert len(texts_of_split(tmp_path / "mine/data", "train")) == 40
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -60,6 +60,7 @@ def batches(
     return [(part.ids, part.feats_BTF) for step in steps for part in step.batches]
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(("workers", "epochs"), [(0, (0, 1, None)), (1, (2,))])
 def test_epochs_by_url_are_those_from_a_disk(

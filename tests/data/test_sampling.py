@@ -13,6 +13,7 @@ from asr.data import sampling
 from asr.data.sampling import perturb_speed, plan_epoch
 
 
+@pytest.mark.costly
 def test_a_corpus_larger_than_the_buffer_is_mixed_as_a_whole() -> None:
     """Lhotse shuffles 20,000 cuts at a time; copies of other speeds follow one another."""
     n = 24_000

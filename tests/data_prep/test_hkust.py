@@ -213,6 +213,7 @@ def test_utf8_with_a_mark_and_unreadable_transcripts(tmp_path: Path) -> None:
     assert cut.supervisions[0].text == "你好" and cut.id.startswith(text.stem)
 
 
+@pytest.mark.costly
 def test_command_prints_the_self_check_and_what_was_left_out(tmp_path: Path) -> None:
     root = write_corpus(tmp_path)
     (root / "LDC2005T32/hkust/data/trans/Train/extra.txt").write_text("???\n")

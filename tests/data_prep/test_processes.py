@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os
@@ -17,6 +19,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.costly
 def test_they_run_no_module_of_the_working_folder_and_leave_the_environment(tmp_path: Path) -> None:
     script, folder = tmp_path / "script" / "run.py", tmp_path / "folder"
     script.parent.mkdir()

@@ -110,6 +110,7 @@ def test_what_is_sure_is_kept_and_all_else_has_a_reason(labels: Path, takes: Pat
     assert expected["chosen"]["cer"] == 0.0 and 0 < expected["chosen"]["share"] < 1
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("n_before", [12, None], ids=["decoding", "writing"])
 def test_what_kill_9_ends_continues_to_the_same_bytes(
@@ -146,6 +147,7 @@ main()"""
         assert (out / name).read_bytes() == (labels / name).read_bytes(), name
 
 
+@pytest.mark.costly
 def test_processes_that_share_the_work_label_alike(
     labels: Path, learned: Path, takes: Path, tones: Path, tmp_path: Path
 ) -> None:

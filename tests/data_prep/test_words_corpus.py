@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from data_prep.synthesis import VOICES
 from data_prep.words import language_of, read_entries, script
 
 
+@pytest.mark.costly
 @given(st.integers(1, 400))
 def test_every_word_is_spoken_by_many_voices(n_words: int) -> None:
     entries = [f"word {i}" for i in range(n_words)]

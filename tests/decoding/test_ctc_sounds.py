@@ -141,6 +141,7 @@ def test_letters_are_not_mixed_up_with_syllables_of_their_name() -> None:
         Homophones(Tokenizer.train(["今天天气 今天"], TokenizerConfig(kind="bpe", vocab_size=10)))
 
 
+@pytest.mark.costly
 def test_the_command_line_decodes_by_sounds(learned: Path, tones: Path) -> None:
     greedy, sounds = (
         run_cli("evaluate", learned, tones / "dev.jsonl.gz", "--method", method).stdout

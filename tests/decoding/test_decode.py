@@ -137,6 +137,7 @@ def threads(n: int):
         torch.set_num_threads(before)
 
 
+@pytest.mark.costly
 @given(
     st.sampled_from(METHODS), st.integers(1, 6), st.sampled_from((0.0, 0.4)), st.booleans(),
     st.lists(st.integers(4, 40), min_size=1, max_size=6), st.integers(0, 30), st.integers(0, 9999),

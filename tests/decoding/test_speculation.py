@@ -101,6 +101,7 @@ def both(
     return found[0], found[1]
 
 
+@pytest.mark.costly
 @given(
     seed=st.integers(0, 10**6), beam=st.integers(1, 16), share=st.floats(0.05, 0.95),
     projection=st.sampled_from(sorted(PROJECTIONS)), norm=st.sampled_from(["pre", "post"]),

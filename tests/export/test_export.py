@@ -97,6 +97,7 @@ def eager(model: Any, feats: torch.Tensor, lengths: torch.Tensor) -> torch.Tenso
     return tokens[:, 1:]
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 def test_greedy_decoding_in_numpy_writes_what_the_model_writes(
@@ -144,6 +145,7 @@ def test_a_graph_that_differs_is_no_result(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", ENCODER)
 def test_an_encoder_attention_is_traced_or_refused_by_name(kind: str, tmp_path: Path) -> None:
@@ -202,6 +204,7 @@ def test_a_model_without_a_ctc_head_is_refused_in_a_sentence(kind: str, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
+@pytest.mark.costly
 def test_a_compressed_output_projection_is_exported_and_searched(tmp_path: Path) -> None:
     ranks = {"decoder.output": 2, "ctc_head": 2, "encoder.layers.0.feed_forward.inner": 3}
     config = Config.model_validate(tones_recipe(tmp_path, model={"ranks": ranks}))

@@ -121,6 +121,7 @@ def test_a_graph_in_8_bits_is_near_and_a_quarter(
     assert not any(node.metadata_props for node in model.graph.node)
 
 
+@pytest.mark.costly
 def test_export_in_8_bits_writes_the_models_texts(
     learned: Path, tones: Path, tmp_path: Path
 ) -> None:

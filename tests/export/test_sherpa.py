@@ -174,6 +174,7 @@ def test_a_bundle_of_8_khz_writes_its_texts_and_times_in_sherpa_onnx(
         assert max(result.timestamps) < len(waves[0]) / RATE
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "features",
@@ -203,6 +204,7 @@ def test_the_graph_of_a_waveform_has_the_log_probabilities_of_the_model(
     assert [r.text for r in results] == [offline(bundle, w)[0] for w in waves]
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("features", [{"kind": "log_mel", "n_mels": 24}, FBANK], ids=str)
 def test_an_attention_for_so_many_steps_is_exported_and_the_readme_tells_its_length(
@@ -264,6 +266,7 @@ def test_features_for_sherpa_onnx_are_those_of_kaldi_native_fbank() -> None:
     np.testing.assert_allclose(found, expected + 2 * np.log(2**15), atol=5e-3)
 
 
+@pytest.mark.costly
 def test_utterances_are_decoded_in_batches_on_features_of_sherpa_onnx(tmp_path: Path) -> None:
     bundle, waves = random_bundle(FBANK, ENCODER), noises(20)
     export_in_8_bits(bundle, waves, tmp_path)
@@ -302,6 +305,7 @@ def recognize_streams(folder: Path, model: str, waves: list[np.ndarray]) -> list
     return [recognizer.get_result(stream) for stream in streams]
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("convolution", "frontend", "streaming"), [(5, "vgg", ROTARY), (None, "strided", STREAMING)]
@@ -363,6 +367,7 @@ def test_what_sherpa_onnx_cannot_take_is_refused_before_anything_is_written(
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.costly
 def test_a_graph_that_differs_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = random_bundle({"kind": "log_mel", "n_mels": 24}, {"n_layers": 1})
     right = sherpa.open_onnx

@@ -324,6 +324,7 @@ def test_a_training_that_starts_from_other_features_is_refused(
             train(Config.model_validate(values), tmp_path / "run")
 
 
+@pytest.mark.costly
 def test_a_run_that_broke_off_resumes_to_the_weights_of_an_undisturbed_one(
     learned: Path, more: Path, tones: Path, tuned: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

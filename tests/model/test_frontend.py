@@ -88,6 +88,7 @@ def test_padding_never_changes_a_step_whatever_its_values(kind: str, noise: floa
         torch.testing.assert_close(together[i, : steps[i]], alone[0], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.costly
 @every_kind
 def test_gradients_are_those_of_finite_differences_in_float64(kind: str) -> None:
     front, lengths = build(kind, 9, 3).double(), torch.tensor([11, 6])

@@ -335,6 +335,7 @@ def test_as_brouns_has_it_q_k_and_v_alone_are_sparse_and_lose_weights_at_the_end
     assert all(found == removed if epoch else not any(found) for epoch, found in zeros)
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("place", "step"), [("training_step", 20), ("on_train_batch_start", 15)],

@@ -91,6 +91,7 @@ def recipe(tones: Path, epochs: int) -> Config:
     return Config.model_validate(tones_recipe(tones, training={"epochs": epochs}))
 
 
+@pytest.mark.costly
 def test_a_resumed_run_adds_its_sessions_up(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_recipe_s_model_is_little_more_than_a_byte_a_weight() -> None:
     assert size < 1.25 * count_parameters(model) < 1_000_000
 
 
+@pytest.mark.costly
 def test_a_bundle_in_8_bits_transcribes_the_same(
     learned: Path, tones: Path, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ print(before, torch.get_num_threads())
 """
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(("number", "expected"), [("", "4 1"), ("4", "4 4")])
 def test_beside_busy_programs_a_real_process_computes_with_one_thread_unless_a_number_is_set(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's allocator")
 def test_a_training_process_keeps_the_memory_of_large_buffers() -> None:
     code = """

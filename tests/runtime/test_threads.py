@@ -188,6 +188,7 @@ except Exception:
 """
 
 
+@pytest.mark.costly
 def test_the_number_is_chosen_before_any_library_is_loaded_and_torch_has_as_many() -> None:
     command = [sys.executable, "-c", _SCRIPT, "--threads", "2", "info", "none"]
     found = subprocess.run(

@@ -133,6 +133,7 @@ def test_silence_and_nothing_have_no_text(streaming_service: Service) -> None:
         assert (end["type"], end["text"], end["duration"]) == ("end", "", len(audio) / 2 / RATE)
 
 
+@pytest.mark.costly
 def test_models_of_both_kinds_are_served_together(
     streaming_bundle: Path, trained_bundle: Path, library: Recognizer
 ) -> None:

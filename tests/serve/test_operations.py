@@ -77,6 +77,7 @@ def test_a_killed_engine_is_restarted_and_its_requests_get_an_error(service):
     assert service.engine.pid != pid
 
 
+@pytest.mark.costly
 def test_an_engine_that_hangs_is_not_ready_and_is_replaced(service):
     pid = service.engine.pid
     with changed(service, hang_seconds=6.0), stopped(pid):
@@ -88,6 +89,7 @@ def test_an_engine_that_hangs_is_not_ready_and_is_replaced(service):
     assert service.post(WAVES[0]).json()["text"]
 
 
+@pytest.mark.costly
 def test_an_engine_that_does_not_load_is_started_again(service, caplog):
     pid, text = service.engine.pid, service.post(WAVES[0]).json()["text"]
     limit, service.engine._load_limit = service.engine._load_limit, 0.01
@@ -161,6 +163,7 @@ def test_a_client_that_leaves_its_upload_is_no_bad_request(service):
     wait_for(lambda: is_cancelled(service) == before + 1)
 
 
+@pytest.mark.costly
 def test_starting_an_engine_is_retried_on_a_machine_without_room(service, monkeypatch):
     """No process at first, then no thread to listen to it, as where a limit is reached."""
     refused = []
@@ -259,6 +262,7 @@ def test_no_task_waits_for_a_recording_whose_request_is_cancelled():
 # --- signals --------------------------------------------------------------------------------------
 
 
+@pytest.mark.costly
 def test_sigterm_answers_what_was_accepted_and_takes_nothing_new(tiny_bundle, library, tmp_path):
     for i, wave in enumerate(WAVES):
         (tmp_path / f"{i}.wav").write_bytes(wave)
@@ -276,6 +280,7 @@ def test_sigterm_answers_what_was_accepted_and_takes_nothing_new(tiny_bundle, li
         assert server.wait(60) == 0
 
 
+@pytest.mark.costly
 def test_what_is_left_when_grace_ends_gets_an_error_and_no_process_is_left(tiny_bundle):
     with started(tiny_bundle, ASR_GRACE_SECONDS="0.5") as (server, address):
         engine = engine_of(server)
@@ -289,6 +294,7 @@ def test_what_is_left_when_grace_ends_gets_an_error_and_no_process_is_left(tiny_
         assert not engine.is_running()
 
 
+@pytest.mark.costly
 def test_a_second_signal_ends_at_once(tiny_bundle):
     with started(tiny_bundle) as (server, address):
         engine = engine_of(server)
@@ -373,6 +379,7 @@ def name_a_lost_language_model(folder: Path) -> str:
     return "lost.arpa"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("damage", [cut_off_weights, name_a_lost_language_model])
 def test_a_broken_bundle_is_refused_at_the_start(
     tiny_bundle, tmp_path, monkeypatch, capsys, damage
@@ -452,6 +459,7 @@ def test_metrics_have_few_labels(service):
     assert 'asr_errors_total{kind="model_not_found"}' in many
 
 
+@pytest.mark.costly
 def test_health_is_answered_while_much_is_decoded(service):
     with ThreadPoolExecutor(4) as pool:
         long = [pool.submit(service.post, encode_audio(beeps(i, 20.0))) for i in range(4)]

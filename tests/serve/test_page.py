@@ -130,6 +130,7 @@ def test_the_microphone_is_transcribed(browser, trained_service, library, tmp_pa
         )
 
 
+@pytest.mark.costly
 def test_text_is_shown_while_one_speaks_where_the_model_streams(browser, streaming_bundle):
     streaming = asr.load(streaming_bundle, "cpu")
     clock = "() => performance.now()"
@@ -363,6 +364,7 @@ def test_errors_have_the_sentences_of_the_service(browser, trained_service, tmp_
         seen.problems = [p for p in seen.problems if "status of 415" not in p]
 
 
+@pytest.mark.costly
 def test_a_key_is_requested(browser, trained_bundle, sentence):
     with (
         running(trained_bundle, api_keys="höchst 密钥à") as service,

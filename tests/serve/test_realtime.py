@@ -386,6 +386,7 @@ def test_unknown_models_keys_and_full_services_are_refused(both: Service) -> Non
         assert last_error(connection)[0] == "busy"
 
 
+@pytest.mark.costly
 def test_a_session_survives_the_engine_process(both: Service) -> None:
     audio, texts, _ = spoken(640, 1)
     with connected(both, model="new") as connection:

@@ -252,6 +252,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch):
     assert keys._index("Bearer a") == 0 and compared == [b"a", b"b", b"c"]
 
 
+@pytest.mark.costly
 def test_a_slow_upload_is_ended_and_harms_no_other(guarded):
     lines = [f"POST {URL} HTTP/1.1", "host: localhost", "content-length: 9999",
              *(f"{k}: {v}" for k, v in {**FORM, **KEY}.items()), "", ""]  # fmt: skip

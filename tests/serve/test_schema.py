@@ -12,6 +12,7 @@ expected-statuses = ["2xx", 400, 404, 413, 415]
 """  # a recording made at random is no recording, a name made at random names no model
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seconds", [20, pytest.param(120, marks=pytest.mark.slow)])
 def test_schemathesis_finds_nothing(service, tmp_path: Path, seconds: int) -> None:
     """The systematic requests take some of the time, and random ones all the rest."""

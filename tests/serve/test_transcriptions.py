@@ -60,6 +60,7 @@ def openai_client(service):
         yield client
 
 
+@pytest.mark.costly
 def test_the_official_client_in_every_format(openai_client, library, long_recording):
     expected = library.transcribe(io.BytesIO(long_recording))
     create = openai_client.audio.transcriptions.create
@@ -90,6 +91,7 @@ def test_the_official_client_in_every_format(openai_client, library, long_record
     assert verbose.words is None and len(verbose.segments) == len(expected.segments) == 2
 
 
+@pytest.mark.costly
 def test_the_official_client_streams(openai_client, library, long_recording):
     expected = library.transcribe(io.BytesIO(long_recording))
     stream = openai_client.audio.transcriptions.create(
@@ -125,6 +127,7 @@ def test_the_official_client_lists_models(openai_client):
         openai_client.models.retrieve("whisper-1")
 
 
+@pytest.mark.costly
 def test_whisper_1_is_the_first_model(service, tiny_bundle, trained_bundle):
     wave = encode_audio(beeps(1))
     reply = service.post(wave, model="whisper-1")

@@ -125,6 +125,7 @@ def test_all_readings_are_of_the_known_sounds() -> None:
     assert len(unknown) < 60, "only interjections as 嗯, and units as 兙, are without"
 
 
+@pytest.mark.costly
 def test_the_layers_above_get_a_guess_and_it_is_learned(tones: Path, tmp_path: Path) -> None:
     conditioning = {"n_layers": 3, "conditioning": {"layer": 2, "weight": 0.5}}
     recipe = write_recipe(
@@ -174,6 +175,7 @@ def test_what_does_not_fit_is_refused(training: dict, model: dict, words: str) -
         Config.model_validate(values)
 
 
+@pytest.mark.costly
 def test_a_recipe_trains_with_all_resumes_and_its_bundle_has_none(
     tones: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
+@pytest.mark.costly
 def test_a_killed_run_goes_on_from_the_storage(s3: Any, tones: Path, tmp_path: Path) -> None:
     values = tones_recipe(tones, training={"epochs": 1})
     whole = train(Config.model_validate(values), tmp_path / "whole")

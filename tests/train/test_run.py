@@ -75,6 +75,7 @@ def test_the_bundle_has_the_confidence_threshold_of_its_best_epoch(
     assert Bundle.load(tmp_path / "run").config.decoding.confidence_threshold == 0.2
 
 
+@pytest.mark.costly
 def test_a_larger_average_takes_what_a_run_has_kept(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ KILLS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("kill", KILLS)
 def test_kill_9_then_resume_gives_the_weights_of_an_undisturbed_run(

@@ -98,6 +98,7 @@ def two_processes(*args: str | Path) -> list[subprocess.CompletedProcess[str]]:
         return [run.result() for run in started]
 
 
+@pytest.mark.costly
 def test_two_processes_are_one_and_survive_the_death_of_either(
     tones: Path, in_one: Path, tmp_path: Path
 ) -> None:
@@ -269,6 +270,7 @@ def test_the_largest_batches_come_first_and_memory_gives_out_before_a_step(
     train(Config.model_validate(values), tmp_path / "b")  # nothing is left of the failed run
 
 
+@pytest.mark.costly
 def test_a_run_without_progress_stops_early_and_stays_so(tones: Path, tmp_path: Path) -> None:
     schedule = {"kind": "constant", "lr": 1e-12}
     values = tones_recipe(tones, training={"epochs": 9, "patience": 2, "schedule": schedule})
@@ -280,6 +282,7 @@ def test_a_run_without_progress_stops_early_and_stays_so(tones: Path, tmp_path: 
     assert len(history(out)) == 3
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("number", "place"), [(signal.SIGTERM, "validation_step"), (signal.SIGINT, "training_step")]
@@ -345,6 +348,7 @@ NOT_YET_SEEN_DEAD = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("noticed", ["", NOT_YET_SEEN_DEAD], ids=["dead", "broken pipe"])
 def test_the_death_of_a_reading_process_names_what_it_read(

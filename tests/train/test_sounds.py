@@ -146,6 +146,7 @@ def test_a_character_of_two_readings_takes_no_other_with_it(later: list[str], to
     assert torch.equal(rows["航"], rows["行"]) and not torch.equal(rows["形"], rows["行"])
 
 
+@pytest.mark.costly
 def test_the_bundle_knows_the_sounds_from_a_layer_below(tones: Path, tmp_path: Path) -> None:
     recipe = tones_recipe(
         tones, model={"encoder": {"n_layers": 2, "sounds": {"layer": 1}}}, training={"epochs": 12}

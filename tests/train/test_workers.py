@@ -35,6 +35,7 @@ def recipe(tones: Path, workers: int | None, **augment: object) -> dict[str, obj
     return tones_recipe(tones, data=data, augment=VOICES | augment, training=epochs)
 
 
+@pytest.mark.costly
 def test_one_process_reads_each_recording_once_for_all_epochs_and_the_weights_are_the_same(
     tones: Path, tmp_path: Path
 ) -> None:
@@ -58,6 +59,7 @@ def test_one_process_reads_each_recording_once_for_all_epochs_and_the_weights_ar
     assert sorted(all_read) == sorted(trained)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_training_killed_in_an_epoch_resumes_to_the_same_weights(
     tones: Path, tmp_path: Path, workers: int
@@ -81,6 +83,7 @@ def test_a_training_killed_in_an_epoch_resumes_to_the_same_weights(
     assert whole.read_bytes() == cut.read_bytes()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["AsrError", "OSError"])
 def test_an_error_of_the_storage_is_one_sentence(tones: Path, tmp_path: Path, kind: str) -> None:
     path = write_recipe(tmp_path / "r.yaml", recipe(tones, 1))
@@ -142,6 +145,7 @@ print(next(iter(reader)), flush=True)
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("hangs", [[], ["hangs"]])
 def test_python_ends_though_a_process_reads(hangs: list[str]) -> None:
     command = [sys.executable, "-c", HANGING, *hangs]
@@ -149,6 +153,7 @@ def test_python_ends_though_a_process_reads(hangs: list[str]) -> None:
     assert (found.stdout, found.stderr) == ("0\n", "")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )

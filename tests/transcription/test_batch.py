@@ -91,6 +91,7 @@ def runs(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.costly
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_killed_job_continues_where_it_was(
@@ -126,6 +127,7 @@ def test_a_killed_job_continues_where_it_was(
         assert f"{N} written" in once_more.stderr and "0 were there" in once_more.stderr
 
 
+@pytest.mark.costly
 def test_processes_print_in_order_what_one_prints(bundle: Path, folder: Path) -> None:
     one = run_cli("transcribe", bundle, folder)
     two = run_cli("transcribe", bundle, folder, "--jobs", "2", env={**os.environ, "LC_ALL": "C"})
@@ -170,6 +172,7 @@ def test_a_name_that_is_not_utf_8_is_printed_as_it_is(
         result.stdout.encode()  # as JSON must be, whatever the names are
 
 
+@pytest.mark.costly
 def test_what_the_caller_started_continues(bundle: Path, folder: Path, tmp_path: Path) -> None:
     code = f"""if __name__ == "__main__":
         import multiprocessing, time

@@ -112,6 +112,7 @@ def with_key(key: str) -> str:
     return f"import os; os.environ['ASR_API_KEY'] = {key!r}"
 
 
+@pytest.mark.costly
 def test_keys_and_names(trained_bundle, folder, tmp_path):
     one = folder / "0" / "00.wav"
     other = tmp_path / "other"
@@ -208,6 +209,7 @@ def failing() -> Iterator[type[FailingServer]]:
         server.server_close()
 
 
+@pytest.mark.costly
 def test_a_full_service_is_asked_again_when_it_says(failing, folder):
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=6), usegmt=True)
     script = [(429, {"retry-after": "2"}), (503, {"retry-after": soon}), None, (503, {}), "a text"]

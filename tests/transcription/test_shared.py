@@ -106,6 +106,7 @@ def run_hosts(**given: Any) -> dict[str, int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.costly
 def test_each_recording_is_written_once_whatever_is_killed(
     s3: Any, recordings: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_each_recording_is_written_once_whatever_is_killed(
     assert told["running"] == told["silent"] == 0 and told["hours_done"] > 0
 
 
+@pytest.mark.costly
 def test_the_command_line_reads_and_writes_by_url(
     s3: Any, recordings: Path, tiny_bundle: Path, tmp_path: Path
 ) -> None:

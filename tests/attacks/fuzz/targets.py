@@ -35,6 +35,7 @@ from asr.transcription.reply import Reply
 from data_prep import aishell1, hkust
 from data_prep.probe import probe
 from data_prep.table import prepare as prepare_table
+from data_prep.transcripts import read_transcripts
 from tests.attacks.fuzz.service import form, live, realtime
 from tests.attacks.fuzz.target import Target
 
@@ -231,6 +232,38 @@ def table(folder: Path) -> Target:
     return Target(seeds, run, [*tokens, b"a.wav", b"file,", b"text", b"split", b"\t", b"|", b";"])
 
 
+def beside(folder: Path) -> Target:
+    """Texts beside a recording, each after a line with its suffix."""
+    (folder / "a.wav").write_bytes(sound("WAV"))
+    written = ROOT / "tests" / "data_prep" / "annotations"
+    suffixes = ("txt", "lab", "srt", "vtt", "trans.txt", "TextGrid", "eaf")
+
+    def run(data: bytes) -> None:
+        suffix, _, content = data.partition(b"\n")
+        known = suffix.decode("ascii", "replace") in suffixes
+        path = folder / f"a.{suffix.decode()}" if known else folder / "a.txt"
+        path.write_bytes(content)
+        try:
+            read_transcripts(folder, {"text": "text"} if content[:1] == b"!" else {})
+        finally:
+            path.unlink()
+
+    cue = "00:00:01,000 --> 00:00:02,500\n<i>one</i> &amp; {\\an8}two\n\n"
+    seeds = [
+        b"txt\n0.5\t1.5\tone\n", b"lab\n0 500000 h\n", b"trans.txt\na A TEXT\n",
+        b"srt\n" + f"1\n{cue}2\n{cue}".encode(), b"vtt\n" + f"WEBVTT\n\n{cue}".encode(),
+        b"TextGrid\n" + (written / "long.TextGrid").read_bytes(),
+        b"TextGrid\n" + (written / "short.TextGrid").read_bytes(),
+        b"TextGrid\n" + (written / "short.TextGrid").read_text("utf-16").encode(),
+        b"eaf\n" + (written / "a.eaf").read_bytes(),
+    ]  # fmt: skip
+    tokens = [
+        b'"', b'""', b"!", b"<exists>", b"IntervalTier", b"1e999", b"99999999", b"-1", b"-->",
+        b"<!DOCTYPE x [", b"]>", b"<TIER ", b"ANNOTATION_REF=", b'"ts2"', b"&#", b"<![CDATA[",
+    ]  # fmt: skip
+    return Target(seeds, run, tokens)
+
+
 def archive(folder: Path) -> Target:
     """Archives: of the corpus (0), of a speaker in it (1), or the packed bytes themselves (2)."""
     path, out = folder / "data_aishell.tgz", folder / "out"
@@ -336,7 +369,7 @@ def score(folder: Path) -> Target:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     made.__name__: made
     for made in (
-        audio, sphere, recipe, bundle, manifest, transcript, table, archive, arpa, words, reply,
-        score, form, live, realtime,
+        audio, sphere, recipe, bundle, manifest, transcript, table, beside, archive, arpa, words,
+        reply, score, form, live, realtime,
     )
 }  # fmt: skip

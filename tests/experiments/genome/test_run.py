@@ -23,6 +23,7 @@ def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.costly
 def test_genotypes_become_the_table_and_a_second_run_continues(tmp_path: Path) -> None:
     options = ("--out", tmp_path, "--simulated-subjects", "60", "--simulated-length", "1200",
                "--simulated-panel", "40", "--tokens", "300", "--vocab", "300", "--epochs", "1",
