@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import reduce
 
 # Scripts without spaces between words: Thai to Burmese, Khmer, kana and its punctuation. Spaces
-# beside Chinese characters are no part of a text (`asr.tokenizer.normalize_text`).
+# beside Chinese characters are no part of a text (`asr.normalization.normalize_text`).
 UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u31ff\uff66-\uff9f"
 _BEGINS, _ENDS = re.compile(f"[{UNSPACED}]"), re.compile(f"[{UNSPACED}][!?,.]*$")
 

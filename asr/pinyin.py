@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from asr.errors import ConfigError
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 
 Units = Callable[[str], list[str]]
 

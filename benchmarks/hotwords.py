@@ -27,7 +27,8 @@ import asr
 from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.decoding.options import DecodingOptions
 from asr.evaluation.cer import character_errors
-from asr.tokenizer import HAN_LETTER, UNK
+from asr.normalization import HAN_LETTER
+from asr.tokenizer import UNK
 from asr.transcription.recognizer import Recognizer
 from benchmarks import record
 from benchmarks.record import Result, Value

@@ -35,8 +35,8 @@ from torchaudio.compliance import kaldi
 
 from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.normalization import normalize_text
 from asr.runtime.devices import has_bfloat16
-from asr.tokenizer import normalize_text
 from benchmarks import record
 from benchmarks.little_data import choosing_and_measured, part_of
 from benchmarks.record import Result

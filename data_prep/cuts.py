@@ -25,10 +25,10 @@ from lhotse import AudioSource, MonoCut, MultiCut, Recording, SupervisionSegment
 from asr.data.cuts import CONVERTED_FROM
 from asr.data.recordings import NOT_A_FILE
 from asr.errors import AsrError, AudioError, DataError
+from asr.normalization import normalize_text
 from asr.runtime.processes import end_with_parent
 from asr.runtime.storage import SMALL_BYTES, RemoteFile, read_small
 from asr.runtime.threads import usable_cpus
-from asr.tokenizer import normalize_text
 from data_prep.probe import probe
 
 _PER_TASK = 200  # utterances

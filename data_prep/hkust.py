@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from asr.errors import DataError
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from data_prep.corpus_writer import LeftOut, Report, compare_with_published, write_corpus
 from data_prep.cuts import Utterance
 

@@ -23,10 +23,10 @@ from rich.progress import track
 
 from asr.audio.media import is_installed
 from asr.errors import AudioError, ConfigError, DataError, NotWrittenError
+from asr.normalization import normalize_text
 from asr.runtime.files import remove_stale
 from asr.runtime.storage import RemoteFile
 from asr.runtime.threads import usable_cpus
-from asr.tokenizer import normalize_text
 from data_prep.convert import copy_name, needs_conversion, needs_ffmpeg, to_flac
 from data_prep.corpus_writer import LeftOut, Report, say_left_out, write_corpus
 from data_prep.cuts import Cluster, Utterance

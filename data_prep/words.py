@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.errors import ConfigError, DataError
-from asr.tokenizer import HAN_LETTER, normalize_text
+from asr.normalization import HAN_LETTER, normalize_text
 from data_prep.synthesis import VOICES, Line, draw, has_language, write_spoken_corpus
 from data_prep.text_file import read_text
 

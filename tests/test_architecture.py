@@ -14,7 +14,7 @@ FOLDERS = ("asr", "data_prep", "serve", "experiments", "benchmarks")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 ORDER = [
-    "errors", "schema", "tokenizer", "pinyin", "joining",
+    "errors", "schema", "normalization", "tokenizer", "pinyin", "joining",
     "runtime", "audio", "model", "decoding",
     "training_config", "config", "bundle",
     "data", "lm",

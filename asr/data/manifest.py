@@ -24,8 +24,8 @@ from asr.data.cuts import check_files, origins, parse_line, read_cuts, read_line
 from asr.data.places import is_allowed, is_manifest
 from asr.data.shar import fetch, load_shar
 from asr.errors import AsrError, AudioError, DataError
+from asr.normalization import normalize_text
 from asr.schema import check_local
-from asr.tokenizer import normalize_text
 from asr.training_config import DataConfig
 
 log = logging.getLogger(__name__)

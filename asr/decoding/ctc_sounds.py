@@ -16,8 +16,9 @@ from asr.decoding.ctc_greedy import greedy_texts
 from asr.decoding.hypothesis import Hypothesis
 from asr.decoding.options import DecodingOptions
 from asr.errors import ConfigError
+from asr.normalization import HAN_LETTER
 from asr.pinyin import units_of
-from asr.tokenizer import HAN_LETTER, SPECIAL, Tokenizer
+from asr.tokenizer import SPECIAL, Tokenizer
 
 _LEAST = 1e-30  # a probability, so that its logarithm is finite
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from asr.decoding.hotwords import Hotword
 from asr.decoding.phrase_trie import PhraseTrie, State
-from asr.tokenizer import HAN_LETTER, UNK, Tokenizer
+from asr.normalization import HAN_LETTER
+from asr.tokenizer import UNK, Tokenizer
 
 _MOST_NAMED = 10  # skipped phrases that a warning names
 

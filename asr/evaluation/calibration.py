@@ -8,7 +8,7 @@ from torch import Tensor
 
 from asr.decoding.hypothesis import Hypothesis
 from asr.evaluation.cer import ErrorCounts, Normalize, character_errors, word_errors
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 
 # The threshold is the largest, of steps of 0.01 up to this, that so small a share of dev
 # utterances with a text is below.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asr.errors import DataError
-from asr.tokenizer import HAN_LETTER, normalize_text
+from asr.normalization import HAN_LETTER, normalize_text
 
 if TYPE_CHECKING:
     import jiwer

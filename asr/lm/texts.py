@@ -12,8 +12,9 @@ import numpy as np
 from asr.data.manifest import load_cuts, text_of
 from asr.errors import DataError
 from asr.lm.backoff import Fragments, writable
+from asr.normalization import HAN_LETTER
 from asr.runtime.files import open_regular
-from asr.tokenizer import EOS, HAN_LETTER, SOS, UNK, Tokenizer
+from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 
 log = logging.getLogger(__name__)
 

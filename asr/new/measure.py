@@ -17,8 +17,8 @@ from tabulate import tabulate
 
 from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.errors import AudioError, DataError
+from asr.normalization import HAN_LETTER, normalize_text
 from asr.schema import FrozenModel
-from asr.tokenizer import HAN_LETTER, normalize_text
 
 LONGEST = 30.0  # seconds of an utterance that trains
 SAMPLED = 300  # recordings whose silence is measured

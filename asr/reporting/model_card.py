@@ -29,7 +29,7 @@ def model_card(config: Config, parameters: int, facts: dict[str, Any]) -> str:
 
 {rows}
 
-Text is normalized by `asr.tokenizer.normalize_text` (NFKC, {text}, no spaces beside Chinese
+Text is normalized by `asr.normalization.normalize_text` (NFKC, {text}, no spaces beside Chinese
 characters) before training and before scoring.
 
 ```python

@@ -20,8 +20,9 @@ from asr.evaluation.calibration import Calibration
 from asr.model.conditioning import SOUNDS
 from asr.model.projection import SetSparse, sparse_maps
 from asr.model.transformer import SpeechTransformer
+from asr.normalization import HAN_LETTER
 from asr.pinyin import units_of
-from asr.tokenizer import HAN_LETTER, PAD
+from asr.tokenizer import PAD
 from asr.train.auxiliary import UnitCtc, consistency, ctc_sum, intermediate_ctc
 from asr.train.distributed import all_reduce_sum
 from asr.train.sounds import SharedSounds, sounds_ctc

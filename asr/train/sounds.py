@@ -14,8 +14,9 @@ from asr.config import Config
 from asr.decoding.ctc_prefix import BLANK
 from asr.errors import ConfigError
 from asr.model.sounds import SoundsHead
+from asr.normalization import HAN_LETTER, normalize_text
 from asr.pinyin import Units, units_of
-from asr.tokenizer import HAN_LETTER, SPECIAL, normalize_text
+from asr.tokenizer import SPECIAL
 from asr.train.auxiliary import UnitCtc
 
 _SPACE = "▁"  # as a token

@@ -32,9 +32,9 @@ from asr.model.inference.decoder import for_inference
 from asr.model.inference.frontend import in_tiles
 from asr.model.inference.int8 import in_8_bits
 from asr.model.inference.sparse import prepare_for_inference
+from asr.normalization import normalize_text
 from asr.runtime.devices import choose_device
 from asr.runtime.load import adapt
-from asr.tokenizer import normalize_text
 from asr.transcription.chunks import Chunk, ChunkedRecording, at_speed
 from asr.transcription.stream import stream
 from asr.transcription.timestamps import align_tokens, timed_tokens

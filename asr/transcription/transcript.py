@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from asr.decoding.hypothesis import Ended, Hypothesis, geometric_mean
 from asr.joining import join_texts
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
 
 # A subtitle holds two lines of 20 Chinese characters or 40 Latin ones, for 7 seconds at most, and

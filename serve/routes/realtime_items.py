@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from asr.joining import join_texts
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.transcript import Segment, StreamResult
 from serve.routes.live_session import LiveSession
 from serve.routes.realtime_schemas import LOGPROBS, Options

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import log
 from urllib.parse import quote
 
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.reply import WARNINGS
 from asr.transcription.transcript import Segment, Transcript
 from asr.transcription.writers import as_srt, as_vtt, words

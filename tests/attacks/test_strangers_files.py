@@ -32,8 +32,9 @@ from asr.errors import AsrError, AudioError, BundleError, ConfigError, DataError
 from asr.evaluation.cer import alignment
 from asr.evaluation.evaluate import evaluate
 from asr.lm.loading import load_language_model
+from asr.normalization import normalize_text
 from asr.runtime.files import remove_stale, write_atomically, write_text
-from asr.tokenizer import Tokenizer, normalize_text
+from asr.tokenizer import Tokenizer
 from data_prep import aishell1, hkust
 from tests.helpers import (
     copied,

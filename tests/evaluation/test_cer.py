@@ -19,7 +19,8 @@ from asr.evaluation.cer import (
     score_files,
     word_errors,
 )
-from asr.tokenizer import TokenizerConfig, normalize_text
+from asr.normalization import normalize_text
+from asr.tokenizer import TokenizerConfig
 from tests.helpers import run_cli
 
 TEXTS = st.text(alphabet="ab今天好 Ａ", max_size=12)

@@ -21,7 +21,7 @@ from asr.decoding.options import DecodingOptions
 from asr.export.page_weights import pack_weights
 from asr.joining import join_texts
 from asr.lm.ngram import NGram, tables_of
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
 from asr.transcription.writers import as_srt, as_vtt
 from tests.helpers import coded, node_recognizer, say

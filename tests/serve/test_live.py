@@ -22,7 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 import asr
 from asr.bundle import load_bundle_config, write_bundle_config
 from asr.evaluation.tune import write_decoding
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Segment, Token, Transcript
 from serve.routes.live_session import Session

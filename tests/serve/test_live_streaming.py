@@ -16,7 +16,7 @@ import soxr
 from websockets.exceptions import ConnectionClosed
 
 import asr
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription import stream
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import StreamResult

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from asr.cli import main
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.writers import as_srt, as_vtt
 from serve.engine.messages import Partial
 from serve.errors import ApiError

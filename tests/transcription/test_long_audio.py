@@ -15,7 +15,7 @@ from asr.audio.recording import Recording
 from asr.audio.segmentation import split_at_silence
 from asr.config import Config
 from asr.errors import AudioError
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.recognizer import Recognizer, longest_seconds
 from tests.helpers import RATE, say, tones_recipe
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asr.decoding.hypothesis import UNCERTAIN, Hypothesis
-from asr.tokenizer import normalize_text
+from asr.normalization import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
 from asr.transcription.writers import (
     FORMATS,

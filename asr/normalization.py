@@ -1,0 +1,77 @@
+"""The one normalization of text: of transcripts, recognized texts, and both in a comparison."""
+
+import re
+import unicodedata
+from typing import Literal
+
+_HAN = r"\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_SPACE_BESIDE_HAN = re.compile(rf"(?<=[{_HAN}]) | (?=[{_HAN}])")
+HAN_LETTER = re.compile(rf"[{_HAN}]")
+
+# Punctuation that is a part of a word between two of its letters, and how it is written there:
+# apostrophes, hyphens, the middle dot of Catalan, maqaf, geresh and gershayim of Hebrew.
+_IN_WORDS = {c: "'" for c in "'\u2018\u2019"} | {c: "-" for c in "-\u2010"}
+_IN_WORDS |= {c: c for c in "\u00b7\u05be\u05f3\u05f4"}
+_MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
+# Invisible, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
+_INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
+_JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
+_REST_OF_EMOJI = re.compile(rf"(?<!\S)[{_JOINERS}]+")
+
+Case = Literal["upper", "lower", "lower_tr", "keep"]
+Punctuation = Literal["keep", "remove"]
+
+
+def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "keep") -> str:
+    """Return text without differences of width (NFKC), case, and spaces beside Chinese characters,
+    and without invisible characters.
+
+    Mandarin's word segmentation is no part of a transcript. Other spaces collapse to one, so that
+    "今天 ｇｏ  on" becomes "今天GO ON". Removed punctuation leaves a space.
+    """
+    text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
+    if case != "keep":
+        # A letter's other case may be several characters, such as those of ΐ.
+        text = unicodedata.normalize("NFKC", _cased(text, case))
+    # NFKC parts Thai's and Lao's letter AM, which everybody writes as one.
+    text = text.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")
+    if punctuation == "remove":
+        text = _without_punctuation(text)
+    # Runs of spaces come first: the pattern would try each of their ends from each of their starts.
+    return _SPACE_BESIDE_HAN.sub("", " ".join(text.split()))
+
+
+def _cased(text: str, case: Case) -> str:
+    """Return text in a case; in lower case İ is an i without a dot beside it.
+
+    By `lower_tr`, of Turkish and Azeri, I is ı.
+    """
+    if case == "upper":
+        return text.upper()
+    if case == "lower_tr":
+        text = text.replace("I", "ı")
+    return re.sub("i\u0307+", "i", text.lower())
+
+
+def _without_punctuation(text: str) -> str:
+    """Return text with a space for each mark of punctuation that is not within a word."""
+    three = zip(f" {text}", text, f"{text[1:]} ", strict=False)
+    kept = (" " if _is_punctuation(*each) else _IN_WORDS.get(each[1], each[1]) for each in three)
+    return _REST_OF_EMOJI.sub("", "".join(kept))
+
+
+def _is_punctuation(before: str, character: str, after: str) -> bool:
+    """Tell whether a character between two others is punctuation, or a symbol that is not read.
+
+    Marks on letters (category M), currencies and most of mathematics are neither.
+    """
+    if character in _IN_WORDS:
+        return not (_is_letter(before) and _is_letter(after))
+    kind = unicodedata.category(character)
+    return kind[0] == "P" or kind in ("Sk", "So") or character in _MORE_PUNCTUATION
+
+
+def _is_letter(character: str) -> bool:
+    """Tell whether a character is a letter, a mark on one or a digit, but not a Chinese one."""
+    is_letter = unicodedata.category(character)[0] in "LMN" and character not in _JOINERS
+    return is_letter and not HAN_LETTER.match(character)
