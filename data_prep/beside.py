@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path, PurePath
@@ -82,11 +82,6 @@ class _Texts(NamedTuple):
     far: list[Path]
 
 
-def has_tiers(texts: Iterable[Path]) -> bool:
-    """Tell whether a text file may have several tiers, of which one has the transcript."""
-    return any(path.suffix.lower() in WITH_TIERS for path in texts)
-
-
 def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = None) -> None:
     """Read the text files below the folder `table.path` that have the names of recordings.
 
@@ -120,8 +115,9 @@ def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = N
         log.warning("%d texts are not used, for another of the same recording is, such as %s in "
                     "place of %s", len(others), *others[0])  # fmt: skip
     # One in no folder that cannot be used does not tell that folders are no splits.
+    whole = [text for text in used if not text.fault]
     folders = read_folders(
-        (text.folder for text in used if text.has_text or text.folder.parts),
+        (text.folder for text in whole if text.has_text or text.folder.parts),
         is_speaker_known=all(text.has_speakers for text in used if text.has_text),
     )
     for text in sorted(used):

@@ -1,7 +1,9 @@
 """Read the annotations that ELAN writes: XML with tiers (https://www.mpi.nl/tools/elan/EAFv3.0.xsd)."""
 
+import re
 import xml.sax
 from typing import NamedTuple
+from urllib.parse import unquote
 from xml.sax.handler import ContentHandler
 from xml.sax.xmlreader import AttributesImpl, Locator
 
@@ -10,8 +12,8 @@ from data_prep.subtitles import UNKNOWN, Part
 from data_prep.tiers import Tier
 
 
-def read_elan(text: str) -> list[Tier]:
-    """Return the tiers of an ELAN file. Raises DataError for another file."""
+def read_elan(text: str, name: str) -> list[Tier]:
+    """Return the tiers of an ELAN file for the recording of a name. Raises DataError for others."""
     if "<!DOCTYPE" in text:  # which could have entities that grow or name other files
         raise DataError("it has a DOCTYPE, which files of ELAN have not")
     document = _Document()
@@ -19,9 +21,12 @@ def read_elan(text: str) -> list[Tier]:
         xml.sax.parseString(text.strip(), document)  # noqa: S317
     except xml.sax.SAXException as error:
         raise DataError(f"it is no whole file of ELAN ({error.getMessage()})") from error
-    if not document.is_elan:
+    if not document.units:
         raise DataError("it is no file of ELAN")
-    if document.has_offset:
+    if document.units != "milliseconds":
+        raise DataError(f"its times are {document.units}, and not in milliseconds")
+    own = [origin for media, origin in document.origins if media == name]
+    if any(own or [origin for _, origin in document.origins]):
         raise DataError("its recording has an offset (TIME_ORIGIN): set it to 0 in ELAN")
     return document.tiers()
 
@@ -45,7 +50,9 @@ class _Document(ContentHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_elan, self.has_offset = False, False
+        self.units = ""  # where it is no file of ELAN
+        self.origins: list[tuple[str, bool]] = []  # of a recording: its name, whether it has one
+        self._names: set[str] = set()
         self._times: dict[str, str] = {}
         self._tiers: list[Tier] = []
         self._annotations: list[_Annotation] = []
@@ -82,25 +89,38 @@ class _Document(ContentHandler):
 
     def startElement(self, name: str, attrs: AttributesImpl) -> None:
         """Begin an element."""
-        self.is_elan |= name == "ANNOTATION_DOCUMENT"
         self._is_in_text = name == "ANNOTATION_VALUE" and bool(self._annotations)
-        if name == "MEDIA_DESCRIPTOR" and attrs.get("TIME_ORIGIN", "0").strip() not in ("0", ""):
-            self.has_offset |= not attrs.get("MIME_TYPE", "").startswith("video")
-        elif name == "TIME_SLOT":
-            milliseconds = attrs.get("TIME_VALUE", "")
-            is_known = milliseconds.isdecimal()
-            seconds = f"{float(milliseconds) / 1000:.3f}" if is_known else UNKNOWN
-            self._times[attrs.get("TIME_SLOT_ID", "")] = seconds
-        elif name == "TIER":
-            names = ("TIER_ID", "PARTICIPANT", "LINGUISTIC_TYPE_REF")
-            title, speaker, kind = (attrs.get(each, "").strip() for each in names)
-            self._tiers.append(Tier(title, [], speaker, kind))
-        elif name in ("ALIGNABLE_ANNOTATION", "REF_ANNOTATION") and self._tiers:
-            line = self._place.getLineNumber() if self._place else None
-            slots = attrs.get("TIME_SLOT_REF1", ""), attrs.get("TIME_SLOT_REF2", "")
-            own, of = attrs.get("ANNOTATION_ID", ""), attrs.get("ANNOTATION_REF", "")
-            tier = len(self._tiers) - 1
-            self._annotations.append(_Annotation(tier, line or 0, own, of, slots, []))
+        match name:
+            case "ANNOTATION_DOCUMENT":
+                self.units = "milliseconds"
+            case "HEADER" if self.units:
+                self.units = attrs.get("TIME_UNITS", self.units)
+            case "MEDIA_DESCRIPTOR":
+                file = re.split(r"[/\\]", unquote(attrs.get("MEDIA_URL", "")))[-1]
+                has_origin = attrs.get("TIME_ORIGIN", "").strip() not in ("0", "")
+                self.origins.append((file.rpartition(".")[0], has_origin))
+            case "TIME_SLOT":
+                time = attrs.get("TIME_VALUE", "")
+                seconds = f"{float(time) / 1000:.3f}" if time.isdecimal() else UNKNOWN
+                self._times[self._new(attrs.get("TIME_SLOT_ID", ""))] = seconds
+            case "TIER":
+                names = ("TIER_ID", "PARTICIPANT", "LINGUISTIC_TYPE_REF")
+                title, speaker, kind = (attrs.get(each, "").strip() for each in names)
+                self._tiers.append(Tier(title, [], speaker, kind))
+            case "ALIGNABLE_ANNOTATION" | "REF_ANNOTATION" if self._tiers:
+                self._annotations.append(self._annotation(attrs))
+
+    def _annotation(self, attrs: AttributesImpl) -> _Annotation:
+        line = self._place.getLineNumber() if self._place else None
+        slots = attrs.get("TIME_SLOT_REF1", ""), attrs.get("TIME_SLOT_REF2", "")
+        own, of = self._new(attrs.get("ANNOTATION_ID", "")), attrs.get("ANNOTATION_REF", "")
+        return _Annotation(len(self._tiers) - 1, line or 0, own, of, slots, [])
+
+    def _new(self, name: str) -> str:
+        if name in self._names:
+            raise DataError(f"it has {name or 'an empty name'} twice")
+        self._names.add(name)
+        return name
 
     def characters(self, content: str) -> None:
         """Add a part of a text."""

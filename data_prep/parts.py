@@ -1,9 +1,11 @@
 """Read what a text file with the name of a recording says of its parts, by the kind of file."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from asr.errors import DataError
+from asr.runtime.files import read_bytes
 from data_prep.elan import read_elan
 from data_prep.lines import Fault
 from data_prep.subtitles import Part, read_labels, read_subtitles
@@ -11,12 +13,23 @@ from data_prep.textgrid import read_textgrid
 from data_prep.tiers import parts_of
 
 SUBTITLES = (".srt", ".vtt")
-WITH_TIERS = {".textgrid": read_textgrid, ".eaf": read_elan}
+WITH_TIERS = (".textgrid", ".eaf")
+_HEAD, _MOST_BYTES = 40, 1 << 30
+_TEXTGRID = "ooTextFile"  # in the first line of a TextGrid, whatever the name of the file
 # Of seconds; or of samples (TIMIT) or 100 ns (HTK) before a word.
 _TIMES = re.compile(r"\s*-?\d+[.,]\d+\s+-?\d+[.,]\d+(\s|$)|\s*\d+\s+\d{4,}\s+[^\W\d_]")
 # A time as clocks show it, which programs and sites put before each text; and two, of a subtitle.
 _CLOCK = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}(:\d{2})?([.,]\d+)?[\])]?(\s|$)")
 _CUE = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}\S*\s*((--?|[–—])>\s*\d|(?<=\t)\d{1,4}:\d{2})")
+
+
+def has_tiers(path: Path) -> bool:
+    """Tell whether a text file may have several tiers, of which one has the transcript."""
+    if path.suffix.lower() in WITH_TIERS:
+        return True
+    with suppress(OSError):
+        return _TEXTGRID.encode() in read_bytes(path, _MOST_BYTES)[: 2 * _HEAD].replace(b"\0", b"")
+    return False
 
 
 def read_parts(path: Path, text: str, tier: str | None) -> list[Part] | Fault | None:
@@ -25,10 +38,9 @@ def read_parts(path: Path, text: str, tier: str | None) -> list[Part] | Fault | 
     `tier` is the name of the one with the transcript, in files that have tiers.
     """
     suffix = path.suffix.lower()
-    is_textgrid = text.startswith('File type = "ooTextFile')  # saved under another name
-    if read := read_textgrid if is_textgrid else WITH_TIERS.get(suffix):
+    if suffix in WITH_TIERS or _TEXTGRID in text[:_HEAD]:
         try:
-            tiers = read(text)
+            tiers = read_elan(text, path.stem) if suffix == ".eaf" else read_textgrid(text)
         except DataError as error:
             return Fault("bad_text", str(error))
         try:

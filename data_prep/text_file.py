@@ -68,6 +68,8 @@ def _read(path: Path) -> bytes:
         data = read_bytes(path, _MOST_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): check the path") from error
+    if data.startswith(b"ooBinaryFile"):
+        raise DataError(f"{path}: is a binary file of Praat: save it there as a text file")
     if data.startswith(_SPREADSHEETS):
         raise DataError(
             f"{path}: is a spreadsheet or another packed file: save it as text (CSV in UTF-8), and "

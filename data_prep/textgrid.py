@@ -9,7 +9,7 @@ from data_prep.tiers import Tier
 # All that counts in Praat's files is texts in quotes and numbers that stand alone (its manual,
 # "TextGrid file formats"); what follows an exclamation mark is for people.
 _VALUE = re.compile(
-    r'!.*|(?<!\S)(?:"(?P<text>(?:[^"]|"")*+)"(?P<more>\S)?'
+    r'(?<!\S)(?:!.*|"(?P<text>(?:[^"]|"")*+)"(?P<more>\S)?'
     r"|(?P<number>[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?!\S))"
 )
 
@@ -77,7 +77,9 @@ class _Values:
         self.line += self._content.count("\n", self._at, match.start())
         self._at = match.start()
         if match["more"]:
-            raise DataError(f"line {self.line} has a quote within a text that is not written twice")
+            raise DataError(
+                f"line {self.line} has a quote that ends no text: those in it are doubled"
+            )
         value: str | None = match[kind]
         if value is None:
             raise DataError(f"line {self.line} has no {kind} where a TextGrid has one")

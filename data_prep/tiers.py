@@ -28,24 +28,33 @@ class Tier(NamedTuple):
 def parts_of(tiers: Sequence[Tier], named: str | None) -> list[Part]:
     """Return the parts of the transcript: of the tiers with a name, or else of a type, if given.
 
-    Else of those that have a usual name or type, or of the only one with text; of several only if
+    Else of those with text that have a usual name or type, or of the only one; of several only if
     they are of one type and each is of another speaker. Raises DataError where there is no such
-    tier, or where one with text alone has likely no transcript.
+    tier, or where the only one has likely no transcript.
     """
     wanted = {plain(named)} if named else _TEXT
-    used = [tier for tier in tiers if plain(tier.name) in wanted]
-    used = used or [tier for tier in tiers if plain(tier.kind) in wanted]
+    known = [tier for tier in tiers if tier.parts or named]
+    used = [tier for tier in known if plain(tier.name) in wanted]
+    used = used or [tier for tier in known if plain(tier.kind) in wanted]
     if named and not used:
         raise DataError(f"it has no tier {named}, only {_names(tiers)}")
-    if not named:
-        is_guess = not used
-        used = used or [tier for tier in tiers if tier.parts]
-        speakers, kinds = {tier.speaker for tier in used} - {""}, {tier.kind for tier in used}
-        is_unclear = len(used) > 1 and (len(speakers) < len(used) or len(kinds) > 1)
-        if is_unclear or (is_guess and any(_OTHER & set(_words(tier.name)) for tier in used)):
-            raise DataError(f"it has {_names(tiers)}: name the tier of the text by --text-column")
-    found = [part._replace(speaker=tier.speaker) for tier in used for part in tier.parts]
+    if not named and _is_unclear(used, known):
+        raise DataError(f"it has {_names(known)}: name the tier of the text by --text-column")
+    chosen = used or known
+    found = [part._replace(speaker=tier.speaker) for tier in chosen for part in tier.parts]
     return sorted(found, key=lambda part: part.line)
+
+
+def _is_unclear(usual: Sequence[Tier], known: Sequence[Tier]) -> bool:
+    """Tell whether it takes a person to say which of the known tiers have the transcript."""
+    used = usual or known
+    if not usual and any(_OTHER & {*_words(tier.name), *_words(tier.kind)} for tier in used):
+        return True
+    speakers, kinds = {tier.speaker for tier in used} - {""}, {tier.kind for tier in used}
+    if len(used) > 1 and (len(speakers) < len(used) or len(kinds) > 1):
+        return True
+    others = {tier.speaker for tier in known if tier.kind in kinds} - {""}
+    return bool(speakers) and others != speakers  # another person's tier has another name
 
 
 def _words(name: str) -> list[str]:

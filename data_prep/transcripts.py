@@ -15,12 +15,13 @@ from typing import Any
 
 from asr.errors import DataError
 from asr.transcription.jobs import SUFFIXES
-from data_prep.beside import has_tiers, list_unread, read_beside, texts_below
+from data_prep.beside import list_unread, read_beside, texts_below
 from data_prep.cells import read_cells
 from data_prep.columns import NAMES, TIMES, find_columns, plain
 from data_prep.folders import read_folders
 from data_prep.kaldi import read_kaldi
 from data_prep.lines import Cells, Fault, Transcripts, add_line
+from data_prep.parts import has_tiers
 from data_prep.recordings import Recordings
 from data_prep.splits import split_of
 from data_prep.text_file import read_text
@@ -75,7 +76,7 @@ def _read_folder(table: Transcripts, named: dict[str, str], recordings: Recordin
     elif parts := list(filter(None, map(_metadata, _visible(folder)))):
         _join(table, parts, named, recordings or Recordings(folder, folder))
     elif texts := texts_below(folder):
-        tier = named.pop("text", None) if has_tiers(texts) else None
+        tier = named.pop("text") if "text" in named and any(map(has_tiers, texts)) else None
         _check_no_columns(folder, "has a text for each recording", named)
         read_beside(table, recordings or Recordings(folder, folder), tier)
     else:

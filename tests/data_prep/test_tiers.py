@@ -4,6 +4,7 @@ The files in annotations/ are Praat's own (by praat-parselmouth 0.4.7) and of py
 """
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from data_prep.tiers import Tier, parts_of
 from data_prep.transcripts import read_transcripts
 
 FILES = Path(__file__).parent / "annotations"
-READERS = {".TextGrid": read_textgrid, ".eaf": read_elan}
+READERS = {".TextGrid": read_textgrid, ".eaf": partial(read_elan, name="a")}
 PARTS = [("0.5", "1.25", 'say "hello" there'), ("1.25", "2", "打开 窗户")]
 
 
@@ -128,7 +129,8 @@ def tier(name: str, n_parts: int = 1, speaker: str = "", kind: str = "") -> Tier
         ([tier("a"), tier("b", 0)], None, ["a"]),
         ([tier("b", 0)], None, []),
         ([tier("Utterance"), tier("c")], None, ["Utterance"]),
-        ([tier("text", 0), tier("notes")], None, []),  # which is not written yet
+        ([tier("text", 0), tier("anna")], None, ["anna"]),  # of a template
+        ([tier("text", 1, "Ann", "x"), tier("notes", 1, "", "x")], None, ["text"]),
         ([tier("a", 1, "Ann"), tier("b", 1, "Bob")], None, ["a", "b"]),
         ([tier("text", 1, "Ann", "x"), tier("gloss", 1, "Ann", "text")], None, ["text"]),
         ([tier("text", 1, "Ann", "x"), tier("gloss", 1, "Ann", "text")], "text", ["text"]),
@@ -149,6 +151,9 @@ def test_the_tier_of_the_text(tiers: list[Tier], named: str | None, texts: list[
         [tier("a", 1, "Ann", "x"), tier("b", 1, "Bob", "y")],  # who may have translated
         [tier("text"), tier("text")],
         [tier("phones")],
+        [tier("text", 0), tier("notes")],  # which is not written yet
+        [tier("a", 1, "Ann", "gloss")],
+        [tier("Text", 1, "Ann", "x"), tier("Text-Bob", 1, "Bob", "x")],
         [tier("ann - words")],
     ],
 )
@@ -203,7 +208,7 @@ def test_words_of_elan_without_times_of_their_own_are_joined() -> None:
         elan[elan.index("<REF_ANNOTATION") : elan.index("</REF_ANNOTATION>")] + "</REF_ANNOTATION>"
     )
     words = own.replace("a translation", "two").replace('"a4"', '"a5"')
-    found = read_elan("\n" + elan.replace(own, own + words))
+    found = read_elan("\n" + elan.replace(own, own + words), "a")
     assert spoken(found[2].parts) == [("0.500", "1.250", "a translation two")]
     slots = '<TIME_SLOT TIME_SLOT_ID="ts9"/>'
     one, two = (
@@ -211,7 +216,9 @@ def test_words_of_elan_without_times_of_their_own_are_joined() -> None:
         f'"{end}"><ANNOTATION_VALUE>{name}</ANNOTATION_VALUE></ALIGNABLE_ANNOTATION>'
         for name, start, end in (("one", "ts2", "ts9"), ("two", "ts9", "ts5"))
     )
-    found = read_elan(elan.replace("<TIME_ORDER>", "<TIME_ORDER>" + slots).replace(own, one + two))
+    found = read_elan(
+        elan.replace("<TIME_ORDER>", "<TIME_ORDER>" + slots).replace(own, one + two), "a"
+    )
     assert spoken(found[2].parts) == [("0.500", "2.000", "one two")]
 
 
@@ -219,6 +226,46 @@ def test_a_textgrid_may_be_saved_as_text(tmp_path: Path) -> None:
     record(tmp_path / "a.wav")
     (tmp_path / "a.txt").write_text(content("short.TextGrid"), "utf-8")
     assert [line.start for line in read_transcripts(tmp_path).lines] == [0.5, 1.25]
+    found = read_transcripts(tmp_path, {"text": "phones"})
+    assert [line.text for line in found.lines] == ["a"]
+    (tmp_path / "a.txt").write_text("hello", "utf-8")
+    with pytest.raises(DataError, match=r"which has no columns: omit --text-column"):
+        read_transcripts(tmp_path, {"text": "phones"})
+    (tmp_path / "a.TextGrid").write_bytes(b"ooBinaryFile\x08TextGrid\0\0")
+    ((_, fault),) = read_transcripts(tmp_path).faults.items()
+    assert fault.what == "is a binary file of Praat: save it there as a text file"
+
+
+ORIGINS = [("a.mp4", "500"), ("a.wav", "0"), ("b.wav", "700")]
+
+
+@pytest.mark.parametrize(
+    ("media", "is_read"),
+    [(ORIGINS[1:], True), (ORIGINS[1:2], True), (ORIGINS[:1], False), (ORIGINS[2:], False)],
+)
+def test_an_offset_of_the_recording_in_elan_is_refused(
+    media: list[tuple[str, str]], is_read: bool
+) -> None:
+    """That of another file is not looked at where the recording is one of them."""
+    named = "".join(
+        f'<MEDIA_DESCRIPTOR MEDIA_URL="file:///C:/my%20takes/{file}" TIME_ORIGIN="{origin}"/>'
+        for file, origin in media
+    )
+    elan = content("a.eaf").replace("<HEADER>", "<HEADER>" + named)
+    if is_read:
+        assert len(read_elan(elan, "a")) == 3
+    else:
+        with pytest.raises(DataError, match=r"TIME_ORIGIN"):
+            read_elan(elan, "a")
+
+
+def test_names_that_elan_gives_once_are_not_twice() -> None:
+    elan = content("a.eaf")
+    for again in (elan.replace('"a3"', '"a2"'), elan.replace('ID="ts3"', 'ID="ts2"')):
+        with pytest.raises(DataError, match=r"it has (a2|ts2) twice"):
+            read_elan(again, "a")
+    with pytest.raises(DataError, match=r"its times are NTSC-frames"):
+        read_elan(elan.replace("<HEADER", '<HEADER TIME_UNITS="NTSC-frames"'), "a")
 
 
 def test_times_that_elan_does_not_know(tmp_path: Path) -> None:
@@ -226,7 +273,7 @@ def test_times_that_elan_does_not_know(tmp_path: Path) -> None:
     elan = content("a.eaf").replace('TIME_VALUE="500"', "").replace('"1250"', f'"{"9" * 5000}"')
     looped = elan.replace('ANNOTATION_REF="a2"', 'ANNOTATION_REF="a4"')
     assert looped != elan
-    assert {part.start for tier in read_elan(looped) for part in tier.parts} == {"nan", "inf"}
+    assert {part.start for tier in read_elan(looped, "a") for part in tier.parts} == {"nan", "inf"}
     record(tmp_path / "a.wav")
     record(tmp_path / "b.wav")
     (tmp_path / "a.eaf").write_text(looped, "utf-8")
