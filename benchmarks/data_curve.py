@@ -5,18 +5,19 @@
 TITLE is that of a table of docs/results.md with the columns minutes, speakers and CER (%), as
 `benchmarks.little_data` measures them. The trainings that have all of the corpus' speakers are a
 line, those with fewer are single points; where a table tells the errors of each seed, these are
-small points.
+small points. Of a table with a column `WeNet's CER (%)` a dashed line and hollow points show these.
 """
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from asr.reporting.plots import check_matplotlib, new_figure, save_figure
 from benchmarks.record import Result
 from benchmarks.tables import newest, read_all
 
-_SEEDS = "of each seed (%)"
+_SEEDS, _WENET = "of each seed (%)", "WeNet's CER (%)"
 
 
 def table(title: str) -> Result | None:
@@ -25,10 +26,21 @@ def table(title: str) -> Result | None:
     return found[-1] if found else None
 
 
-def points(result: Result) -> list[tuple[float, int, float, list[float]]]:
-    """Return minutes, speakers, CER and that of each seed of the trainings, the shortest first.
+@dataclass(frozen=True, order=True)
+class Point:
+    """A training: its recordings, its CER and that of each seed, and WeNet's if it is known."""
 
-    Raises KeyError where the table has not these columns.
+    minutes: float
+    speakers: int
+    cer: float
+    seeds: list[float]
+    wenet: float | None = None
+
+
+def points(result: Result) -> list[Point]:
+    """Return the trainings, those with the shortest recordings first.
+
+    Raises KeyError where the table has no minutes, speakers or CER (%).
     """
     found = []
     for row in result.rows:
@@ -36,8 +48,10 @@ def points(result: Result) -> list[tuple[float, int, float, list[float]]]:
         seeds = [float(each) for each in str(cells.get(_SEEDS) or "").split()]
         minutes, speakers, cer = (cells[name] for name in ("minutes", "speakers", "CER (%)"))
         assert minutes is not None and speakers is not None and cer is not None
-        found.append((float(minutes), int(speakers), float(cer), seeds))
-    return sorted(found)
+        wenet = cells.get(_WENET)
+        other = None if wenet is None else float(wenet)
+        found.append(Point(float(minutes), int(speakers), float(cer), seeds, other))
+    return sorted(found, key=lambda point: (point.minutes, point.speakers))
 
 
 def draw(result: Result, path: Path) -> None:
@@ -45,17 +59,21 @@ def draw(result: Result, path: Path) -> None:
     check_matplotlib()
     figure, [[axes]] = new_figure(1, 1)
     found = points(result)
-    most = max(speakers for _, speakers, _, _ in found)
-    whole = [each for each in found if each[1] == most]
-    axes.plot([m for m, *_ in whole], [cer for *_, cer, _ in whole], "o-", label=f"{most} speakers")
-    for i, (minutes, speakers, cer, _) in enumerate(each for each in found if each[1] < most):
-        axes.plot(minutes, cer, "s", color=f"C{i + 1}", label=f"{speakers} speakers")
-    for minutes, _, _, seeds in found:
-        axes.plot([minutes] * len(seeds), seeds, ".", color="0.6")
+    most = max(each.speakers for each in found)
+    whole = [each for each in found if each.speakers == most]
+    for chosen, style in ((whole, "o-"), *(([each], "s") for each in found if each not in whole)):
+        name, minutes = f"{chosen[0].speakers} speakers", [each.minutes for each in chosen]
+        (line,) = axes.plot(minutes, [each.cer for each in chosen], style, label=name)
+        others = [(each.minutes, each.wenet) for each in chosen if each.wenet is not None]
+        if others:
+            axes.plot(*zip(*others, strict=True), style.replace("-", "--"), color=line.get_color(),
+                      fillstyle="none", label=f"WeNet, {name}")  # fmt: skip
+    for each in found:
+        axes.plot([each.minutes] * len(each.seeds), each.seeds, ".", color="0.6")
     axes.set(xscale="log", xlabel="minutes of recordings", ylabel="CER of other people (%)")
-    axes.set_xticks([m for m, *_ in whole], [f"{m:.2g}" for m, *_ in whole])
+    axes.set_xticks([each.minutes for each in whole], [f"{each.minutes:.2g}" for each in whole])
     axes.set_xticks([], minor=True)
-    axes.set_ylim(0, 1.1 * max(max(seeds, default=cer) for *_, cer, seeds in found))
+    axes.set_ylim(0, 1.1 * max(max(each.cer, each.wenet or 0, *each.seeds) for each in found))
     axes.grid(alpha=0.3)
     axes.legend()
     save_figure(figure, path)
