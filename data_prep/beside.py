@@ -115,7 +115,7 @@ def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = N
         log.warning("%d texts are not used, for another of the same recording is, such as %s in "
                     "place of %s", len(others), *others[0])  # fmt: skip
     # One in no folder that cannot be used does not tell that folders are no splits.
-    whole = [text for text in used if not text.fault]
+    whole = [text for text in used if not text.fault or text.fault.reason == "no_text"]
     folders = read_folders(
         (text.folder for text in whole if text.has_text or text.folder.parts),
         is_speaker_known=all(text.has_speakers for text in used if text.has_text),

@@ -25,8 +25,7 @@ def read_elan(text: str, name: str) -> list[Tier]:
         raise DataError("it is no file of ELAN")
     if document.units != "milliseconds":
         raise DataError(f"its times are {document.units}, and not in milliseconds")
-    own = [origin for media, origin in document.origins if media == name]
-    if any(own or [origin for _, origin in document.origins]):
+    if document.has_offset(name):
         raise DataError("its recording has an offset (TIME_ORIGIN): set it to 0 in ELAN")
     return document.tiers()
 
@@ -45,19 +44,37 @@ class _Annotation(NamedTuple):
     text: list[str]
 
 
+class _Media(NamedTuple):
+    """A recording that a file of ELAN is of, and whether its times begin later in it."""
+
+    file: str
+    is_video: bool
+    has_offset: bool
+
+
 class _Document(ContentHandler):
     """What an ELAN file has, in its order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.units = ""  # where it is no file of ELAN
-        self.origins: list[tuple[str, bool]] = []  # of a recording: its name, whether it has one
-        self._names: set[str] = set()
+        self._media: list[_Media] = []
+        self._names: set[tuple[str, str]] = set()
         self._times: dict[str, str] = {}
         self._tiers: list[Tier] = []
         self._annotations: list[_Annotation] = []
         self._is_in_text = False
         self._place: Locator | None = None
+
+    def has_offset(self, name: str) -> bool:
+        """Tell whether the recording of a name, with or without its suffix, begins at another time.
+
+        A video beside a sound of the same name is not the recording.
+        """
+        own = [each for each in self._media if each.file == name]
+        own = own or [each for each in self._media if each.file.rpartition(".")[0] == name]
+        own = own or self._media
+        return any(each.has_offset for each in [one for one in own if not one.is_video] or own)
 
     def tiers(self) -> list[Tier]:
         """Return the tiers with what is said in each.
@@ -70,8 +87,8 @@ class _Document(ContentHandler):
             start, end = slots[each.name]
             last = joined[-1] if joined and joined[-1].tier == each.tier else None
             if last and (last.slots == (start, end) or self._is_unknown(last.slots[1], start)):
-                text = [*last.text, " ", *each.text]
-                joined[-1] = last._replace(slots=(last.slots[0], end), text=text)
+                last.text.extend((" ", *each.text))
+                joined[-1] = last._replace(slots=(last.slots[0], end))
             else:
                 joined.append(each._replace(slots=(start, end)))
         for each in joined:
@@ -94,15 +111,16 @@ class _Document(ContentHandler):
             case "ANNOTATION_DOCUMENT":
                 self.units = "milliseconds"
             case "HEADER" if self.units:
-                self.units = attrs.get("TIME_UNITS", self.units)
+                self.units = attrs.get("TIME_UNITS") or self.units
             case "MEDIA_DESCRIPTOR":
                 file = re.split(r"[/\\]", unquote(attrs.get("MEDIA_URL", "")))[-1]
-                has_origin = attrs.get("TIME_ORIGIN", "").strip() not in ("0", "")
-                self.origins.append((file.rpartition(".")[0], has_origin))
+                is_video = attrs.get("MIME_TYPE", "").startswith("video")
+                has_offset = attrs.get("TIME_ORIGIN", "").strip() not in ("0", "")
+                self._media.append(_Media(file, is_video, has_offset))
             case "TIME_SLOT":
                 time = attrs.get("TIME_VALUE", "")
                 seconds = f"{float(time) / 1000:.3f}" if time.isdecimal() else UNKNOWN
-                self._times[self._new(attrs.get("TIME_SLOT_ID", ""))] = seconds
+                self._times[self._new("time slot", attrs.get("TIME_SLOT_ID", ""))] = seconds
             case "TIER":
                 names = ("TIER_ID", "PARTICIPANT", "LINGUISTIC_TYPE_REF")
                 title, speaker, kind = (attrs.get(each, "").strip() for each in names)
@@ -113,13 +131,14 @@ class _Document(ContentHandler):
     def _annotation(self, attrs: AttributesImpl) -> _Annotation:
         line = self._place.getLineNumber() if self._place else None
         slots = attrs.get("TIME_SLOT_REF1", ""), attrs.get("TIME_SLOT_REF2", "")
-        own, of = self._new(attrs.get("ANNOTATION_ID", "")), attrs.get("ANNOTATION_REF", "")
+        own = self._new("annotation", attrs.get("ANNOTATION_ID", ""))
+        of = attrs.get("ANNOTATION_REF", "")
         return _Annotation(len(self._tiers) - 1, line or 0, own, of, slots, [])
 
-    def _new(self, name: str) -> str:
-        if name in self._names:
-            raise DataError(f"it has {name or 'an empty name'} twice")
-        self._names.add(name)
+    def _new(self, kind: str, name: str) -> str:
+        if (kind, name) in self._names:
+            raise DataError(f"it has two {kind}s {name}")
+        self._names.add((kind, name))
         return name
 
     def characters(self, content: str) -> None:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from asr.errors import DataError
-from asr.runtime.files import read_bytes
+from asr.runtime.files import open_regular
 from data_prep.elan import read_elan
 from data_prep.lines import Fault
 from data_prep.subtitles import Part, read_labels, read_subtitles
@@ -14,8 +14,9 @@ from data_prep.tiers import parts_of
 
 SUBTITLES = (".srt", ".vtt")
 WITH_TIERS = (".textgrid", ".eaf")
-_HEAD, _MOST_BYTES = 40, 1 << 30
-_TEXTGRID = "ooTextFile"  # in the first line of a TextGrid, whatever the name of the file
+# The first line of a TextGrid, whatever the name of the file.
+_TEXTGRID = re.compile(r'\s*(File type = )?"ooTextFile')
+_HEAD = 128  # bytes, in UTF-8 or UTF-16
 # Of seconds; or of samples (TIMIT) or 100 ns (HTK) before a word.
 _TIMES = re.compile(r"\s*-?\d+[.,]\d+\s+-?\d+[.,]\d+(\s|$)|\s*\d+\s+\d{4,}\s+[^\W\d_]")
 # A time as clocks show it, which programs and sites put before each text; and two, of a subtitle.
@@ -28,7 +29,9 @@ def has_tiers(path: Path) -> bool:
     if path.suffix.lower() in WITH_TIERS:
         return True
     with suppress(OSError):
-        return _TEXTGRID.encode() in read_bytes(path, _MOST_BYTES)[: 2 * _HEAD].replace(b"\0", b"")
+        with open_regular(path) as file:
+            head = file.read(_HEAD).replace(b"\0", b"").lstrip(b"\xef\xbb\xbf\xff\xfe")
+        return bool(_TEXTGRID.match(head.decode("ascii", "replace")))
     return False
 
 
@@ -38,7 +41,7 @@ def read_parts(path: Path, text: str, tier: str | None) -> list[Part] | Fault | 
     `tier` is the name of the one with the transcript, in files that have tiers.
     """
     suffix = path.suffix.lower()
-    if suffix in WITH_TIERS or _TEXTGRID in text[:_HEAD]:
+    if suffix in WITH_TIERS or _TEXTGRID.match(text):
         try:
             tiers = read_elan(text, path.stem) if suffix == ".eaf" else read_textgrid(text)
         except DataError as error:

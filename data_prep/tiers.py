@@ -28,30 +28,30 @@ class Tier(NamedTuple):
 def parts_of(tiers: Sequence[Tier], named: str | None) -> list[Part]:
     """Return the parts of the transcript: of the tiers with a name, or else of a type, if given.
 
-    Else of those with text that have a usual name or type, or of the only one; of several only if
-    they are of one type and each is of another speaker. Raises DataError where there is no such
-    tier, or where the only one has likely no transcript.
+    Else of those that have a usual name or type, or of the only one with text; of several with text
+    only if they are of one type and each is of another speaker. Raises DataError where there is no
+    such tier, or where the only one has likely no transcript.
     """
     wanted = {plain(named)} if named else _TEXT
-    known = [tier for tier in tiers if tier.parts or named]
-    used = [tier for tier in known if plain(tier.name) in wanted]
-    used = used or [tier for tier in known if plain(tier.kind) in wanted]
+    used = [tier for tier in tiers if plain(tier.name) in wanted]
+    used = used or [tier for tier in tiers if plain(tier.kind) in wanted]
     if named and not used:
         raise DataError(f"it has no tier {named}, only {_names(tiers)}")
-    if not named and _is_unclear(used, known):
-        raise DataError(f"it has {_names(known)}: name the tier of the text by --text-column")
-    chosen = used or known
+    chosen = used or tiers
+    if not named:
+        known, chosen = ([tier for tier in some if tier.parts] for some in (tiers, chosen))
+        if chosen and _is_unclear(chosen, known, is_guess=not used):
+            raise DataError(f"it has {_names(known)}: name the tier of the text by --text-column")
     found = [part._replace(speaker=tier.speaker) for tier in chosen for part in tier.parts]
     return sorted(found, key=lambda part: part.line)
 
 
-def _is_unclear(usual: Sequence[Tier], known: Sequence[Tier]) -> bool:
+def _is_unclear(chosen: Sequence[Tier], known: Sequence[Tier], is_guess: bool) -> bool:
     """Tell whether it takes a person to say which of the known tiers have the transcript."""
-    used = usual or known
-    if not usual and any(_OTHER & {*_words(tier.name), *_words(tier.kind)} for tier in used):
+    if is_guess and any(_OTHER & {*_words(one.name), *_words(one.kind)} for one in chosen):
         return True
-    speakers, kinds = {tier.speaker for tier in used} - {""}, {tier.kind for tier in used}
-    if len(used) > 1 and (len(speakers) < len(used) or len(kinds) > 1):
+    speakers, kinds = {tier.speaker for tier in chosen} - {""}, {tier.kind for tier in chosen}
+    if len(chosen) > 1 and (len(speakers) < len(chosen) or len(kinds) > 1):
         return True
     others = {tier.speaker for tier in known if tier.kind in kinds} - {""}
     return bool(speakers) and others != speakers  # another person's tier has another name

@@ -129,7 +129,8 @@ def tier(name: str, n_parts: int = 1, speaker: str = "", kind: str = "") -> Tier
         ([tier("a"), tier("b", 0)], None, ["a"]),
         ([tier("b", 0)], None, []),
         ([tier("Utterance"), tier("c")], None, ["Utterance"]),
-        ([tier("text", 0), tier("anna")], None, ["anna"]),  # of a template
+        ([tier("text", 0), tier("anna")], None, []),  # a template that nobody has filled in yet
+        ([tier("text", 0), tier("sentence")], None, ["sentence"]),
         ([tier("text", 1, "Ann", "x"), tier("notes", 1, "", "x")], None, ["text"]),
         ([tier("a", 1, "Ann"), tier("b", 1, "Bob")], None, ["a", "b"]),
         ([tier("text", 1, "Ann", "x"), tier("gloss", 1, "Ann", "text")], None, ["text"]),
@@ -151,7 +152,6 @@ def test_the_tier_of_the_text(tiers: list[Tier], named: str | None, texts: list[
         [tier("a", 1, "Ann", "x"), tier("b", 1, "Bob", "y")],  # who may have translated
         [tier("text"), tier("text")],
         [tier("phones")],
-        [tier("text", 0), tier("notes")],  # which is not written yet
         [tier("a", 1, "Ann", "gloss")],
         [tier("Text", 1, "Ann", "x"), tier("Text-Bob", 1, "Bob", "x")],
         [tier("ann - words")],
@@ -228,7 +228,10 @@ def test_a_textgrid_may_be_saved_as_text(tmp_path: Path) -> None:
     assert [line.start for line in read_transcripts(tmp_path).lines] == [0.5, 1.25]
     found = read_transcripts(tmp_path, {"text": "phones"})
     assert [line.text for line in found.lines] == ["a"]
-    (tmp_path / "a.txt").write_text("hello", "utf-8")
+    (tmp_path / "a.txt").write_text(content("long.TextGrid"), "utf-16")
+    assert read_transcripts(tmp_path, {"text": "phones"}).lines == found.lines
+    (tmp_path / "a.txt").write_text('say "ooTextFile"', "utf-8")
+    assert [line.text for line in read_transcripts(tmp_path).lines] == ['say "ooTextFile"']
     with pytest.raises(DataError, match=r"which has no columns: omit --text-column"):
         read_transcripts(tmp_path, {"text": "phones"})
     (tmp_path / "a.TextGrid").write_bytes(b"ooBinaryFile\x08TextGrid\0\0")
@@ -236,33 +239,39 @@ def test_a_textgrid_may_be_saved_as_text(tmp_path: Path) -> None:
     assert fault.what == "is a binary file of Praat: save it there as a text file"
 
 
-ORIGINS = [("a.mp4", "500"), ("a.wav", "0"), ("b.wav", "700")]
+ORIGINS = [("a.mp4", "500"), ("a.wav", "0"), ("b.wav", "700"), ("v.mp4", "500")]
 
 
 @pytest.mark.parametrize(
-    ("media", "is_read"),
-    [(ORIGINS[1:], True), (ORIGINS[1:2], True), (ORIGINS[:1], False), (ORIGINS[2:], False)],
-)
+    ("media", "name", "is_read"),
+    [
+        (ORIGINS, "a", True), (ORIGINS[1:], "a", True), (ORIGINS[:1], "a", False),
+        (ORIGINS[2:], "a", False), (ORIGINS, "a.wav", True), (ORIGINS, "a.mp4", False),
+        (ORIGINS, "b", False), ([ORIGINS[1], ORIGINS[3]], "a_16k", True),
+    ],
+)  # fmt: skip
 def test_an_offset_of_the_recording_in_elan_is_refused(
-    media: list[tuple[str, str]], is_read: bool
+    media: list[tuple[str, str]], name: str, is_read: bool
 ) -> None:
     """That of another file is not looked at where the recording is one of them."""
+    kinds = {"mp4": "video/mp4", "wav": "audio/x-wav"}
     named = "".join(
-        f'<MEDIA_DESCRIPTOR MEDIA_URL="file:///C:/my%20takes/{file}" TIME_ORIGIN="{origin}"/>'
+        f'<MEDIA_DESCRIPTOR MEDIA_URL="file:///C:/my%20takes/{file}" TIME_ORIGIN="{origin}" '
+        f'MIME_TYPE="{kinds[file[-3:]]}"/>'
         for file, origin in media
     )
     elan = content("a.eaf").replace("<HEADER>", "<HEADER>" + named)
     if is_read:
-        assert len(read_elan(elan, "a")) == 3
+        assert len(read_elan(elan, name)) == 3
     else:
         with pytest.raises(DataError, match=r"TIME_ORIGIN"):
-            read_elan(elan, "a")
+            read_elan(elan, name)
 
 
 def test_names_that_elan_gives_once_are_not_twice() -> None:
     elan = content("a.eaf")
     for again in (elan.replace('"a3"', '"a2"'), elan.replace('ID="ts3"', 'ID="ts2"')):
-        with pytest.raises(DataError, match=r"it has (a2|ts2) twice"):
+        with pytest.raises(DataError, match=r"it has two (annotations a2|time slots ts2)"):
             read_elan(again, "a")
     with pytest.raises(DataError, match=r"its times are NTSC-frames"):
         read_elan(elan.replace("<HEADER", '<HEADER TIME_UNITS="NTSC-frames"'), "a")
