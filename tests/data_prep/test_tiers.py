@@ -129,7 +129,7 @@ def tier(name: str, n_parts: int = 1, speaker: str = "", kind: str = "") -> Tier
         ([tier("a"), tier("b", 0)], None, ["a"]),
         ([tier("b", 0)], None, []),
         ([tier("Utterance"), tier("c")], None, ["Utterance"]),
-        ([tier("text", 0), tier("anna")], None, []),  # a template that nobody has filled in yet
+        ([tier("text", 0), tier("anna")], None, []),  # a template that is not filled in yet
         ([tier("text", 0), tier("sentence")], None, ["sentence"]),
         ([tier("text", 1, "Ann", "x"), tier("notes", 1, "", "x")], None, ["text"]),
         ([tier("a", 1, "Ann"), tier("b", 1, "Bob")], None, ["a", "b"]),
