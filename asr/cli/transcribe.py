@@ -99,7 +99,9 @@ Model = Annotated[str | None, typer.Option(help="The server's model, if it has s
 def transcribe(
     context: typer.Context,
     arguments: Arguments,
-    format: Annotated[Literal["txt", "json", "srt", "vtt", "tsv"], typer.Option()] = "txt",
+    format: Annotated[
+        Literal["txt", "json", "srt", "vtt", "tsv", "TextGrid"], typer.Option(case_sensitive=False)
+    ] = "txt",
     out: Out = None,
     overwrite: Overwrite = False,
     beam: Beam = None,
@@ -142,6 +144,8 @@ def transcribe(
         transcribe_shared(arguments, out, format, device, int8, changes, jobs, engine, cores)
     else:
         with ExitStack() as stack:
+            if server and format == "TextGrid":
+                raise ConfigError("a service writes no TextGrid: give --format srt, or a model")
             if server:
                 way = _by_server(server, model, format, jobs or 1, as_text(words))
             else:

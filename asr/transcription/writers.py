@@ -1,4 +1,4 @@
-"""A transcript as text: txt, json, srt, vtt, tsv. No file is read or written here."""
+"""A transcript as text: txt, json, srt, vtt, tsv, TextGrid. No file is read or written here."""
 
 import json
 import unicodedata
@@ -73,12 +73,33 @@ def as_tsv(transcript: Transcript) -> str:
     return "start\tend\ttext\n" + "".join(rows)
 
 
+def as_textgrid(transcript: Transcript) -> str:
+    """Return Praat's TextGrid: a tier `text` with an interval for each subtitle.
+
+    What is between them is intervals without text, for a tier of Praat's has no gaps.
+    """
+    at, intervals = 0.0, list[tuple[float, float, str]]()
+    for cue in cues(transcript.segments):
+        intervals += [(at, cue.start, ""), (cue.start, cue.end, " ".join(cue.text.splitlines()))]
+        at = cue.end
+    end = max(transcript.duration, at, 0.001)
+    values: list[object] = ["File type = \"ooTextFile\"\nObject class = \"TextGrid\"\n", 0, end,
+                            "<exists>", 1, '"IntervalTier"', '"text"', 0, end]  # fmt: skip
+    filled = [each for each in (*intervals, (at, end, "")) if f"{each[0]:.3f}" != f"{each[1]:.3f}"]
+    values.append(len(filled))
+    for start, stop, text in filled:
+        values += [start, stop, '"' + text.replace('"', '""') + '"']
+    lines = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in values)
+    return "\n".join(lines) + "\n"
+
+
 FORMATS: dict[str, Callable[[Transcript], str]] = {
     "txt": as_txt,
     "json": as_json,
     "srt": as_srt,
     "vtt": as_vtt,
     "tsv": as_tsv,
+    "TextGrid": as_textgrid,
 }
 
 

@@ -17,12 +17,14 @@ from asr.transcription.writers import (
     Word,
     as_json,
     as_srt,
+    as_textgrid,
     as_tsv,
     as_txt,
     as_vtt,
     cues,
     words,
 )
+from data_prep.textgrid import read_textgrid
 
 
 def segment(tokens: list[tuple[str, float, float]], start: float, end: float) -> Segment:
@@ -164,6 +166,21 @@ def test_subtitles_hold_the_whole_text_in_order_without_overlap(talk: Transcript
     assert re.sub(r"\s", "", spoken) == re.sub(r"\s", "", talk.text)
 
 
+@settings(max_examples=60, deadline=None)
+@given(talks(), st.sampled_from([0.0, 1.5]))
+def test_a_textgrid_has_the_subtitles_and_no_gaps(talk: Transcript, more: float) -> None:
+    text = as_textgrid(replace(talk, duration=talk.duration + more))
+    (tier,) = read_textgrid(text)
+    assert [(part.start, part.end, part.text) for part in tier.parts] == [
+        (f"{cue.start:.3f}", f"{cue.end:.3f}", " ".join(cue.text.split()))
+        for cue in cues(talk.segments)
+    ]
+    _, _, _, n, *intervals = text.split("\n")[8:-1]
+    starts, ends = ([float(time) for time in intervals[i::3]] for i in (0, 1))
+    assert starts == [0.0, *ends[:-1]] and ends == sorted(set(ends)) and len(ends) == int(n)
+    assert ends[-1] == round(talk.duration + more, 3) and text.split("\n")[4] == intervals[-2]
+
+
 def test_a_subtitle_of_one_long_word_ends_after_seven_seconds() -> None:
     talk = transcript(segment([(" GO", 1.0, 1.2), ("ING", 9.0, 9.2)], 0.0, 10.0))
     assert as_srt(talk) == "1\n00:00:01,000 --> 00:00:08,000\nGOING\n\n"
@@ -173,6 +190,9 @@ def test_a_subtitle_of_one_long_word_ends_after_seven_seconds() -> None:
 def test_nothing_said_is_no_error(name: str) -> None:
     nothing = Transcript("", 0.0, 1.0, (), (Segment(0, 1, "", 0.0, "no_speech", (), (), None),))
     text = FORMATS[name](nothing)
+    if name == "TextGrid":
+        assert [(tier.name, tier.parts) for tier in read_textgrid(text)] == [("text", [])]
+        return
     assert text == {"txt": "\n", "srt": "", "vtt": "WEBVTT\n\n", "tsv": "start\tend\ttext\n"}.get(
         name, as_json(nothing)
     )
