@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out.update(rng.sample(cases, max(0, len(cases) - n)))
     is_whole = [Path(arg).absolute() for arg in config.args] == [Path(__file__).parent]
     if is_whole and not config.option.keyword:
-        for name in rng.sample(sorted(costly), len(costly) * 3 // 4):
+        for name in rng.sample(sorted(costly), len(costly) * 7 // 8):
             left_out.update(costly[name])
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
