@@ -13,6 +13,10 @@ HAN_LETTER = re.compile(rf"[{_HAN}]")
 _IN_WORDS = {c: "'" for c in "'\u2018\u2019"} | {c: "-" for c in "-\u2010"}
 _IN_WORDS |= {c: c for c in "\u00b7\u05be\u05f3\u05f4"}
 _MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
+# Marks that are: percent, and, at, section, degree; Sindhi's "and" and "in", four of Burmese.
+_READ_ALOUD = "%\u2030&@\u00a7\u00b0\u06fd\u06fe\u104c\u104d\u104e\u104f"
+_ON_VOWELS = re.compile("[\u055b\u055c\u055e\u055f]")  # Armenian's, within a word
+_CIRCLES = re.compile("[\u25cb\u25ef]+")  # typed for the Chinese zero
 # Invisible, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
@@ -29,7 +33,10 @@ def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "
     Mandarin's word segmentation is no part of a transcript. Other spaces collapse to one, so that
     "今天 ｇｏ  on" becomes "今天GO ON". Removed punctuation leaves a space.
     """
-    text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
+    text = _INVISIBLE.sub("", text)
+    if punctuation == "remove":
+        text = _ON_VOWELS.sub("", text)
+    text = unicodedata.normalize("NFKC", text)
     if case != "keep":
         # A letter's other case may be several characters, such as those of ΐ.
         text = unicodedata.normalize("NFKC", _cased(text, case))
@@ -55,9 +62,17 @@ def _cased(text: str, case: Case) -> str:
 
 def _without_punctuation(text: str) -> str:
     """Return text with a space for each mark of punctuation that is not within a word."""
+    text = _CIRCLES.sub(_zeros, text)
     three = zip(f" {text}", text, f"{text[1:]} ", strict=False)
     kept = (" " if _is_punctuation(*each) else _IN_WORDS.get(each[1], each[1]) for each in three)
     return _REST_OF_EMOJI.sub("", "".join(kept))
+
+
+def _zeros(circles: re.Match[str]) -> str:
+    """Return circles beside a Chinese character as zeros."""
+    first, last = circles.span()
+    beside = circles.string[max(0, first - 1) : first] + circles.string[last : last + 1]
+    return "\u3007" * (last - first) if HAN_LETTER.search(beside) else circles.group()
 
 
 def _is_punctuation(before: str, character: str, after: str) -> bool:
@@ -65,6 +80,8 @@ def _is_punctuation(before: str, character: str, after: str) -> bool:
 
     Marks on letters (category M), currencies and most of mathematics are neither.
     """
+    if character in _READ_ALOUD:
+        return False
     if character in _IN_WORDS:
         return not (_is_letter(before) and _is_letter(after))
     kind = unicodedata.category(character)

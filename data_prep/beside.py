@@ -50,9 +50,9 @@ class _Text(NamedTuple):
         return self.worth[1]
 
     @property
-    def has_speakers(self) -> bool:
-        """Tell whether all of its lines name a speaker."""
-        return all("speaker" in cells for _, cells in self.lines)
+    def has_speaker(self) -> bool:
+        """Tell whether one of its lines names a speaker."""
+        return any("speaker" in cells for _, cells in self.lines)
 
     @property
     def worth(self) -> tuple[bool, bool]:
@@ -116,10 +116,13 @@ def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = N
                     "place of %s", len(others), *others[0])  # fmt: skip
     # One in no folder that cannot be used does not tell that folders are no splits.
     whole = [text for text in used if not text.fault or text.fault.reason == "no_text"]
+    by_line = {text.folder for text in used if text.has_speaker}
     folders = read_folders(
         (text.folder for text in whole if text.has_text or text.folder.parts),
-        is_speaker_known=all(text.has_speakers for text in used if text.has_text),
+        is_speaker_known=all(text.folder in by_line for text in used if text.has_text),
     )
+    for folder in by_line & folders.keys():  # a person has one name, not the folder's too
+        del folders[folder]["speaker"]
     for text in sorted(used):
         for line, cells in text.lines:
             number = len(table.places) + 1

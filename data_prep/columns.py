@@ -16,8 +16,8 @@ NAMES = {
     "speaker": ("speaker", "speaker_id", "speaker_name", "client_id", "user_id", "spk", "spk_id",
                 "speakerid", "reader"),
     "split": ("split", "subset", "set", "partition"),
-    "start": ("offset", "start", "start_time", "begin"),
-    "end": ("end", "stop", "end_time"),
+    "start": ("onset", "offset", "start", "start_time", "begin"),
+    "end": ("end", "stop", "end_time", "offset"),  # which is the start where no onset is
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
 TIMES = ("start", "end", "seconds")

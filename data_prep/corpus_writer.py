@@ -26,7 +26,7 @@ from data_prep.probe import FIXES
 
 log = logging.getLogger(__name__)
 
-REPORT = "report.json"
+REPORT, LEFT_OUT = "report.json", "left_out.tsv"
 _SPLITS = ("train", "dev", "test")
 _MOST_SAID = 5
 
@@ -103,7 +103,7 @@ def write_corpus(
             characters=len(characters),
             left_out=reasons,
         )
-        _write_left_out(stage / "left_out.tsv", dropped)
+        _write_left_out(stage / LEFT_OUT, dropped)
         (stage / REPORT).write_text(report.model_dump_json(indent=2) + "\n", "utf-8")
     return report
 
@@ -113,7 +113,7 @@ def say_left_out(sentences: Sequence[str], is_listed: bool = True) -> None:
     for sentence in sentences[:_MOST_SAID]:
         log.warning("%s: left out", sentence)
     if len(sentences) > _MOST_SAID:
-        listed = ", listed in left_out.tsv" if is_listed else ""
+        listed = f", listed in {LEFT_OUT}" if is_listed else ""
         log.warning("and %d more%s", len(sentences) - _MOST_SAID, listed)
 
 

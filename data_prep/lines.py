@@ -1,6 +1,7 @@
 """What tables say about recordings, line by line, and what is wrong with a line."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 _UNNAMED = {"?", "-", "unknown", "unk", "<unk>", "none", "null", "undefined", "n/a", "n.a.",
             "anonymous"}  # in place of a name, in any case  # fmt: skip
 _EMPTY = {"NA", "nan", "NaN"}  # empty cells of R and Python; Na and Nan are names of people
+# What spreadsheets show in place of a value: #N/A, #NV, #NAME?, #DIV/0!, also in other languages.
+_ERROR = re.compile(r"#(?:N/?[ADV]|[A-ZÀ-ÖØ-ÞА-Я/]{2,12}0?[!?])")
 
 Cells = Mapping[str, str]
 
@@ -105,6 +108,9 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("no_recording", "it names no recording")
     elif not text:
         table.faults[number] = Fault("no_text", f"it has no text for {audio}")
+    elif _ERROR.fullmatch(text):
+        what = f"it has no text for {audio}, but the error {text} of a spreadsheet"
+        table.faults[number] = Fault("no_text", what)
     elif any("\ud800" <= c <= "\udfff" for value in cells.values() for c in value):
         what = "it has half of a character (\\uD800 to \\uDFFF)"
         if any("\ud800" <= c <= "\udfff" for c in audio):
@@ -112,7 +118,7 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("bad_text", what)
     else:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
-        if speaker in _EMPTY or speaker.casefold() in _UNNAMED:
+        if speaker in _EMPTY or speaker.casefold() in _UNNAMED or _ERROR.fullmatch(speaker):
             speaker = ""
         channel = int(cells["channel"]) if cells.get("channel") else None
         line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
@@ -124,7 +130,16 @@ def _part(cells: Cells) -> tuple[float, float | None]:
     if "start" not in cells:  # NeMo's duration is the whole file's then, often rounded
         return 0.0, None
     start = float(cells["start"] or "0")
-    if seconds := cells.get("seconds", "").strip():
-        return start, float(seconds)
-    end = cells.get("end", "").strip()
-    return start, float(end) - start if end else None
+    end, seconds = (cells.get(kind, "").strip() for kind in ("end", "seconds"))
+    lengths = [float(seconds)] if seconds else []
+    if end and (not seconds or is_number(end)):
+        lengths.append(float(end) - start)
+    return start, min(lengths, default=None)  # beside an end one may be the whole file's
+
+
+def is_number(cell: str) -> bool:
+    """Tell whether a cell is a number."""
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False

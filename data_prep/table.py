@@ -97,17 +97,18 @@ def prepare(
 def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) -> Pairs:
     """Return the lines whose recordings are there, each with its utterance; list the others."""
     found: list[tuple[Line, Utterance]] = []
-    said, speakers = list[str](), dict[str, str]()
+    said, speakers, why = list[str](), dict[str, str](), ""
     owners = dict[str, tuple[Path | RemoteFile, object]]()
     for number, fault in table.faults.items():
         left_out.append(LeftOut(table.short_place(number), "", str(table.path), fault.reason))
         said.append(f"{table.place(number)}: {fault.what}")
     for line in table.lines:
         try:
-            path = files.find(line.audio, table.folder)
+            path = _recording_of(line, table, files)
         except DataError as error:
             left_out.append(LeftOut(table.short_place(line.number), "", line.audio, "missing"))
             said.append(f"{table.place(line.number)}: {error}")
+            why = why or f"{table.short_place(line.number)}: {error}"
             continue
         # A person is one, however the name is written.
         speaker = speakers.setdefault(_key_of_speaker(line.speaker or ""), line.speaker or "")
@@ -126,14 +127,25 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
         raise DataError(f"{table.path}: gives every recording several texts: keep one line of each")
     if not pairs:
         columns = ", ".join([*table.columns.values(), *table.unused]) or "no header"
-        advice = f"which column holds the files (--audio-column; it has {columns})"
-        if not table.columns:
-            advice = "the names of recordings in the transcripts"
+        advice = f", and which column holds the files (--audio-column; it has {columns})"
         raise DataError(
-            f"{table.path}: none of its {len(table.lines)} recordings is in {files.root}: check "
-            f"the folder, and {advice}"
+            f"{table.path}: none of its {len(table.lines)} recordings is in {files.root} by its "
+            f"name ({why}): check the folder and the names{advice if table.columns else ''}"
         )
     return pairs
+
+
+def _recording_of(line: Line, table: Transcripts, files: Recordings) -> Path | RemoteFile:
+    """Return the recording of a line; a name that several have is the one in its speaker's folder.
+
+    Raises DataError where it is not there.
+    """
+    try:
+        return files.find(line.audio, table.folder)
+    except DataError:
+        if line.speaker and (found := files.at(f"{line.speaker}/{line.audio}")):
+            return found
+        raise
 
 
 def _say_speakers(table: Transcripts) -> None:

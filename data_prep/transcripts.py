@@ -20,7 +20,7 @@ from data_prep.cells import read_cells
 from data_prep.columns import NAMES, TIMES, find_columns, plain
 from data_prep.folders import read_folders
 from data_prep.kaldi import read_kaldi
-from data_prep.lines import Cells, Fault, Transcripts, add_line
+from data_prep.lines import Cells, Fault, Transcripts, add_line, is_number
 from data_prep.parts import has_tiers
 from data_prep.recordings import Recordings
 from data_prep.splits import split_of
@@ -162,20 +162,13 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
     for kind in TIMES:
         name = table.columns.get(kind)
         times = [one[kind] for one in found if one.get(kind, "").strip()]
-        if name and plain(name) in _CLOCKS and 2 * sum(map(_is_number, times)) < len(times):
+        if name and plain(name) in _CLOCKS and 2 * sum(map(is_number, times)) < len(times):
             table.columns.pop(kind)
             table.unused.append(name)
             found = [{k: v for k, v in one.items() if k != kind} for one in found]
     _say_times(table)
     for (number, _), cells in zip(rows, found, strict=True):
         add_line(table, number, cells)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
 
 
 def _say_times(table: Transcripts) -> None:
@@ -268,14 +261,16 @@ def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
     # "start" and "stop" may be words that are said, and alone they make no header.
     kinds = NAMES.keys() - {"start", "end"}
     known = {name for kind in kinds for name in NAMES[kind]}
-    has_file = any(Path(cell).suffix.lower() in SUFFIXES for cell in cells)
-    return bool(named) or (not has_file and any(plain(cell) in known for cell in cells))
+    return bool(named) or (
+        not any(map(_is_file, cells)) and any(plain(cell) in known for cell in cells)
+    )
 
 
 def _usual_header(path: Path, rows: list[list[str]], delimiter: str) -> list[str]:
     """Return names for a table without a header: audio first, text last (LJSpeech, Kaldi).
 
-    Raises DataError where this is not known: of three columns the last may be of speakers.
+    Of two columns the text may be the first, where the other one has files. Raises DataError where
+    this is not known: of three columns the last may be of speakers.
     """
     cells = rows[0]
     if len(cells) < 2:
@@ -289,7 +284,12 @@ def _usual_header(path: Path, rows: list[list[str]], delimiter: str) -> list[str
             f"column's: give it a header such as {example}, in the order of its columns, or name "
             "them with --audio-column and --text-column"
         )
-    return ["audio", *[""] * (len(cells) - 2), "text"]
+    names = ["audio", *[""] * (len(cells) - 2), "text"]
+    return names[::-1] if not _is_file(cells[0]) and _is_file(cells[-1]) else names
+
+
+def _is_file(cell: str) -> bool:
+    return Path(cell.strip()).suffix.lower() in SUFFIXES
 
 
 def _is_ljspeech(rows: list[list[str]]) -> bool:

@@ -47,7 +47,7 @@ NORMALIZATIONS = [
 @given(
     st.text()
     | st.text(
-        alphabet="aΣΐİiIßé́ \u0307\u00ad\u200f\u0301\u0e4d\u0e32'’-·,。今か゚क्षि\u200d\ufe0f❤~$",
+        alphabet="aΣΐİiIßé́ \u0307\u00ad\u200f\u0301\u0e4d\u0e32'’-·,。今か゚क्षि\u200d\ufe0f❤~$%&○՞",
         max_size=9,
     )
 )
@@ -93,6 +93,11 @@ def test_turkish_has_two_letters_i() -> None:
         ("ok ❤\ufe0f 👨\u200d👩 ♪ yes~ <b>", "ok yes b"),
         ("$5 + 3 = 8", "$5 + 3 = 8"),
         ("…?!", ""),
+        ("50 % R&B a@b 20\u2103 §3, x_y", "50 % R&B a@b 20°C §3 x y"),
+        ("سنڌ ۽ پنجاب ۾، سنڌ۔", "سنڌ ۽ پنجاب ۾ سنڌ"),
+        ("မြန်မာ၏ စာ၍။", "မြန်မာ၏ စာ၍"),
+        ("ինչպե՞ս եք, Անի՛։", "ինչպես եք Անի"),
+        ("二○○八年 ○ 二◯八 a○b", "二〇〇八年二〇八a b"),
     ],
 )
 def test_removed_punctuation(text: str, expected: str) -> None:

@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,7 @@ from asr.cli.options import (
     resumable,
     show,
 )
-from asr.cli.prepare import show_report
+from asr.cli.prepare import reasons_text, show_report
 from asr.cli.sources import FromRecordings, FromWords, Sources, absolute
 from asr.errors import ConfigError, DataError, NotWrittenError
 
@@ -62,6 +63,9 @@ def new(
     audio_column: Column = None,
     text_column: TextColumn = None,
     speaker_column: Column = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="A model that writes text while one speaks.")
+    ] = False,
     overrides: Overrides = None,
     device: Device = "auto",
 ) -> None:
@@ -92,7 +96,7 @@ def new(
         _check(folder, sources)
         with lock_folder(folder):
             corpus = _prepare(folder, source, sources)
-        config = _recipe(folder, corpus, overrides, device)
+        config = _recipe(folder, corpus, overrides, device, live)
         _train(folder, config, device)
         show(f"\n{_evaluate(folder, corpus, config, device)}\n\nNext:")
     model = str(folder / _MODEL)
@@ -190,7 +194,7 @@ def _prepare(
     data = folder / _DATA
     corpus = read_json(folder / _CORPUS, CorpusMeasures, "measurements of `asr new`: remove it")
     if corpus:
-        note(f"{data}: is prepared already")
+        note(f"{data}: is prepared already{_left_out(data)}")
         return corpus
     before = _sources_of(folder)
     if before != sources:
@@ -211,19 +215,45 @@ def _prepare(
     except (ConfigError, DataError) as error:
         if isinstance(error, NotWrittenError):  # what is there spares the next run its time
             raise
-        shutil.rmtree(data, ignore_errors=True)
-        for name in (_SOURCES, LOCK):
-            (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # it may hold something else
-            folder.rmdir()
+        if not (any(_copies(data)) or _left_out(data)):
+            shutil.rmtree(data, ignore_errors=True)
+            for name in (_SOURCES, LOCK):
+                (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):  # it may hold something else
+                folder.rmdir()
         raise
     show(f"\n{corpus}")
     write_text(folder / _CORPUS, corpus.model_dump_json(indent=2) + "\n")
     return corpus
 
 
+def _copies(data: Path) -> Iterator[Path]:
+    """Yield the copies of recordings, which spare the next preparation of them its time."""
+    from data_prep.table import COPIES
+
+    return (data / COPIES).rglob("*.flac")
+
+
+def _left_out(data: Path) -> str:
+    """Return what a finished preparation left out, and how it is used after a correction."""
+    from asr.runtime.files import read_json
+    from data_prep.corpus_writer import LEFT_OUT, REPORT, Report
+
+    report = read_json(data / REPORT, Report, "what `asr prepare` wrote: give a new folder")
+    if not (report and report.left_out):
+        return ""
+    return (
+        f", without {reasons_text(report.left_out)} ({data / LEFT_OUT}): to use them when they are "
+        "corrected, give a new folder"
+    )
+
+
 def _recipe(
-    folder: Path, corpus: "CorpusMeasures", overrides: list[str] | None, device: str
+    folder: Path,
+    corpus: "CorpusMeasures",
+    overrides: list[str] | None,
+    device: str,
+    is_live: bool,
 ) -> "Config":
     """Choose and write a recipe with `overrides` in it; one that is there is used as it is."""
     from asr.config import check_config, load_config
@@ -235,14 +265,17 @@ def _recipe(
     path = folder / _RECIPE
     if path.exists():
         note(f"{path}: is used as it is")
-        return load_config(path, overrides)
+        config = load_config(path, overrides)
+        if is_live and not config.model.encoder.streaming:
+            raise ConfigError(f"{path}: was chosen without --live: give a new folder for it")
+        return config
     if corpus.is_mandarin and corpus.language is None:
         note("the texts are taken for Mandarin: for another language begin a new folder with "
              "--language, such as yue")  # fmt: skip
     if corpus.is_mandarin and not has_pinyin():
         note("Mandarin is learned from less speech with: pip install 'lrt-asr[chinese]'")
     is_fast = has_bfloat16(choose_device(device))
-    recipe = choose(corpus, (folder / _DATA).resolve(), overrides, is_fast)
+    recipe = choose(corpus, (folder / _DATA).resolve(), overrides, is_fast, is_live)
     config = check_config(recipe.values, path)
     write_text(path, f"{HEAD}\n{as_yaml(recipe)}")
     note(f"{path}: is chosen for this corpus; each value has its reason there")

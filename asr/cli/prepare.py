@@ -117,14 +117,15 @@ def show_report(report: "Report", folder: Path | str) -> None:
             s.speakers or ("not named" if s.utterances else 0),
             s.hours,
             s.characters,
-            _reasons(s.left_out) or "-",
+            reasons_text(s.left_out) or "-",
         )
         for name, s in report.splits.items()
     ]
     show(tabulate(rows, head, intfmt=",", floatfmt=".2f"))
-    if reasons := _reasons(report.left_out):
+    if reasons := reasons_text(report.left_out):
         show(f"left out: {reasons}; listed in {folder}/left_out.tsv")
 
 
-def _reasons(left_out: dict[str, int]) -> str:
+def reasons_text(left_out: dict[str, int]) -> str:
+    """Return how many are left out for each reason."""
     return ", ".join(f"{n:,} {reason}" for reason, n in left_out.items())

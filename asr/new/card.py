@@ -40,6 +40,8 @@ def expectation(corpus: CorpusMeasures, split: str, evaluation: Evaluation) -> s
         parts.append("So few utterances give a rough figure.")
     if corpus.hours < _LITTLE_HOURS:
         of_whom = f" of {corpus.speakers} speakers" if corpus.speakers > 1 else ""
+        if of_whom and corpus.unnamed:
+            of_whom = f" of {corpus.speakers} named speakers and others"
         parts.append(
             f"It was trained on {corpus.hours:.2g} h{of_whom}, which is little: expect the words "
             "and voices of the training, not others."

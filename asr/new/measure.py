@@ -44,18 +44,19 @@ class SplitSize(FrozenModel):
 class CorpusMeasures(FrozenModel):
     """What a corpus is like; all but `splits` is of the training utterances of at most 30 s.
 
-    `speakers` are those that are named, `characters` and `words` the different ones; `chinese` is
-    the share of Chinese characters among letters and digits, `latin` that of English ones,
-    `turkish` that of ı, İ and ğ, and `marks` how many marks of punctuation there are for each; all
-    else is of texts without them. A space is a character too in `seconds_per_character`.
-    `sample_rates` are hours by rate in Hz. `silence` is the share of frames 35 dB below the loudest
-    of their utterance. `too_long` counts utterances of more than 30 s. `language` is espeak-ng's
-    name of it, if it was given.
+    `speakers` are those that are named, `unnamed` the utterances of no named one, `characters` and
+    `words` the different ones; `chinese` is the share of Chinese characters among letters and
+    digits, `latin` that of English ones, `turkish` that of ı, İ and ğ, and `marks` how many marks
+    of punctuation there are for each; all else is of texts without them. A space is a character too
+    in `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence` is the share of
+    frames 35 dB below the loudest of their utterance. `too_long` counts utterances of more than
+    30 s. `language` is espeak-ng's name of it, if it was given.
     """
 
     hours: PositiveFloat
     utterances: PositiveInt
     speakers: int
+    unnamed: int = 0
     characters: PositiveInt
     words: PositiveInt
     chinese: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -92,11 +93,16 @@ class CorpusMeasures(FrozenModel):
         code = self.language or "cmn"
         return code.partition("-")[0] in _MANDARIN and code != "zh-yue"
 
+    def _speakers_text(self) -> str:
+        if not (self.speakers and self.unnamed):
+            return f"{self.speakers or 'not named'}"
+        return f"{self.speakers}, and {self.unnamed:,} utterances without a name"
+
     def __str__(self) -> str:
         rates = ", ".join(f"{rate} Hz ({hours:.2f} h)" for rate, hours in self.sample_rates.items())
         rows = [
             ("hours of training", f"{self.hours:.2f}"),
-            ("speakers", f"{self.speakers or 'not named'}"),
+            ("speakers", self._speakers_text()),
             ("different characters", f"{self.characters:,}"),
             ("seconds per character", f"{self.seconds_per_character:.3f}"),
             ("seconds of most utterances", f"{self.shortest:.1f} to {self.longest:.1f}"),
@@ -133,8 +139,13 @@ def measure(
             f"{data}: all {len(cuts['train'])} utterances for training are longer than {LONGEST:g} "
             "s: cut them to sentences, or give their parts in columns start and duration"
         )
-    with_marks = "".join(normalize_text(text_of(cut)) for cut in train)
     texts = [_said(cut) for cut in train]
+    if not any(texts):
+        raise DataError(
+            f"{data}: no text for training has a letter or digit ({text_of(train[0]):.80}): write "
+            "what is said"
+        )
+    with_marks = "".join(normalize_text(text_of(cut)) for cut in train)
     durations = [float(cut.duration) for cut in train]
     whole = "".join(texts)
     n_letters = max(1, sum(unicodedata.category(c)[0] in "LMN" for c in whole))
@@ -147,6 +158,7 @@ def measure(
         hours=sum(durations) / 3600,
         utterances=len(train),
         speakers=len(speakers - {""}),
+        unnamed=sum(not all(one.speaker for one in cut.supervisions) for cut in train),
         characters=len(set(whole) - {" "}),
         words=len({word for text in texts for word in text.split()}),
         chinese=len(HAN_LETTER.findall(whole)) / n_letters,

@@ -19,6 +19,7 @@ _VOICES_HOURS = 2.0
 _TURKISH = 0.01  # of the letters are ı, İ or ğ
 _SPELLED = 0.8  # of the text, by the units of self-conditioning
 _WORD_SECONDS = 2.0  # most utterances of a corpus of single words are shorter
+_LIVE = {"chunk": 16, "left_chunks": 4, "rotary": True}  # in steps of 40 ms
 _VOICES = {
     "pitch": 1.3, "formants": 1.2, "tempo": 1.2, "filter_db": 8, "rooms": 0.2, "noise": 0.3,
     "overload": 0.3,
@@ -30,12 +31,13 @@ def choose(
     data: Path,
     overrides: list[str] | None = None,
     has_bfloat16: bool = False,
+    is_live: bool = False,
 ) -> Recipe:
     """Return a recipe for the corpus in the folder `data`, with `key.key=value` set in it.
 
     Where `training.epochs` or `model.encoder.n_layers` is among these, what depends on it follows.
-    `has_bfloat16`: the processor that trains is faster in bfloat16. Raises ConfigError where one is
-    not written so.
+    `has_bfloat16`: the processor that trains is faster in bfloat16; `is_live`: the model is to
+    write text while one speaks. Raises ConfigError where a value is not written so.
     """
     given: dict[str, Any] = {}
     keys = [apply_override(given, override) for override in overrides or []]
@@ -50,10 +52,10 @@ def choose(
     epochs = math.ceil(positive_number(given, "training", "epochs") or 0)
     epochs = epochs or _epochs(corpus, steps, n_speeds, is_by_muon)
     _add_data(recipe, corpus, data, batch_seconds, n_speeds, steps)
-    _add_features(recipe, corpus, size)
+    _add_features(recipe, corpus, size, is_live)
     _add_augmentation(recipe, corpus, size, epochs)
     is_aligned = _add_tokens(recipe, corpus)
-    _add_model(recipe, corpus, size, is_aligned)
+    _add_model(recipe, corpus, size, is_aligned, is_live)
     _add_training(recipe, corpus, size, epochs, steps)
     if has_bfloat16:
         recipe.add("training.precision", "bfloat16", "half the time on this processor")
@@ -116,10 +118,10 @@ def _add_data(
     recipe.add("data.max_seconds", LONGEST, why)
 
 
-def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: Size) -> None:
+def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: Size, is_live: bool) -> None:
     rates = corpus.sample_rates
     wide = sum(hours for rate, hours in rates.items() if rate >= 16000) / sum(rates.values())
-    recipe.add("features.kind", "log_mel")
+    recipe.add("features.kind", "fbank" if is_live else "log_mel")
     rate = 16000 if wide >= 0.9 else 8000
     recipe.add("features.sample_rate", rate, f"{wide:.0%} of the audio has 16000 Hz or more")
     has_tones = corpus.is_chinese and size is not SIZES[0]  # few words are known without them
@@ -127,6 +129,12 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: Size) -> None:
     bins = (80 if rate == 16000 else 64) if has_tones else size.n_mels
     why = "tones are in the pitch, which fewer bins resolve less"
     recipe.add("features.n_mels", bins, why if has_tones else f"for {_amount(corpus)}")
+    if is_live:
+        recipe.add("features.normalize", "corpus", "a stream does not know its whole recording")
+        recipe.add("features.sherpa_onnx", True, "as sherpa-onnx computes them, on phones too")
+        recipe.add("features.window_ms", 25)
+        recipe.add("features.hop_ms", 10)
+        return
     seconds = corpus.seconds_per_character * (1 - corpus.silence)
     spoken = f"a character takes {seconds:.3f} s without silence"
     # A Chinese character is two sounds, and speeds and people are faster than the mean too.
@@ -187,7 +195,9 @@ def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
     return per_character >= _CTC_SECONDS
 
 
-def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: Size, is_aligned: bool) -> None:
+def _add_model(
+    recipe: Recipe, corpus: CorpusMeasures, size: Size, is_aligned: bool, is_live: bool
+) -> None:
     recipe.add("model.d_model", size.d_model, f"for {_amount(corpus)}: {size.source}")
     recipe.add("model.d_inner", 4 * size.d_model)
     recipe.add("model.n_heads", size.n_heads)
@@ -207,6 +217,9 @@ def _add_model(recipe: Recipe, corpus: CorpusMeasures, size: Size, is_aligned: b
     recipe.add("model.encoder.n_layers", size.n_layers[0])
     if size.convolution:
         recipe.add("model.encoder.convolution", size.convolution)
+    if is_live:
+        why = "text every 0.64 s, from 2.56 s of the past"
+        recipe.add("model.encoder.streaming", dict(_LIVE), why)
     recipe.add("model.decoder.n_layers", size.n_layers[1])
     ctc_weight, why = 0.3, "the decoder learns from enough text"
     if not is_aligned:

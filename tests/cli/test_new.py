@@ -18,9 +18,11 @@ import soundfile as sf
 import torch
 from safetensors.torch import load_file
 
+import asr
 from asr.cli.new import _is_of
 from asr.config import Config
 from asr.errors import DataError
+from asr.export.sherpa import kind_of
 from asr.new.card import expectation, read_expectation, write_expectation
 from asr.new.measure import CorpusMeasures, SplitSize, measure
 from data_prep.table import prepare
@@ -262,6 +264,21 @@ def test_what_asr_new_writes_is_no_place_for_recordings(takes: Path, tmp_path: P
     assert (tmp_path / "mine/data/t.csv").exists()
 
 
+@pytest.mark.costly
+def test_a_live_model_writes_while_one_speaks(made: Path, takes: Path, tmp_path: Path) -> None:
+    said = refusal(*command(takes, made, "--live"))
+    assert "recipe.yaml: was chosen without --live: give a new folder" in said
+    result = run_cli(*command(takes, tmp_path / "mine", "--live"))
+    assert result.returncode == 0, result.stderr
+    model = asr.load(tmp_path / "mine/model", "cpu")
+    assert model.config.model.encoder.streaming and kind_of(model.config) == "zipformer2_ctc"
+    wave = speak("".join(TONES), 1).astype(np.float32)
+    partial, *_, final = (one for one in model.stream(np.array_split(wave, 9)) if one.text)
+    assert final.is_final and not partial.is_final
+    again = run_cli(*command(takes, tmp_path / "mine", "--live"))
+    assert again.returncode == 0 and "nothing is left to do" in again.stderr
+
+
 def test_a_wrong_override_is_a_sentence_and_writes_no_recipe(takes: Path, tmp_path: Path) -> None:
     said = refusal(*command(takes, tmp_path / "mine", small=["model.d_modle=4"]))
     assert "did you mean model.d_model?" in said
@@ -301,6 +318,19 @@ def test_silence_rates_and_long_utterances_are_measured(tmp_path: Path) -> None:
     prepare(tmp_path / "takes", tmp_path / "t.csv", tmp_path / "long", dev=0.2, test=0.2)
     with pytest.raises(DataError, match="all 1 utterances for training are longer than 30 s"):
         measure(tmp_path / "long", ["train", "dev", "test"])
+
+
+def test_texts_without_a_letter_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "takes").mkdir()
+    for i in range(3):
+        wave = 0.1 * np.random.default_rng(i).standard_normal(8000)
+        sf.write(tmp_path / f"takes/{i}.wav", wave, 16000)
+    (tmp_path / "t.csv").write_text(
+        "file,text,split\n0.wav,-,train\n1.wav,?,train\n2.wav,yes,dev\n"
+    )
+    prepare(tmp_path / "takes", tmp_path / "t.csv", tmp_path / "data")
+    with pytest.raises(DataError, match=r"no text for training has a letter or digit \(-\)"):
+        measure(tmp_path / "data", ["train", "dev"])
 
 
 def test_the_letters_of_turkish_are_measured(tmp_path: Path) -> None:
@@ -379,6 +409,11 @@ def test_the_card_is_honest(made: Path, tmp_path: Path) -> None:
     assert "not named" in on_dev and "chose the epochs" in on_dev
     bad = expectation(corpus, "test", found.model_copy(update={"cer": 0.8}))
     assert "which is little" in bad and "of no use yet" in bad and "asr finetune" in bad
+    some = corpus.model_copy(update={"unnamed": 3})
+    assert f"h of {corpus.speakers} speakers, which" in bad
+    card = expectation(some, "test", found)
+    assert f"h of {corpus.speakers} named speakers and others, which" in card
+    assert "3 utterances without a name" in str(some) and "without" not in str(corpus)
     copy = Path(shutil.copytree(made / "model", tmp_path / "model"))
     results = read_card(copy).partition("## Results")[2]
     (copy / "README.md").write_text("a card\n\n## Results\n" + results)
@@ -461,6 +496,27 @@ m.divide = full"""
     assert "did you mean model.d_model?" in refusal(*given), "the corpus is there"
     assert copy.read_bytes() == b"copy", "or hours of conversion are thrown away"
     assert len(texts_of_split(tmp_path / "mine/data", "train")) == 40
+
+
+def test_what_is_refused_keeps_converted_recordings_and_the_list(tmp_path: Path) -> None:
+    (tmp_path / "takes").mkdir()
+    waves = [0.1 * np.random.default_rng(i).standard_normal(16000) for i in range(4)]
+    for i, wave in enumerate(waves):
+        encode(tmp_path / f"takes/{i}.m4a", 16000, wave=wave)
+    rows = [f"{i}.m4a,yes,{i},900,950" for i in range(4)]  # in milliseconds
+    (tmp_path / "t.csv").write_text("\n".join(["file,text,speaker,start,end", *rows]) + "\n")
+    given = command(tmp_path, tmp_path / "mine", small=["model.d_modle=4"])
+    assert "none of the 4 utterances" in refusal(*given)
+    copies = sorted((tmp_path / "mine/data/audio").iterdir())
+    times = [copy.stat().st_mtime_ns for copy in copies]
+    assert len(copies) == 4
+    rows = [f"{i}.m4a,yes,{i},0.1,0.9" for i in range(3)] + ["3.m4a,yes,3,900,950"]
+    (tmp_path / "t.csv").write_text("\n".join(["file,text,speaker,start,end", *rows]) + "\n")
+    assert "did you mean model.d_model?" in refusal(*given), "the corpus is there"
+    assert [copy.stat().st_mtime_ns for copy in copies] == times
+    again = refusal(*given)
+    assert "is prepared already, without 1 outside_recording (" in again
+    assert "mine/data/left_out.tsv): to use them when they are corrected, give a new" in again
 
 
 @pytest.mark.costly

@@ -823,3 +823,20 @@ def test_a_copy_that_cannot_be_written_is_told_in_a_sentence(takes: Path, tmp_pa
     (tmp_path / "out/audio").write_text("a file where the folder would be")
     with pytest.raises(DataError, match=r"dan\.m4a\.flac: cannot be written \(.*\): free some"):
         prepare(takes, table, tmp_path / "out")
+
+
+def test_a_name_that_several_have_is_in_its_speakers_folder(tmp_path: Path) -> None:
+    for who in ("ann", "bob"):
+        (tmp_path / f"takes/{who}").mkdir(parents=True)
+        for i in range(3):
+            noise = np.random.default_rng(i).standard_normal(16_000)
+            sf.write(tmp_path / f"takes/{who}/{i}.wav", 0.1 * noise, 16_000)
+    rows = "".join(f"{i}.wav,{who} {i},{who}\n" for who in ("ann", "bob") for i in range(3))
+    prepare(tmp_path / "takes", write(tmp_path / "t.csv", f"file,text,speaker\n{rows}"),
+            tmp_path / "out")  # fmt: skip
+    texts = {one.id: one.supervisions[0].text for one in all_cuts(tmp_path / "out")}
+    assert texts == {f"{who}-{i}": f"{who} {i}" for who in ("ann", "bob") for i in range(3)}
+    rows = "".join(f"{i}.wav,{who} {i}\n" for who in ("ann", "bob") for i in range(3))
+    why = r"by its name \(line 2: 0.wav may be any of 2 files in .*takes\): check the folder and"
+    with pytest.raises(DataError, match=why):
+        prepare(tmp_path / "takes", write(tmp_path / "t.csv", f"file,text\n{rows}"), tmp_path / "o")

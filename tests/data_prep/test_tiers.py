@@ -290,3 +290,19 @@ def test_times_that_elan_does_not_know(tmp_path: Path) -> None:
     found = read_transcripts(tmp_path, {"text": "utterance"})
     assert [fault.reason for fault in found.faults.values()] == ["bad_times", "bad_times"]
     assert found.place(1) == f"{tmp_path / 'a.eaf'}, line 14"
+
+
+def test_a_person_who_is_named_in_one_file_has_no_second_name(tmp_path: Path) -> None:
+    """The folder's would be one: a person in two splits. Folders that name none tell the people."""
+    for who in ("anna", "bob"):
+        for i in (1, 2):
+            record(tmp_path / f"{who}{i}.wav")
+            (tmp_path / who).mkdir(exist_ok=True)
+            shutil.move(tmp_path / f"{who}{i}.wav", tmp_path / who / f"{i}.wav")
+            shutil.copy(FILES / "long.TextGrid", tmp_path / who / f"{i}.TextGrid")
+    (tmp_path / "anna/2.TextGrid").unlink()
+    shutil.copy(FILES / "a.eaf", tmp_path / "anna/2.eaf")
+    found = read_transcripts(tmp_path).lines
+    speakers = {(Path(line.audio).as_posix(), line.speaker) for line in found}
+    assert speakers == {("anna/1.wav", None), ("anna/2.wav", "Ann"), ("anna/2.wav", "Bob"),
+                        ("bob/1.wav", "bob"), ("bob/2.wav", "bob")}  # fmt: skip

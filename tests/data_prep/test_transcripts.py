@@ -347,3 +347,36 @@ def test_a_folder_whose_name_is_no_text_leaves_out_its_recordings(tmp_path: Path
     table = csv(tmp_path, "file,text", "0.wav,one", "a.flac,two")
     report = prepare(folder, table, tmp_path / "out", dev=0.0, test=0.0)
     assert report.left_out == {"undecodable_name": 1} and report.splits["train"].utterances == 1
+
+
+def test_onset_and_offset_are_a_start_and_an_end(tmp_path: Path) -> None:
+    """As phonetics writes them; NeMo's offset is a start."""
+    for header, row in (("onset,offset,duration", "1,3,2"), ("onset,offset", "1,3")):
+        (line,) = read_transcripts(csv(tmp_path, f"file,{header},text", f"a,{row},x")).lines
+        assert (line.start, line.seconds) == (1, 2), header
+    (line,) = read_transcripts(csv(tmp_path, "file,offset,duration,text", "a,3,2,x")).lines
+    assert (line.start, line.seconds) == (3, 2)
+
+
+def test_a_length_of_the_whole_file_does_not_lengthen_its_parts(tmp_path: Path) -> None:
+    rows = ["a,0,2.5,60,one", "a,2.5,4,60,two", "b,1,late,60,three"]
+    found = read_transcripts(csv(tmp_path, "file,start,end,duration,text", *rows)).lines
+    assert [(one.start, one.seconds) for one in found] == [(0, 2.5), (2.5, 1.5), (1, 60)]
+
+
+def test_errors_of_a_spreadsheet_are_no_text_and_no_person(tmp_path: Path) -> None:
+    errors = ["#N/A", "#NV", "#NAME?", "#REF!", "#DIV/0!", "#BEZUG!", "#ИМЯ?"]
+    rows = [f"{i}.wav,yes,{error}" for i, error in enumerate(errors)]
+    rows += [f"{i}.wav,{error},ann" for i, error in enumerate(errors, len(errors))]
+    found = read_transcripts(csv(tmp_path, "file,text,speaker", *rows, "x.wav,#1 hit!,#7"))
+    assert [line.speaker for line in found.lines] == [None] * len(errors) + ["#7"]
+    assert {fault.reason for fault in found.faults.values()} == {"no_text"}
+    assert "but the error #NAME? of a spreadsheet" in found.faults[len(errors) + 4].what
+
+
+def test_of_two_columns_without_names_the_one_of_files_is_known(tmp_path: Path) -> None:
+    for rows in (["turn on,001.wav", "turn off,002.wav"], ["001.wav,turn on", "002.wav,turn off"]):
+        found = read_transcripts(csv(tmp_path, *rows)).lines
+        assert [(one.audio, one.text) for one in found] == [
+            ("001.wav", "turn on"), ("002.wav", "turn off")
+        ]  # fmt: skip

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from asr.config import Config, check_config, load_config
 from asr.errors import ConfigError
+from asr.export.sherpa import kind_of
 from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
 from asr.new import recipe as recipe_module
@@ -64,6 +65,22 @@ def test_any_corpus_gets_a_recipe_whose_file_holds_the_same_values(
         path = Path(folder) / "recipe.yaml"
         path.write_text(f"{HEAD}\n{as_yaml(recipe)}", "utf-8")
         assert load_config(path) == config
+
+
+@settings(deadline=None, max_examples=40)
+@given(CORPORA, st.booleans())
+def test_a_live_model_of_any_corpus_streams_here_and_in_sherpa_onnx(
+    corpus: CorpusMeasures, has_bfloat16: bool
+) -> None:
+    live, other = (
+        Config.model_validate(choose(corpus, Path("/data"), None, has_bfloat16, is_live).values)
+        for is_live in (True, False)
+    )
+    assert kind_of(live) == "zipformer2_ctc" and not live.features.streaming_problem
+    assert not other.model.encoder.streaming
+    with torch.device("meta"):
+        live.model.build(live.features.n_freqs, 50)
+    assert live.training == other.training and live.tokenizer == other.tokenizer
 
 
 @cache
