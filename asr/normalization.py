@@ -16,7 +16,8 @@ _MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
 # Marks that are: percent, and, at, section, degree; Sindhi's "and" and "in", four of Burmese.
 _READ_ALOUD = "%\u2030&@\u00a7\u00b0\u06fd\u06fe\u104c\u104d\u104e\u104f"
 _ON_VOWELS = re.compile("[\u055b\u055c\u055e\u055f]")  # Armenian's, within a word
-_CIRCLES = re.compile("[\u25cb\u25ef]+")  # typed for the Chinese zero
+_CIRCLES = re.compile("[\u25cb\u25ef]+")  # zeros, if they are beside such a number:
+_NUMBERS = frozenset("一二三四五六七八九十百千万\u3007")
 # Invisible, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
@@ -44,6 +45,10 @@ def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "
     text = text.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")
     if punctuation == "remove":
         text = _without_punctuation(text)
+    return _without_spaces(text)
+
+
+def _without_spaces(text: str) -> str:
     # Runs of spaces come first: the pattern would try each of their ends from each of their starts.
     return _SPACE_BESIDE_HAN.sub("", " ".join(text.split()))
 
@@ -62,17 +67,17 @@ def _cased(text: str, case: Case) -> str:
 
 def _without_punctuation(text: str) -> str:
     """Return text with a space for each mark of punctuation that is not within a word."""
-    text = _CIRCLES.sub(_zeros, text)
+    text = _CIRCLES.sub(_zeros, _without_spaces(text))
     three = zip(f" {text}", text, f"{text[1:]} ", strict=False)
     kept = (" " if _is_punctuation(*each) else _IN_WORDS.get(each[1], each[1]) for each in three)
     return _REST_OF_EMOJI.sub("", "".join(kept))
 
 
 def _zeros(circles: re.Match[str]) -> str:
-    """Return circles beside a Chinese character as zeros."""
+    """Return circles beside a Chinese number as zeros."""
     first, last = circles.span()
     beside = circles.string[max(0, first - 1) : first] + circles.string[last : last + 1]
-    return "\u3007" * (last - first) if HAN_LETTER.search(beside) else circles.group()
+    return circles.group() if _NUMBERS.isdisjoint(beside) else "\u3007" * (last - first)
 
 
 def _is_punctuation(before: str, character: str, after: str) -> bool:

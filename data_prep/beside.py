@@ -7,19 +7,20 @@ import logging
 import math
 import os
 from collections import defaultdict
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from asr.errors import DataError
+from asr.normalization import normalize_text
 from asr.runtime.storage import RemoteFile
 from asr.transcription.jobs import is_content
 from data_prep.folders import read_folders
 from data_prep.lines import Fault, Transcripts, add_line
 from data_prep.parts import SUBTITLES, WITH_TIERS, read_parts
-from data_prep.recordings import Recordings, files_below
+from data_prep.recordings import Recordings, files_below, key_of
 from data_prep.subtitles import Part
 from data_prep.text_file import read_texts
 
@@ -50,9 +51,9 @@ class _Text(NamedTuple):
         return self.worth[1]
 
     @property
-    def has_speaker(self) -> bool:
-        """Tell whether one of its lines names a speaker."""
-        return any("speaker" in cells for _, cells in self.lines)
+    def speakers(self) -> set[str]:
+        """Return the speakers that its lines name, an empty one for lines that name none."""
+        return {cells.get("speaker", "") for _, cells in self.lines}
 
     @property
     def worth(self) -> tuple[bool, bool]:
@@ -116,19 +117,28 @@ def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = N
                     "place of %s", len(others), *others[0])  # fmt: skip
     # One in no folder that cannot be used does not tell that folders are no splits.
     whole = [text for text in used if not text.fault or text.fault.reason == "no_text"]
-    by_line = {text.folder for text in used if text.has_speaker}
     folders = read_folders(
         (text.folder for text in whole if text.has_text or text.folder.parts),
-        is_speaker_known=all(text.folder in by_line for text in used if text.has_text),
+        is_speaker_known=all("" not in text.speakers for text in used if text.has_text),
     )
-    for folder in by_line & folders.keys():  # a person has one name, not the folder's too
-        del folders[folder]["speaker"]
+    _forget_second_names(folders, used)
     for text in sorted(used):
         for line, cells in text.lines:
             number = len(table.places) + 1
             table.places[number] = f"{text.path}, line {line}" if line else str(text.path)
             add_line(table, number, folders.get(text.folder, {}) | cells)
             table.note_encoding(text.encoding, number)
+
+
+def _forget_second_names(folders: Mapping[PurePath, Cells], texts: Sequence[_Text]) -> None:
+    """Let a folder of a person name none where a text in it names another: it may be the same."""
+    named = defaultdict[str, set[str]](set)
+    for text in texts:
+        folder = folders.get(text.folder, {}).get("speaker", "")
+        named[folder] |= {key_of(normalize_text(name)) for name in text.speakers if name}
+    for cells in folders.values():
+        if named[cells["speaker"]] - {key_of(normalize_text(cells["speaker"]))}:
+            cells["speaker"] = ""
 
 
 def _is_of_a_folder(path: Path) -> bool:

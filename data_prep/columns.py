@@ -16,11 +16,13 @@ NAMES = {
     "speaker": ("speaker", "speaker_id", "speaker_name", "client_id", "user_id", "spk", "spk_id",
                 "speakerid", "reader"),
     "split": ("split", "subset", "set", "partition"),
-    "start": ("onset", "offset", "start", "start_time", "begin"),
-    "end": ("end", "stop", "end_time", "offset"),  # which is the start where no onset is
+    "start": ("offset", "start", "start_time", "begin"),
+    "end": ("end", "stop", "end_time"),
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
 TIMES = ("start", "end", "seconds")
+# An offset beside an onset, as phonetics writes them, is an end and no start.
+_OF_ONSETS = {"start": (*NAMES["start"][1:], "onset"), "end": (*NAMES["end"], "offset")}
 
 
 def plain(name: str) -> str:
@@ -32,7 +34,8 @@ def find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> dic
     """Return the column of each kind. Raises DataError where a needed or named one is missing."""
     lower = {plain(name): name for name in reversed(header)}
     found: dict[str, str] = {}
-    for kind, names in NAMES.items():
+    has_onsets = {"onset", "offset"} <= lower.keys()
+    for kind, names in (NAMES | (_OF_ONSETS if has_onsets else {})).items():
         given, taken = named.get(kind), {*named.values(), *found.values()}
         name = next((lower[n] for n in names if n in lower and lower[n] not in taken), None)
         if given:

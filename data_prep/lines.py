@@ -1,7 +1,6 @@
 """What tables say about recordings, line by line, and what is wrong with a line."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +8,15 @@ from pathlib import Path
 _UNNAMED = {"?", "-", "unknown", "unk", "<unk>", "none", "null", "undefined", "n/a", "n.a.",
             "anonymous"}  # in place of a name, in any case  # fmt: skip
 _EMPTY = {"NA", "nan", "NaN"}  # empty cells of R and Python; Na and Nan are names of people
-# What spreadsheets show in place of a value: #N/A, #NV, #NAME?, #DIV/0!, also in other languages.
-_ERROR = re.compile(r"#(?:N/?[ADV]|[A-ZÀ-ÖØ-ÞА-Я/]{2,12}0?[!?])")
+# What spreadsheets show in place of a value, in several languages.
+_ERRORS = {
+    "#N/A", "#NAME?", "#REF!", "#VALUE!", "#DIV/0!", "#NULL!", "#NUM!", "#SPILL!", "#CALC!",
+    "#ERROR!", "#UNKNOWN!", "#NV", "#BEZUG!", "#WERT!", "#ZAHL!", "#NOM?", "#VALEUR!", "#NOMBRE!",
+    "#NUL!", "#N/D", "#NOME?", "#RIF!", "#VALORE!", "#VALOR!", "#¿NOMBRE?", "#¡REF!", "#¡VALOR!",
+    "#N/B", "#NAAM?", "#VERW!", "#WAARDE!", "#Н/Д", "#ИМЯ?", "#ССЫЛКА!", "#ЗНАЧ!", "#N/D!",
+    "#NAZWA?", "#ADR!", "#ARG!",
+}  # fmt: skip
+_ROUNDED = 1.0  # seconds
 
 Cells = Mapping[str, str]
 
@@ -108,7 +114,7 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("no_recording", "it names no recording")
     elif not text:
         table.faults[number] = Fault("no_text", f"it has no text for {audio}")
-    elif _ERROR.fullmatch(text):
+    elif text in _ERRORS:
         what = f"it has no text for {audio}, but the error {text} of a spreadsheet"
         table.faults[number] = Fault("no_text", what)
     elif any("\ud800" <= c <= "\udfff" for value in cells.values() for c in value):
@@ -118,7 +124,7 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("bad_text", what)
     else:
         speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
-        if speaker in _EMPTY or speaker.casefold() in _UNNAMED or _ERROR.fullmatch(speaker):
+        if speaker in _EMPTY or speaker.casefold() in _UNNAMED or speaker in _ERRORS:
             speaker = ""
         channel = int(cells["channel"]) if cells.get("channel") else None
         line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
@@ -131,10 +137,13 @@ def _part(cells: Cells) -> tuple[float, float | None]:
         return 0.0, None
     start = float(cells["start"] or "0")
     end, seconds = (cells.get(kind, "").strip() for kind in ("end", "seconds"))
-    lengths = [float(seconds)] if seconds else []
-    if end and (not seconds or is_number(end)):
-        lengths.append(float(end) - start)
-    return start, min(lengths, default=None)  # beside an end one may be the whole file's
+    length = float(seconds) if seconds else None
+    if end and (length is None or is_number(end)):
+        until = float(end) - start
+        # A length beside an end may be the whole file's, and an end may be rounded, or none.
+        if length is None or 0 < until < length - _ROUNDED:
+            length = until
+    return start, length
 
 
 def is_number(cell: str) -> bool:

@@ -32,11 +32,14 @@ class Recordings:
                 self.by_path[key_of(str(similar))].add(path)
                 self.by_name[key_of(similar.name)].add(path)
 
-    def find(self, audio: str, beside: Path) -> Path | RemoteFile:
+    def find(
+        self, audio: str, beside: Path, speaker: str = "", people: Set[str] = frozenset()
+    ) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
 
         A path is relative to the folder or to that of the table, `beside`, or absolute, with or
-        without its suffix; a name without a folder may be that of a file in any subfolder.
+        without its suffix; a name without a folder may be that of a file in any subfolder. Where
+        folders have names of `people` (by `key_of`) it is one in that of the `speaker`, or in none.
         """
         places = list(self._places(audio.replace("\\", "/"), beside))
         for place in places:
@@ -44,12 +47,23 @@ class Recordings:
                 return self.exact[place]
         for known in (self.by_path, self.by_name):
             for place in places:
-                if found := self._one(known.get(key_of(place), set()), audio):
+                candidates = known.get(key_of(place), set())
+                if known is self.by_name and speaker:
+                    candidates = self._of(speaker, people, candidates)
+                if found := self._one(candidates, audio):
                     return found
         inside = [Path(self.root, place) for place in places if not place.startswith("..")]
         if any(map(os.path.isfile, inside)):  # Path.is_file raises OSError for what is no name
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
+
+    def _of(
+        self, speaker: str, people: Set[str], found: Set[Path | RemoteFile]
+    ) -> Set[Path | RemoteFile]:
+        """Return those in a speaker's folder, or else those in no person's."""
+        whose = {path: people & set(map(key_of, self.within[path].parts[:-1])) for path in found}
+        own = {path for path, names in whose.items() if key_of(speaker) in names}
+        return own or {path for path, names in whose.items() if not names}
 
     def at(self, place: str) -> Path | RemoteFile | None:
         """Return the recording at a path in the folder, with or without its suffix, if one is.

@@ -102,9 +102,10 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
     for number, fault in table.faults.items():
         left_out.append(LeftOut(table.short_place(number), "", str(table.path), fault.reason))
         said.append(f"{table.place(number)}: {fault.what}")
+    people = {key_of(line.speaker) for line in table.lines if line.speaker}
     for line in table.lines:
         try:
-            path = _recording_of(line, table, files)
+            path = files.find(line.audio, table.folder, line.speaker or "", people)
         except DataError as error:
             left_out.append(LeftOut(table.short_place(line.number), "", line.audio, "missing"))
             said.append(f"{table.place(line.number)}: {error}")
@@ -133,19 +134,6 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
             f"name ({why}): check the folder and the names{advice if table.columns else ''}"
         )
     return pairs
-
-
-def _recording_of(line: Line, table: Transcripts, files: Recordings) -> Path | RemoteFile:
-    """Return the recording of a line; a name that several have is the one in its speaker's folder.
-
-    Raises DataError where it is not there.
-    """
-    try:
-        return files.find(line.audio, table.folder)
-    except DataError:
-        if line.speaker and (found := files.at(f"{line.speaker}/{line.audio}")):
-            return found
-        raise
 
 
 def _say_speakers(table: Transcripts) -> None:

@@ -55,6 +55,13 @@ def test_normalizing_twice_changes_nothing(normalize: Callable[[str], str], text
     assert normalize(normalize(text)) == normalize(text)
 
 
+@given(st.text(alphabet="aÉ二年今○ ,。-'%~$", max_size=9))
+def test_what_is_removed_does_not_depend_on_a_manifest(text: str) -> None:
+    """Manifests have texts with punctuation, without spaces beside Chinese characters."""
+    stored = normalize_text(text, "keep")
+    assert normalize_text(stored, "keep", "remove") == normalize_text(text, "keep", "remove")
+
+
 def test_the_default_is_upper_case_with_punctuation() -> None:
     assert TokenizerConfig().normalize("Don’t, 今天。 go!") == "DON’T,今天。 GO!"
     assert TokenizerConfig().normalize("Don’t, 今天。 go!") == normalize_text("Don’t, 今天。 go!")
@@ -97,7 +104,8 @@ def test_turkish_has_two_letters_i() -> None:
         ("سنڌ ۽ پنجاب ۾، سنڌ۔", "سنڌ ۽ پنجاب ۾ سنڌ"),
         ("မြန်မာ၏ စာ၍။", "မြန်မာ၏ စာ၍"),
         ("ինչպե՞ս եք, Անի՛։", "ինչպես եք Անի"),
-        ("二○○八年 ○ 二◯八 a○b", "二〇〇八年二〇八a b"),
+        ("二○○八年 ○ 今天 二◯八, a○b", "二〇〇八年今天二〇八a b"),
+        ("○今天我的○○", "今天我的"),
     ],
 )
 def test_removed_punctuation(text: str, expected: str) -> None:

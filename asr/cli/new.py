@@ -277,6 +277,8 @@ def _recipe(
     is_fast = has_bfloat16(choose_device(device))
     recipe = choose(corpus, (folder / _DATA).resolve(), overrides, is_fast, is_live)
     config = check_config(recipe.values, path)
+    if is_live and not config.model.encoder.streaming:
+        raise ConfigError("--live: --set leaves out model.encoder.streaming: give it too")
     write_text(path, f"{HEAD}\n{as_yaml(recipe)}")
     note(f"{path}: is chosen for this corpus; each value has its reason there")
     return config

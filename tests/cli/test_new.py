@@ -275,6 +275,11 @@ def test_a_live_model_writes_while_one_speaks(made: Path, takes: Path, tmp_path:
     wave = speak("".join(TONES), 1).astype(np.float32)
     partial, *_, final = (one for one in model.stream(np.array_split(wave, 9)) if one.text)
     assert final.is_final and not partial.is_final
+    said = refusal(
+        *command(takes, tmp_path / "no", "--live", "--set", "model.encoder={n_layers: 2}")
+    )
+    assert "--set leaves out model.encoder.streaming" in said
+    assert not (tmp_path / "no/recipe.yaml").exists()
     again = run_cli(*command(takes, tmp_path / "mine", "--live"))
     assert again.returncode == 0 and "nothing is left to do" in again.stderr
 
@@ -504,8 +509,12 @@ def test_what_is_refused_keeps_converted_recordings_and_the_list(tmp_path: Path)
     for i, wave in enumerate(waves):
         encode(tmp_path / f"takes/{i}.m4a", 16000, wave=wave)
     rows = [f"{i}.m4a,yes,{i},900,950" for i in range(4)]  # in milliseconds
-    (tmp_path / "t.csv").write_text("\n".join(["file,text,speaker,start,end", *rows]) + "\n")
     given = command(tmp_path, tmp_path / "mine", small=["model.d_modle=4"])
+    sf.write(tmp_path / "takes/a.wav", waves[0], 16000)
+    (tmp_path / "t.csv").write_text("file,text\na.wav,yes\nb.wav,yes\n")
+    assert "no utterance is left for dev" in refusal(*given)
+    assert "b.wav\tmissing" in (tmp_path / "mine/data/left_out.tsv").read_text()
+    (tmp_path / "t.csv").write_text("\n".join(["file,text,speaker,start,end", *rows]) + "\n")
     assert "none of the 4 utterances" in refusal(*given)
     copies = sorted((tmp_path / "mine/data/audio").iterdir())
     times = [copy.stat().st_mtime_ns for copy in copies]

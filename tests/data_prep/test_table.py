@@ -836,7 +836,16 @@ def test_a_name_that_several_have_is_in_its_speakers_folder(tmp_path: Path) -> N
             tmp_path / "out")  # fmt: skip
     texts = {one.id: one.supervisions[0].text for one in all_cuts(tmp_path / "out")}
     assert texts == {f"{who}-{i}": f"{who} {i}" for who in ("ann", "bob") for i in range(3)}
-    rows = "".join(f"{i}.wav,{who} {i}\n" for who in ("ann", "bob") for i in range(3))
+    (tmp_path / "takes/bob/2.wav").unlink()  # that of another person is not taken for it
+    (tmp_path / "takes/more").mkdir()
+    (tmp_path / "takes/ann/1.wav").rename(tmp_path / "takes/more/1.wav")
+    prepare(tmp_path / "takes", tmp_path / "t.csv", tmp_path / "less")
+    assert {one.id for one in all_cuts(tmp_path / "less")} == {
+        "ann-0", "bob-0", "more-1", "bob-1", "ann-2"
+    }  # fmt: skip
+    (tmp_path / "takes/more/1.wav").rename(tmp_path / "takes/ann/1.wav")
+    (tmp_path / "takes/ann/2.wav").unlink()
+    rows = "".join(f"{i}.wav,{who} {i}\n" for who in ("ann", "bob") for i in range(2))
     why = r"by its name \(line 2: 0.wav may be any of 2 files in .*takes\): check the folder and"
     with pytest.raises(DataError, match=why):
         prepare(tmp_path / "takes", write(tmp_path / "t.csv", f"file,text\n{rows}"), tmp_path / "o")

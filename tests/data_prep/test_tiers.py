@@ -306,3 +306,9 @@ def test_a_person_who_is_named_in_one_file_has_no_second_name(tmp_path: Path) ->
     speakers = {(Path(line.audio).as_posix(), line.speaker) for line in found}
     assert speakers == {("anna/1.wav", None), ("anna/2.wav", "Ann"), ("anna/2.wav", "Bob"),
                         ("bob/1.wav", "bob"), ("bob/2.wav", "bob")}  # fmt: skip
+    two = (tmp_path / "anna/2.eaf").read_text("utf-8")
+    (tmp_path / "anna/2.eaf").write_text(two.replace('"Ann"', '"Anna"').replace('"Bob"', '"anna"'))
+    found = read_transcripts(tmp_path).lines  # the same person, by the folder too
+    assert {(Path(line.audio).parent.name, (line.speaker or "").lower()) for line in found} == {
+        ("anna", "anna"), ("bob", "bob")
+    }  # fmt: skip

@@ -351,7 +351,9 @@ def test_a_folder_whose_name_is_no_text_leaves_out_its_recordings(tmp_path: Path
 
 def test_onset_and_offset_are_a_start_and_an_end(tmp_path: Path) -> None:
     """As phonetics writes them; NeMo's offset is a start."""
-    for header, row in (("onset,offset,duration", "1,3,2"), ("onset,offset", "1,3")):
+    cases = {"onset,offset,duration": "1,3,2", "onset,offset": "1,3", "start,end,onset": "1,3,2",
+             "start,end,onset,offset": "1,3,2,9"}  # fmt: skip
+    for header, row in cases.items():
         (line,) = read_transcripts(csv(tmp_path, f"file,{header},text", f"a,{row},x")).lines
         assert (line.start, line.seconds) == (1, 2), header
     (line,) = read_transcripts(csv(tmp_path, "file,offset,duration,text", "a,3,2,x")).lines
@@ -360,15 +362,18 @@ def test_onset_and_offset_are_a_start_and_an_end(tmp_path: Path) -> None:
 
 def test_a_length_of_the_whole_file_does_not_lengthen_its_parts(tmp_path: Path) -> None:
     rows = ["a,0,2.5,60,one", "a,2.5,4,60,two", "b,1,late,60,three"]
+    rows += ["c,5,-1,2,four", "c,5,0,2,five", "d,0.35,2,1.832,six"]  # no end, and a rounded one
     found = read_transcripts(csv(tmp_path, "file,start,end,duration,text", *rows)).lines
-    assert [(one.start, one.seconds) for one in found] == [(0, 2.5), (2.5, 1.5), (1, 60)]
+    assert [(one.start, one.seconds) for one in found] == [
+        (0, 2.5), (2.5, 1.5), (1, 60), (5, 2), (5, 2), (0.35, 1.832)
+    ]  # fmt: skip
 
 
 def test_errors_of_a_spreadsheet_are_no_text_and_no_person(tmp_path: Path) -> None:
-    errors = ["#N/A", "#NV", "#NAME?", "#REF!", "#DIV/0!", "#BEZUG!", "#ИМЯ?"]
+    errors = ["#N/A", "#NV", "#NAME?", "#REF!", "#DIV/0!", "#BEZUG!", "#¡REF!"]
     rows = [f"{i}.wav,yes,{error}" for i, error in enumerate(errors)]
     rows += [f"{i}.wav,{error},ann" for i, error in enumerate(errors, len(errors))]
-    found = read_transcripts(csv(tmp_path, "file,text,speaker", *rows, "x.wav,#1 hit!,#7"))
+    found = read_transcripts(csv(tmp_path, "file,text,speaker", *rows, "x.wav,#GO!,#7"))
     assert [line.speaker for line in found.lines] == [None] * len(errors) + ["#7"]
     assert {fault.reason for fault in found.faults.values()} == {"no_text"}
     assert "but the error #NAME? of a spreadsheet" in found.faults[len(errors) + 4].what
