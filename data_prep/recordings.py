@@ -47,7 +47,7 @@ class Recordings:
                 return self.exact[place]
         for known in (self.by_path, self.by_name):
             for place in places:
-                candidates = known.get(key_of(place), set())
+                candidates: Set[Path | RemoteFile] = known.get(key_of(place), set())
                 if known is self.by_name and speaker:
                     candidates = self._of(speaker, people, candidates)
                 if found := self._one(candidates, audio):
