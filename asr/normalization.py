@@ -16,8 +16,9 @@ _MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
 # Marks that are: percent, and, at, section, degree; Sindhi's "and" and "in", four of Burmese.
 _READ_ALOUD = "%\u2030&@\u00a7\u00b0\u06fd\u06fe\u104c\u104d\u104e\u104f"
 _ON_VOWELS = re.compile("[\u055b\u055c\u055e\u055f]")  # Armenian's, within a word
-_CIRCLES = re.compile("[\u25cb\u25ef]+")  # zeros, if they are beside such a number:
-_NUMBERS = frozenset("一二三四五六七八九十百千万\u3007")
+# Circles that are typed for the Chinese zero after a number, or before one of a year.
+_CIRCLES = re.compile("[\u25cb\u25ef](?: ?[\u25cb\u25ef])*")
+_NUMBERS = frozenset("一二三四五六七八九十百千万\u3007零廿卅两壹贰叁肆伍陆柒捌玖拾")
 # Invisible, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
@@ -74,10 +75,11 @@ def _without_punctuation(text: str) -> str:
 
 
 def _zeros(circles: re.Match[str]) -> str:
-    """Return circles beside a Chinese number as zeros."""
+    """Return circles after a number, or before one of a year, as zeros."""
     first, last = circles.span()
-    beside = circles.string[max(0, first - 1) : first] + circles.string[last : last + 1]
-    return circles.group() if _NUMBERS.isdisjoint(beside) else "\u3007" * (last - first)
+    before, after = circles.string[max(0, first - 1) : first], circles.string[last : last + 2]
+    is_zero = before in _NUMBERS or (after[:1] in _NUMBERS and after[1:] == "年")
+    return "\u3007" * (len(circles.group().replace(" ", ""))) if is_zero else circles.group()
 
 
 def _is_punctuation(before: str, character: str, after: str) -> bool:

@@ -18,7 +18,7 @@ from asr.normalization import normalize_text
 from asr.runtime.storage import RemoteFile
 from asr.transcription.jobs import is_content
 from data_prep.folders import read_folders
-from data_prep.lines import Fault, Transcripts, add_line
+from data_prep.lines import Fault, Transcripts, add_line, person
 from data_prep.parts import SUBTITLES, WITH_TIERS, read_parts
 from data_prep.recordings import Recordings, files_below, key_of
 from data_prep.subtitles import Part
@@ -53,7 +53,7 @@ class _Text(NamedTuple):
     @property
     def speakers(self) -> set[str]:
         """Return the speakers that its lines name, an empty one for lines that name none."""
-        return {cells.get("speaker", "") for _, cells in self.lines}
+        return {person(cells.get("speaker", "")) for _, cells in self.lines}
 
     @property
     def worth(self) -> tuple[bool, bool]:
@@ -137,7 +137,8 @@ def _forget_second_names(folders: Mapping[PurePath, Cells], texts: Sequence[_Tex
         folder = folders.get(text.folder, {}).get("speaker", "")
         named[folder] |= {key_of(normalize_text(name)) for name in text.speakers if name}
     for cells in folders.values():
-        if named[cells["speaker"]] - {key_of(normalize_text(cells["speaker"]))}:
+        names = named[cells["speaker"]]
+        if names and key_of(normalize_text(cells["speaker"])) not in names:
             cells["speaker"] = ""
 
 

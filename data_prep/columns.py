@@ -16,13 +16,13 @@ NAMES = {
     "speaker": ("speaker", "speaker_id", "speaker_name", "client_id", "user_id", "spk", "spk_id",
                 "speakerid", "reader"),
     "split": ("split", "subset", "set", "partition"),
-    "start": ("offset", "start", "start_time", "begin"),
+    "start": ("offset", "start", "start_time", "begin", "onset"),
     "end": ("end", "stop", "end_time"),
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
 TIMES = ("start", "end", "seconds")
 # An offset beside an onset, as phonetics writes them, is an end and no start.
-_OF_ONSETS = {"start": (*NAMES["start"][1:], "onset"), "end": (*NAMES["end"], "offset")}
+_OF_ONSETS = {"start": NAMES["start"][1:], "end": (*NAMES["end"], "offset")}
 
 
 def plain(name: str) -> str:

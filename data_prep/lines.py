@@ -16,7 +16,7 @@ _ERRORS = {
     "#N/B", "#NAAM?", "#VERW!", "#WAARDE!", "#Н/Д", "#ИМЯ?", "#ССЫЛКА!", "#ЗНАЧ!", "#N/D!",
     "#NAZWA?", "#ADR!", "#ARG!",
 }  # fmt: skip
-_ROUNDED = 1.0  # seconds
+_ROUNDED = 1.0  # seconds of an end in whole ones
 
 Cells = Mapping[str, str]
 
@@ -123,12 +123,17 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
             what = "its name is not in UTF-8: rename it, and the recording"
         table.faults[number] = Fault("bad_text", what)
     else:
-        speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
-        if speaker in _EMPTY or speaker.casefold() in _UNNAMED or speaker in _ERRORS:
-            speaker = ""
+        speaker, split = person(cells.get("speaker", "")), cells.get("split", "").strip()
         channel = int(cells["channel"]) if cells.get("channel") else None
         line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
         table.lines.append(line)
+
+
+def person(cell: str) -> str:
+    """Return the name of a person in a cell, empty where it is none."""
+    name = cell.strip()
+    is_none = name in _EMPTY or name in _ERRORS or name.casefold() in _UNNAMED
+    return "" if is_none else name
 
 
 def _part(cells: Cells) -> tuple[float, float | None]:
@@ -141,7 +146,8 @@ def _part(cells: Cells) -> tuple[float, float | None]:
     if end and (length is None or is_number(end)):
         until = float(end) - start
         # A length beside an end may be the whole file's, and an end may be rounded, or none.
-        if length is None or 0 < until < length - _ROUNDED:
+        rounded = 0.1 * (length or 0.0) if "." in end else _ROUNDED
+        if length is None or 0 < until < length - rounded:
             length = until
     return start, length
 

@@ -21,6 +21,7 @@ class Recordings:
         self.exact: dict[str, Path | RemoteFile] = {}
         self.by_path: dict[str, set[Path | RemoteFile]] = defaultdict(set)
         self.by_name: dict[str, set[Path | RemoteFile]] = defaultdict(set)
+        self.by_folder: dict[tuple[str, str], set[Path | RemoteFile]] = defaultdict(set)
         self.within = dict(_recordings(root, converted))
         usual = {path.with_suffix("") for path in self.within.values() if _suffix(path) in SUFFIXES}
         for path, within in self.within.items():
@@ -31,15 +32,17 @@ class Recordings:
             for similar in (within, short):
                 self.by_path[key_of(str(similar))].add(path)
                 self.by_name[key_of(similar.name)].add(path)
+                for folder in within.parts[:-1]:
+                    self.by_folder[key_of(folder), key_of(similar.name)].add(path)
 
     def find(
-        self, audio: str, beside: Path, speaker: str = "", people: Set[str] = frozenset()
+        self, audio: str, beside: Path, speaker: str = "", others: Set[str] = frozenset()
     ) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
 
         A path is relative to the folder or to that of the table, `beside`, or absolute, with or
-        without its suffix; a name without a folder may be that of a file in any subfolder. Where
-        folders have names of `people` (by `key_of`) it is one in that of the `speaker`, or in none.
+        without its suffix; a name without a folder may be that of a file in any subfolder, but if
+        `others` (by `key_of`) give it too, in none of theirs, and in that of the `speaker` first.
         """
         places = list(self._places(audio.replace("\\", "/"), beside))
         for place in places:
@@ -47,23 +50,31 @@ class Recordings:
                 return self.exact[place]
         for known in (self.by_path, self.by_name):
             for place in places:
-                candidates: Set[Path | RemoteFile] = known.get(key_of(place), set())
-                if known is self.by_name and speaker:
-                    candidates = self._of(speaker, people, candidates)
-                if found := self._one(candidates, audio):
-                    return found
+                found = known.get(key_of(place), set())
+                if others and known is self.by_name:
+                    found = self._of(key_of(speaker), others, found, key_of(place))
+                if one := self._one(found, audio):
+                    return one
         inside = [Path(self.root, place) for place in places if not place.startswith("..")]
         if any(map(os.path.isfile, inside)):  # Path.is_file raises OSError for what is no name
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
 
     def _of(
-        self, speaker: str, people: Set[str], found: Set[Path | RemoteFile]
+        self, speaker: str, others: Set[str], found: Set[Path | RemoteFile], name: str
     ) -> Set[Path | RemoteFile]:
-        """Return those in a speaker's folder, or else those in no person's."""
-        whose = {path: people & set(map(key_of, self.within[path].parts[:-1])) for path in found}
-        own = {path for path, names in whose.items() if key_of(speaker) in names}
-        return own or {path for path, names in whose.items() if not names}
+        """Return the files of a name in the speaker's folder, or else in none of the others'."""
+        own = self.by_folder.get((speaker, name), set())
+        if len(own) == 1:
+            return own
+        people = others | {speaker}
+        whose = {path: self._innermost(path, people) for path in own or found}
+        return {path for path, who in whose.items() if who == (speaker if own else None)}
+
+    def _innermost(self, path: Path | RemoteFile, people: Set[str]) -> str | None:
+        """Return the person whose folder a file is in, if one is."""
+        folders = map(key_of, reversed(self.within[path].parts[:-1]))
+        return next((folder for folder in folders if folder in people), None)
 
     def at(self, place: str) -> Path | RemoteFile | None:
         """Return the recording at a path in the folder, with or without its suffix, if one is.

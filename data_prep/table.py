@@ -102,10 +102,13 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
     for number, fault in table.faults.items():
         left_out.append(LeftOut(table.short_place(number), "", str(table.path), fault.reason))
         said.append(f"{table.place(number)}: {fault.what}")
-    people = {key_of(line.speaker) for line in table.lines if line.speaker}
+    people = _people(table)
     for line in table.lines:
+        who = line.speaker or ""
+        # Several people may speak in the parts of a recording.
+        others = people[line.audio] - {key_of(who)} if who and not line.is_part else set()
         try:
-            path = files.find(line.audio, table.folder, line.speaker or "", people)
+            path = files.find(line.audio, table.folder, who, others)
         except DataError as error:
             left_out.append(LeftOut(table.short_place(line.number), "", line.audio, "missing"))
             said.append(f"{table.place(line.number)}: {error}")
@@ -134,6 +137,15 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
             f"name ({why}): check the folder and the names{advice if table.columns else ''}"
         )
     return pairs
+
+
+def _people(table: Transcripts) -> dict[str, set[str]]:
+    """Return the speakers of each recording as the table names it."""
+    found = defaultdict[str, set[str]](set)
+    for line in table.lines:
+        if line.speaker:
+            found[line.audio].add(key_of(line.speaker))
+    return found
 
 
 def _say_speakers(table: Transcripts) -> None:

@@ -849,3 +849,20 @@ def test_a_name_that_several_have_is_in_its_speakers_folder(tmp_path: Path) -> N
     why = r"by its name \(line 2: 0.wav may be any of 2 files in .*takes\): check the folder and"
     with pytest.raises(DataError, match=why):
         prepare(tmp_path / "takes", write(tmp_path / "t.csv", f"file,text\n{rows}"), tmp_path / "o")
+
+
+def test_several_people_may_speak_in_a_recording_of_one(tmp_path: Path) -> None:
+    """As the interviewer in the folder of whom he asks."""
+    takes = tmp_path / "takes"
+    for name in ("anna/talk_anna", "bob/talk_bob"):
+        (takes / name).parent.mkdir(parents=True)
+        noise = np.random.default_rng(1).standard_normal(48_000)
+        sf.write(takes / f"{name}.wav", 0.1 * noise, 16_000)
+    rows = "".join(
+        f"talk_{who}.wav,{i},{i + 1},{text},{speaker}\n"
+        for who in ("anna", "bob") for i, text, speaker in ((0, "why", "max"), (1, "so", who))
+    )  # fmt: skip
+    table = write(tmp_path / "t.csv", f"file,start,end,text,speaker\n{rows}")
+    prepare(takes, table, tmp_path / "out")
+    speakers = sorted(cut.supervisions[0].speaker for cut in all_cuts(tmp_path / "out"))
+    assert speakers == ["anna", "bob", "max", "max"]

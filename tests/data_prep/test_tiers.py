@@ -307,8 +307,8 @@ def test_a_person_who_is_named_in_one_file_has_no_second_name(tmp_path: Path) ->
     assert speakers == {("anna/1.wav", None), ("anna/2.wav", "Ann"), ("anna/2.wav", "Bob"),
                         ("bob/1.wav", "bob"), ("bob/2.wav", "bob")}  # fmt: skip
     two = (tmp_path / "anna/2.eaf").read_text("utf-8")
-    (tmp_path / "anna/2.eaf").write_text(two.replace('"Ann"', '"Anna"').replace('"Bob"', '"anna"'))
-    found = read_transcripts(tmp_path).lines  # the same person, by the folder too
+    (tmp_path / "anna/2.eaf").write_text(two.replace('"Ann"', '"Anna"').replace('"Bob"', '"?"'))
+    found = read_transcripts(tmp_path).lines  # the same person, and one who is not named
     assert {(Path(line.audio).parent.name, (line.speaker or "").lower()) for line in found} == {
-        ("anna", "anna"), ("bob", "bob")
+        ("anna", "anna"), ("anna", ""), ("bob", "bob")
     }  # fmt: skip

@@ -352,7 +352,7 @@ def test_a_folder_whose_name_is_no_text_leaves_out_its_recordings(tmp_path: Path
 def test_onset_and_offset_are_a_start_and_an_end(tmp_path: Path) -> None:
     """As phonetics writes them; NeMo's offset is a start."""
     cases = {"onset,offset,duration": "1,3,2", "onset,offset": "1,3", "start,end,onset": "1,3,2",
-             "start,end,onset,offset": "1,3,2,9"}  # fmt: skip
+             "start,end,onset,offset": "1,3,2,9", "onset,duration": "1,2"}  # fmt: skip
     for header, row in cases.items():
         (line,) = read_transcripts(csv(tmp_path, f"file,{header},text", f"a,{row},x")).lines
         assert (line.start, line.seconds) == (1, 2), header
@@ -363,9 +363,10 @@ def test_onset_and_offset_are_a_start_and_an_end(tmp_path: Path) -> None:
 def test_a_length_of_the_whole_file_does_not_lengthen_its_parts(tmp_path: Path) -> None:
     rows = ["a,0,2.5,60,one", "a,2.5,4,60,two", "b,1,late,60,three"]
     rows += ["c,5,-1,2,four", "c,5,0,2,five", "d,0.35,2,1.832,six"]  # no end, and a rounded one
+    rows += ["e,0.2,0.8,1.0,seven", "f,0.5,2.5,2.9,eight"]  # of short files
     found = read_transcripts(csv(tmp_path, "file,start,end,duration,text", *rows)).lines
-    assert [(one.start, one.seconds) for one in found] == [
-        (0, 2.5), (2.5, 1.5), (1, 60), (5, 2), (5, 2), (0.35, 1.832)
+    assert [(one.start, pytest.approx(one.seconds)) for one in found] == [
+        (0, 2.5), (2.5, 1.5), (1, 60), (5, 2), (5, 2), (0.35, 1.832), (0.2, 0.6), (0.5, 2)
     ]  # fmt: skip
 
 
