@@ -50,7 +50,7 @@ class Recordings:
                 return self.exact[place]
         for known in (self.by_path, self.by_name):
             for place in places:
-                found = known.get(key_of(place), set())
+                found: Set[Path | RemoteFile] = known.get(key_of(place), set())
                 if others and known is self.by_name:
                     found = self._of(key_of(speaker), others, found, key_of(place))
                 if one := self._one(found, audio):
