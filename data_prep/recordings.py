@@ -36,13 +36,14 @@ class Recordings:
                     self.by_folder[key_of(folder), key_of(similar.name)].add(path)
 
     def find(
-        self, audio: str, beside: Path, speaker: str = "", others: Set[str] = frozenset()
+        self, audio: str, beside: Path, speaker: str = "", people: Set[str] = frozenset()
     ) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
 
         A path is relative to the folder or to that of the table, `beside`, or absolute, with or
-        without its suffix; a name without a folder may be that of a file in any subfolder, but if
-        `others` (by `key_of`) give it too, in none of theirs, and in that of the `speaker` first.
+        without its suffix; a name without a folder may be that of a file in any subfolder. Where
+        several `people` (by `key_of`) have it, it is in the folder of the `speaker`, or in none of
+        theirs.
         """
         places = list(self._places(audio.replace("\\", "/"), beside))
         for place in places:
@@ -51,8 +52,8 @@ class Recordings:
         for known in (self.by_path, self.by_name):
             for place in places:
                 found: Set[Path | RemoteFile] = known.get(key_of(place), set())
-                if others and known is self.by_name:
-                    found = self._of(key_of(speaker), others, found, key_of(place))
+                if len(people) > 1 and known is self.by_name:
+                    found = self._of(key_of(speaker), people, found, key_of(place))
                 if one := self._one(found, audio):
                     return one
         inside = [Path(self.root, place) for place in places if not place.startswith("..")]
@@ -61,13 +62,12 @@ class Recordings:
         raise DataError(f"{audio} is not in {self.root}")
 
     def _of(
-        self, speaker: str, others: Set[str], found: Set[Path | RemoteFile], name: str
+        self, speaker: str, people: Set[str], found: Set[Path | RemoteFile], name: str
     ) -> Set[Path | RemoteFile]:
-        """Return the files of a name in the speaker's folder, or else in none of the others'."""
+        """Return the files of a name in the folder of one of people, or else in none of theirs."""
         own = self.by_folder.get((speaker, name), set())
         if len(own) == 1:
             return own
-        people = others | {speaker}
         whose = {path: self._innermost(path, people) for path in own or found}
         return {path for path, who in whose.items() if who == (speaker if own else None)}
 

@@ -106,9 +106,9 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
     for line in table.lines:
         who = line.speaker or ""
         # Several people may speak in the parts of a recording.
-        others = people[line.audio] - {key_of(who)} if who and not line.is_part else set()
+        named = people[line.audio] if who and not line.is_part else frozenset[str]()
         try:
-            path = files.find(line.audio, table.folder, who, others)
+            path = files.find(line.audio, table.folder, who, named)
         except DataError as error:
             left_out.append(LeftOut(table.short_place(line.number), "", line.audio, "missing"))
             said.append(f"{table.place(line.number)}: {error}")
