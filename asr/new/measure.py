@@ -126,19 +126,7 @@ def measure(
     `on_progress` receives how many of at most 300 recordings have been read. Raises DataError
     where nothing is left for training or dev.
     """
-    for split in ("train", "dev"):
-        if split not in splits:
-            raise DataError(
-                f"{data}: no utterance is left for {split}: give more recordings, or name some for "
-                "it in a column split of the table"
-            )
-    cuts = {split: list(load_cuts(data / f"{split}.jsonl.gz")) for split in splits}
-    train = [cut for cut in cuts["train"] if cut.duration <= LONGEST]
-    if not train:
-        raise DataError(
-            f"{data}: all {len(cuts['train'])} utterances for training are longer than {LONGEST:g} "
-            "s: cut them to sentences, or give their parts in columns start and duration"
-        )
+    cuts, train = _usable(data, splits)
     texts = [_said(cut) for cut in train]
     if not any(texts):
         raise DataError(
@@ -149,9 +137,6 @@ def measure(
     durations = [float(cut.duration) for cut in train]
     whole = "".join(texts)
     n_letters = max(1, sum(unicodedata.category(c)[0] in "LMN" for c in whole))
-    rates = {cut.sampling_rate: 0.0 for cut in sorted(train, key=lambda cut: cut.sampling_rate)}
-    for cut in train:
-        rates[cut.sampling_rate] += cut.duration / 3600
     speakers = _speakers(train)
     shortest, longest = np.percentile(durations, [10, 90])
     return CorpusMeasures(
@@ -168,7 +153,7 @@ def measure(
         seconds_per_character=sum(durations) / max(1, sum(map(len, texts))),
         shortest=float(shortest),
         longest=float(longest),
-        sample_rates=rates,
+        sample_rates=_hours_by_rate(train),
         silence=_silence(train, on_progress),
         too_long=len(cuts["train"]) - len(train),
         synthetic=synthetic,
@@ -179,6 +164,31 @@ def measure(
             if split != "train"
         },
     )
+
+
+def _usable(data: Path, splits: Collection[str]) -> tuple[dict[str, list[Cut]], list[Cut]]:
+    """Return the utterances of each split, and those of train that are not too long."""
+    for split in ("train", "dev"):
+        if split not in splits:
+            raise DataError(
+                f"{data}: no utterance is left for {split}: give more recordings, or name some for "
+                "it in a column split of the table"
+            )
+    cuts = {split: list(load_cuts(data / f"{split}.jsonl.gz")) for split in splits}
+    train = [cut for cut in cuts["train"] if cut.duration <= LONGEST]
+    if not train:
+        raise DataError(
+            f"{data}: all {len(cuts['train'])} utterances for training are longer than {LONGEST:g} "
+            "s: cut them to sentences, or give their parts in columns start and duration"
+        )
+    return cuts, train
+
+
+def _hours_by_rate(cuts: Sequence[Cut]) -> dict[int, float]:
+    hours = dict.fromkeys(sorted({cut.sampling_rate for cut in cuts}), 0.0)
+    for cut in cuts:
+        hours[cut.sampling_rate] += cut.duration / 3600
+    return hours
 
 
 def _said(cut: Cut) -> str:
