@@ -1,6 +1,6 @@
 """Measure how many syllables are wrong in what `asr evaluate --out` wrote, with tone and without.
 
-    python -m benchmarks.syllables RECORDS.jsonl
+    python -m benchmarks.syllables RECORDS.jsonl … [--record]
 
 Mandarin has many characters for a syllable, so that a word never heard can be recognized by its
 sounds and yet be written wrongly. The syllables are pypinyin's.
@@ -14,6 +14,8 @@ from pathlib import Path
 import jiwer
 
 from asr.pinyin import units_of
+from benchmarks import record
+from benchmarks.record import Result, Value
 
 
 def wrong_syllables(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[float, float]:
@@ -28,14 +30,24 @@ def _rate(said: list[list[str]], found: list[list[str]]) -> float:
     return float(jiwer.wer([" ".join(text) for text in said], [" ".join(text) for text in found]))
 
 
+def measure(records: Path) -> list[Value]:
+    """Return a row: the name of the file, both error rates in percent, and how many texts."""
+    rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+    texts = ([row[kind] for row in rows] for kind in ("reference", "hypothesis"))
+    tonal, plain = wrong_syllables(*texts)
+    return [records.stem, 100 * tonal, 100 * plain, len(rows)]
+
+
 def main() -> None:
-    """Print the two rates."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("records", type=Path)
-    lines = parser.parse_args().records.read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    tonal, plain = wrong_syllables(*([row[k] for row in rows] for k in ("reference", "hypothesis")))
-    print(f"syllables wrong: {tonal:.2%} with tone, {plain:.2%} without, of {len(rows)} texts")
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path, nargs="+")
+    record.add_option(parser)
+    args = parser.parse_args()
+    columns = {"recognized": "", "with tone (%)": ".2f", "without (%)": ".2f", "texts": ","}
+    rows = [measure(records) for records in args.records]
+    title = "Wrong syllables of Mandarin texts"
+    record.publish(args, "little-data", [Result(title=title, columns=columns, rows=rows)])
 
 
 if __name__ == "__main__":
