@@ -2,8 +2,8 @@
 
     python -m benchmarks.syllables RECORDS.jsonl … [--record]
 
-Mandarin has many characters for a syllable, so that a word never heard can be recognized by its
-sounds and yet be written wrongly. The syllables are pypinyin's.
+Mandarin has many characters for a syllable, so that the sounds of a new word can be right where its
+characters are wrong. The syllables are pypinyin's.
 """
 
 import argparse
