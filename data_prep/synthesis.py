@@ -27,6 +27,7 @@ from scipy.signal import firwin, resample_poly  # type: ignore[import-untyped]
 
 from asr.errors import AsrError, DataError, NotWrittenError
 from asr.runtime.files import write_atomically
+from asr.runtime.processes import end_with_parent
 from asr.runtime.threads import usable_cpus
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
     # Spawned, because a fork would inherit the locks of torch's threads in this process.
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(jobs or usable_cpus(), mp_context=context) as pool:
+        with ProcessPoolExecutor(jobs or usable_cpus(), context, end_with_parent) as pool:
             done = pool.map(_synthesize_in_fork, takes, chunksize=4)
             for _ in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
                 pass

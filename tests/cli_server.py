@@ -5,6 +5,7 @@ for the end of one and is answered by its exit code. A run is a process of its o
 one, which has loaded what `asr` needs of other packages and nothing of `asr`.
 """
 
+import faulthandler
 import gc
 import json
 import os
@@ -23,6 +24,7 @@ def load() -> None:
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
 
+    faulthandler.enable()
     gc.collect()
     gc.freeze()  # else the collections of each run copy all that is loaded
     assert len(os.listdir("/proc/self/task")) == 1, "a module starts a thread"  # noqa: PTH208

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -101,6 +102,7 @@ TEXTS = {
     "BAC009S0724W0001": "dev", "BAC009S0764W0001": "test",
 }  # fmt: skip
 URL = "/v1/audio/transcriptions"
+_LONGEST_RUN = 600  # seconds
 LIVE_START = {"sample_rate": RATE, "model": "tiny"}
 MAX_BYTES, MAX_SECONDS = 3 * 2**20, 60.0
 
@@ -354,6 +356,8 @@ def _ask_cli_server(asked: dict[str, Any]) -> int:
     assert server.stdin and server.stdout
     server.stdin.write(json.dumps(asked) + "\n")
     server.stdin.flush()
+    if "process" in asked and not select.select([server.stdout], [], [], _LONGEST_RUN)[0]:
+        os.kill(asked["process"], signal.SIGABRT)  # it hangs, and writes where
     return int(server.stdout.readline())
 
 
@@ -614,7 +618,8 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
                 yield Service(client, host, port, app.state.engine, app.state)
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(60)
+            assert not thread.is_alive(), "the service did not end"
 
 
 @contextmanager
@@ -732,6 +737,16 @@ def last_messages(pipe: Any, n: int) -> dict[int, Done | Failed]:
         message = pipe.recv()
         if isinstance(message, Done | Failed):
             found[message.id] = message
+    return found
+
+
+def read_until(raw: socket.socket, end: bytes) -> bytes:
+    """What comes until those bytes; it fails where the peer closes before them."""
+    found = b""
+    while not found.endswith(end):
+        part = raw.recv(2**16)
+        assert part, found
+        found += part
     return found
 
 

@@ -82,6 +82,7 @@ def test_a_forked_process_is_told_to_load_its_own(model: asr.Recognizer) -> None
         child = multiprocessing.get_context("fork").Process(target=ask, args=(theirs,))
         child.start()
         theirs.close()
+        assert ours.poll(60)
         assert "load it in each process" in pickle.loads(ours.recv_bytes())
         child.join(30)
     finally:

@@ -211,7 +211,9 @@ class EngineClient:
         while True:
             while not self._died.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._died.wait(), 1.0)
+                    # In Python 3.11 `wait_for` loses a cancellation that comes with the death.
+                    async with asyncio.timeout(1.0):
+                        await self._died.wait()
                 if time.monotonic() - self._last_message > self._settings.hang_seconds:
                     logger.error("the engine process made no progress and is killed")
                     self._process.kill()

@@ -25,6 +25,7 @@ from tests.helpers import (
     beeps,
     changed,
     encode_audio,
+    read_until,
     refused,
     started,
     wait_for,
@@ -141,9 +142,7 @@ def test_other_upgrades_are_ignored(service, way):
                 raw.sendall(body)
             else:
                 raw.sendall(head + body)
-            answer = b""
-            while not answer.endswith(b"}"):  # the body may come by itself
-                answer += raw.recv(2**16)
+            answer = read_until(raw, b"}")  # the body may come by itself
             assert answer.startswith(b"HTTP/1.1 200")
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -164,11 +163,8 @@ def test_output_to_a_full_disk_is_a_sentence(inputs: Path, arguments: list[str])
 
 def test_too_little_memory_is_a_sentence(inputs: Path) -> None:
     """What was not tried: prlimit. Where not even torch fits, that is told."""
-    limit = 400_000_000
-    result = run_cli(
-        "info", inputs / "recipe.yaml", timeout=60,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )  # fmt: skip
+    before = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400_000_000, 400_000_000))"
+    result = run_cli("info", inputs / "recipe.yaml", before=before, timeout=60)
     assert result.returncode == 1
     assert result.stderr.startswith("asr: out of memory") and len(result.stderr.splitlines()) == 1
 

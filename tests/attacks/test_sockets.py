@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from serve import connections, protocols
-from tests.helpers import Service, changed, stopped, wait_for
+from tests.helpers import Service, changed, read_until, stopped, wait_for
 
 START = json.dumps({"sample_rate": 16000, "model": "tiny"})
 SECOND = bytes(32_000)
@@ -196,8 +196,7 @@ def test_closed_sessions_give_their_places_to_others(service, monkeypatch):
     with ExitStack() as held:
         for _ in range(20):
             raw = held.enter_context(raw_session(service, start=b"null"))
-            while not raw.recv(2**12).endswith(INVALID):
-                pass
+            read_until(raw, INVALID)
             with httpx.Client(base_url=service.client.base_url, trust_env=False) as other:
                 assert other.get("/health/live").status_code == 200
         wait_for(lambda: not raw.recv(1), 3)  # a second after its close

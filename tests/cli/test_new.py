@@ -26,7 +26,7 @@ from asr.export.sherpa import kind_of
 from asr.new.card import expectation, read_expectation, write_expectation
 from asr.new.measure import CorpusMeasures, SplitSize, measure
 from data_prep.table import prepare
-from tests.helpers import RATE, TONES, encode, read_card, run_cli, speak
+from tests.helpers import RATE, TONES, encode, read_card, run_cli, speak, wait_for
 
 # A model as small as can be, in place of the one that would be chosen.
 SMALL = [
@@ -482,6 +482,17 @@ def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path, killed: str) -
     assert not any(path.exists() for path in spoken) and (tmp_path / "mine/corpus.json").exists()
     (tmp_path / "words.txt").write_text("a third")
     assert "words.txt: has changed since" in refusal(*command)
+
+
+def test_voices_end_with_the_command(tmp_path: Path) -> None:
+    """After `kill -9` they waited for ever."""
+    (tmp_path / "words.txt").write_text("\n".join(f"word {i}" for i in range(100)))
+    command = ["new", tmp_path / "mine", "--words", tmp_path / "words.txt", "--language", "en-us"]
+    listed = [sys.executable, "-m", "asr.cli", *map(str, command)]
+    with subprocess.Popen(listed, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: any(tmp_path.glob("mine/data/wav/**/*.wav")), 120)
+        process.kill()
+        process.communicate(timeout=30)  # to the end of what its children may write to
 
 
 def test_a_table_may_be_corrected_until_there_is_a_corpus(takes: Path, tmp_path: Path) -> None:

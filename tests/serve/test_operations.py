@@ -23,8 +23,9 @@ import yaml
 from asr.cli import app, main
 from asr.errors import BundleError, ConfigError
 from serve.app import create_app
-from serve.engine.client import Job
+from serve.engine.client import EngineClient, Job
 from serve.logs import RequestRecord
+from serve.metrics import Metrics
 from serve.routes.transcriptions import _events
 from serve.settings import Settings
 from tests.helpers import (
@@ -203,6 +204,30 @@ def test_the_engine_ends_with_the_service_whatever_its_watch_died_of(tiny_bundle
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(live())
     assert app.state.engine._process.returncode is not None
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_service_ends_though_its_engine_dies_in_that_moment(monkeypatch, steps):
+    """It waited for ever: `asyncio.wait_for` had lost that its watch was cancelled."""
+    monkeypatch.setattr(EngineClient, "_start", lambda _: None)
+    monkeypatch.setattr(EngineClient, "_listen", lambda _: None)
+
+    async def end() -> bool:
+        engine = EngineClient(Settings(), Metrics(), lambda _: None)
+        engine._process = SimpleNamespace(wait=lambda: 0, kill=lambda: None)
+        engine._pipe = SimpleNamespace(close=lambda: None)
+        engine._started = engine._last_message = time.monotonic()
+        watch = asyncio.create_task(engine.supervise())
+        await asyncio.sleep(0.01)
+        engine._died.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        watch.cancel()
+        ended, _ = await asyncio.wait([watch], timeout=5)
+        watch.cancel()
+        return bool(ended)
+
+    assert asyncio.run(end())
 
 
 def disconnect(service, lines: list[str], body: bytes) -> None:
