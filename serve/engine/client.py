@@ -182,6 +182,8 @@ class EngineClient:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=_environment(), stderr=subprocess.PIPE
             )
+            if self._closing:  # while it was restarted
+                self._process.kill()
             assert self._process.stderr
             relay(self._process.stderr)
             self._pipe = Connection(ours.detach())

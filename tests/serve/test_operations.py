@@ -21,7 +21,7 @@ import uvicorn
 import yaml
 
 from asr.cli import app, main
-from asr.errors import BundleError, ConfigError
+from asr.errors import AsrError, BundleError, ConfigError
 from serve.app import create_app
 from serve.engine.client import EngineClient, Job
 from serve.logs import RequestRecord
@@ -204,6 +204,14 @@ def test_the_engine_ends_with_the_service_whatever_its_watch_died_of(tiny_bundle
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(live())
     assert app.state.engine._process.returncode is not None
+
+
+def test_an_engine_that_starts_while_the_service_ends_is_ended(tiny_bundle):
+    engine = create_app(Settings.read(bundles=(f"tiny={tiny_bundle}",), device="cpu")).state.engine
+    engine.close()
+    with pytest.raises(AsrError, match="ended while it loaded"):
+        engine._start()
+    assert engine._process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("steps", range(5))
