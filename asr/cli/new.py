@@ -2,10 +2,7 @@
 
 import re
 import shlex
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,28 +10,15 @@ import typer
 
 from asr.cli.evaluate import evaluate_cuts
 from asr.cli.extras import require
-from asr.cli.options import (
-    Column,
-    Device,
-    Overrides,
-    TextColumn,
-    app,
-    note,
-    progress,
-    resumable,
-    show,
-)
-from asr.cli.prepare import reasons_text, show_report
-from asr.cli.sources import FromRecordings, FromWords, Sources, absolute
-from asr.errors import ConfigError, DataError, NotWrittenError
+from asr.cli.new_corpus import DATA, MODEL, RECIPE, check, prepare
+from asr.cli.options import Column, Device, Overrides, TextColumn, app, note, resumable, show
+from asr.cli.sources import FromRecordings, FromWords
+from asr.errors import ConfigError
 
 if TYPE_CHECKING:
     from asr.config import Config
     from asr.new.measure import CorpusMeasures
 
-_SOURCES, _DATA, _CORPUS, _RECIPE, _MODEL = (
-    "sources.json", "data", "corpus.json", "recipe.yaml", "model",
-)  # fmt: skip
 _CODE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 
 
@@ -82,7 +66,7 @@ def new(
         source = FromWords(words, language)
     elif recordings and not words:
         texts, code = transcripts or recordings, _code(language)
-        source = FromRecordings(recordings, texts, columns, code, folder / _DATA)
+        source = FromRecordings(recordings, texts, columns, code, folder / DATA)
     else:
         raise ConfigError(
             "asr new: give --recordings, with --transcripts where the texts are not beside them, "
@@ -93,13 +77,13 @@ def new(
     command = ["asr", *sys.argv[1:]]
     with resumable(shlex.join(command)):
         sources = source.sources()
-        _check(folder, sources)
+        check(folder, sources)
         with lock_folder(folder):
-            corpus = _prepare(folder, source, sources)
+            corpus = prepare(folder, source, sources)
         config = _recipe(folder, corpus, overrides, device, live)
         _train(folder, config, device)
         show(f"\n{_evaluate(folder, corpus, config, device)}\n\nNext:")
-    model = str(folder / _MODEL)
+    model = str(folder / MODEL)
     for line in (
         ["asr", "transcribe", model, "FILE.wav"],
         ["asr", "serve", model],
@@ -129,125 +113,6 @@ def _longer(command: list[str], epochs: int) -> list[str]:
     return [*kept, "--set", f"{name}{epochs}"]
 
 
-def _check(folder: Path, sources: Sources) -> None:
-    """Raise ConfigError where a folder holds what these sources do not continue.
-
-    Others may take their place until there is a corpus.
-    """
-    own = Path(absolute(folder)) / _DATA
-    for name in ("--recordings", "--transcripts", "--words"):
-        if own in (given := Path(sources.options.get(name, ""))).parents or own == given:
-            raise ConfigError(
-                f"{given}: is in {own}, which `asr new` writes: give another folder for the model"
-            )
-    before = _sources_of(folder)
-    names = (_DATA, _CORPUS, _RECIPE, _MODEL)
-    there = [name for name in names if (folder / name).exists()]
-    if before is None:
-        if there:
-            raise ConfigError(
-                f"{folder}: holds {there[0]}, which `asr new` did not make: give a new folder"
-            )
-    elif before == sources or there in ([], [_DATA]):
-        return
-    elif before.options != sources.options:
-        options = " ".join(f"{name} {value}" for name, value in before.options.items())
-        raise ConfigError(f"{folder}: was made with {options}: give these, or a new folder")
-    else:
-        path = sources.options.get("--transcripts") or sources.options["--words"]
-        raise ConfigError(
-            f"{path}: has changed since {folder} was begun, or an older version has read it "
-            "otherwise: give a new folder, or bring back the texts as they were"
-        )
-
-
-def _recordings(sources: Sources) -> str | None:
-    return sources.options.get("--recordings")
-
-
-def _remove(data: Path, of_these_recordings: bool) -> None:
-    """Remove what is in a folder of data, which may be a link; copies of recordings may stay."""
-    from data_prep.table import COPIES
-
-    for left in data.iterdir():
-        if left.name == COPIES and of_these_recordings:
-            continue  # each copy knows its original
-        if left.is_dir():
-            shutil.rmtree(left)
-        else:
-            left.unlink()
-
-
-def _sources_of(folder: Path) -> Sources | None:
-    from asr.runtime.files import read_json
-
-    return read_json(folder / _SOURCES, Sources, "what `asr new` wrote: give a new folder")
-
-
-def _prepare(
-    folder: Path, source: FromRecordings | FromWords, sources: Sources
-) -> "CorpusMeasures":
-    """Write cuts and measurements, unless they are there; leave nothing of what is refused."""
-    from asr.new.measure import SAMPLED, CorpusMeasures, measure
-    from asr.runtime.files import LOCK, PARTIAL, TEMPORARY, read_json, write_text
-
-    data = folder / _DATA
-    corpus = read_json(folder / _CORPUS, CorpusMeasures, "measurements of `asr new`: remove it")
-    if corpus:
-        note(f"{data}: is prepared already{_left_out(data)}")
-        return corpus
-    before = _sources_of(folder)
-    if before != sources:
-        if data.exists():
-            note(f"{data}: is of other recordings or texts, which made no corpus: it is removed")
-            _remove(data, before is not None and _recordings(before) == _recordings(sources))
-        write_text(folder / _SOURCES, sources.model_dump_json(indent=2) + "\n")
-    for left in data.glob(f"{PARTIAL}*"):  # by a killed run
-        shutil.rmtree(left)
-    for left in data.rglob(TEMPORARY):
-        left.unlink()
-    try:
-        report = source.prepare(data)
-        show_report(report, data)
-        splits = [name for name, split in report.splits.items() if split.utterances]
-        with progress("measuring", SAMPLED) as on_progress:
-            corpus = measure(data, splits, on_progress, report.synthetic, source.language)
-    except (ConfigError, DataError) as error:
-        if isinstance(error, NotWrittenError):  # what is there spares the next run its time
-            raise
-        if not (any(_copies(data)) or _left_out(data)):
-            shutil.rmtree(data, ignore_errors=True)
-            for name in (_SOURCES, LOCK):
-                (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):  # it may hold something else
-                folder.rmdir()
-        raise
-    show(f"\n{corpus}")
-    write_text(folder / _CORPUS, corpus.model_dump_json(indent=2) + "\n")
-    return corpus
-
-
-def _copies(data: Path) -> Iterator[Path]:
-    """Yield the copies of recordings, which spare the next preparation of them its time."""
-    from data_prep.table import COPIES
-
-    return (data / COPIES).rglob("*.flac")
-
-
-def _left_out(data: Path) -> str:
-    """Return what a finished preparation left out, and how it is used after a correction."""
-    from asr.runtime.files import read_json
-    from data_prep.corpus_writer import LEFT_OUT, REPORT, Report
-
-    report = read_json(data / REPORT, Report, "what `asr prepare` wrote: give a new folder")
-    if not (report and report.left_out):
-        return ""
-    return (
-        f", without {reasons_text(report.left_out)} ({data / LEFT_OUT}): to use them when they are "
-        "corrected, give a new folder"
-    )
-
-
 def _recipe(
     folder: Path,
     corpus: "CorpusMeasures",
@@ -262,7 +127,7 @@ def _recipe(
     from asr.runtime.devices import choose_device, has_bfloat16
     from asr.runtime.files import write_text
 
-    path = folder / _RECIPE
+    path = folder / RECIPE
     if path.exists():
         note(f"{path}: is used as it is")
         config = load_config(path, overrides)
@@ -275,7 +140,7 @@ def _recipe(
     if corpus.is_mandarin and not has_pinyin():
         note("Mandarin is learned from less speech with: pip install 'lrt-asr[chinese]'")
     is_fast = has_bfloat16(choose_device(device))
-    recipe = choose(corpus, (folder / _DATA).resolve(), overrides, is_fast, is_live)
+    recipe = choose(corpus, (folder / DATA).resolve(), overrides, is_fast, is_live)
     config = check_config(recipe.values, path)
     if is_live and not config.model.encoder.streaming:
         raise ConfigError("--live: --set leaves out model.encoder.streaming: give it too")
@@ -287,7 +152,7 @@ def _recipe(
 def _train(folder: Path, config: "Config", device: str) -> None:
     from asr.train.run import train
 
-    train(config, folder / _MODEL, resume=True, device=device)
+    train(config, folder / MODEL, resume=True, device=device)
 
 
 def _evaluate(folder: Path, corpus: "CorpusMeasures", config: "Config", device: str) -> str:
@@ -296,14 +161,14 @@ def _evaluate(folder: Path, corpus: "CorpusMeasures", config: "Config", device: 
     from asr.new.card import elsewhere, expectation, read_expectation, write_expectation
     from asr.reporting.results import write_evaluation
 
-    model, split = folder / _MODEL, "test" if "test" in corpus.splits else "dev"
+    model, split = folder / MODEL, "test" if "test" in corpus.splits else "dev"
     if found := read_expectation(model):
         note(f"{model}: is trained and evaluated already, nothing is left to do")
         return found
-    cuts, recognizer = folder / _DATA / f"{split}.jsonl.gz", asr.load(model, device)
+    cuts, recognizer = folder / DATA / f"{split}.jsonl.gz", asr.load(model, device)
     result, _ = evaluate_cuts(recognizer, cuts, recognizer.config.decoding, 10)
     write_evaluation(model, cuts, result)
-    is_own = _is_of(config, folder / _DATA / "train.jsonl.gz")
+    is_own = _is_of(config, folder / DATA / "train.jsonl.gz")
     write_expectation(model, expectation(corpus, split, result) if is_own else elsewhere(result))
     return read_expectation(model)
 
