@@ -173,10 +173,13 @@ def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> None:
     its seed does not reset all of it. So a process synthesizes one take only, and all of it.
     """
     _espeak()
+    parent = os.getpid()
     if (child := os.fork()) == 0:
         status = _NO_ERRNO
         try:
             for path, line in take:
+                if os.getppid() != parent:  # it was killed
+                    break
                 wave_N = _waveform(line)
                 if len(wave_N) and not path.exists():
                     _write(path, wave_N)

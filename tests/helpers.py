@@ -609,7 +609,7 @@ def running(bundle: Path, **settings: Any) -> Iterator[Service]:
     server = uvicorn.Server(configure(app, "127.0.0.1", 0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         limits = httpx.Limits(max_connections=None)
         base = f"http://{host}:{port}"

@@ -79,7 +79,7 @@ def test_a_forked_process_is_told_to_load_its_own(model: asr.Recognizer) -> None
     number = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        child = multiprocessing.get_context("fork").Process(target=ask, args=(theirs,))
+        child = multiprocessing.get_context("fork").Process(target=ask, args=(theirs,), daemon=True)
         child.start()
         theirs.close()
         assert ours.poll(60)

@@ -1,4 +1,4 @@
-"""The corpus in a folder of `asr new`: what it is of, and whether it can be continued."""
+"""The corpus in the folder of `asr new`: prepare it, or check that it can be continued."""
 
 import shutil
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def prepare(folder: Path, source: FromRecordings | FromWords, sources: Sources) 
 
 
 def _begin(folder: Path, sources: Sources) -> None:
-    """Write what the corpus is of, and remove what is of others or half-written."""
+    """Record the sources, and remove data of others and half-written files."""
     from asr.runtime.files import PARTIAL, TEMPORARY, write_text
 
     data, before = folder / DATA, _sources_of(folder)
@@ -94,7 +94,10 @@ def _begin(folder: Path, sources: Sources) -> None:
 
 
 def _undo(folder: Path) -> None:
-    """Remove what a refused preparation wrote, unless it spares the next one time or is a list."""
+    """Remove what a refused preparation wrote.
+
+    All stays where it has copies of recordings or a list of what was left out.
+    """
     from asr.runtime.files import LOCK
 
     data = folder / DATA

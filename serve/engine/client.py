@@ -182,7 +182,7 @@ class EngineClient:
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], env=_environment(), stderr=subprocess.PIPE
             )
-            if self._closing:  # while it was restarted
+            if self._closing:  # `kill` may have ended the process before this one
                 self._process.kill()
             assert self._process.stderr
             relay(self._process.stderr)
@@ -229,7 +229,7 @@ class EngineClient:
             code = await asyncio.to_thread(self._process.wait)
             self._metrics.engine_restarts.inc()
             logger.error("the engine process ended", extra={"fields": {"exit_code": code}})
-            while not self._loaded:
+            while not (self._loaded or self._closing):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 try:
@@ -240,7 +240,8 @@ class EngineClient:
                     self._loaded = False
                     self._process.kill()
                     await asyncio.to_thread(self._process.wait)
-                    logger.error("the engine process did not start: %s", error)
+                    if not self._closing:
+                        logger.error("the engine process did not start: %s", error)
 
     def _listen(self) -> None:
         loop, pipe = asyncio.get_running_loop(), self._pipe
@@ -248,10 +249,12 @@ class EngineClient:
 
         def listen() -> None:
             with suppress(RuntimeError):  # the loop has ended
-                with suppress(EOFError, OSError):
-                    while True:
-                        loop.call_soon_threadsafe(self._on_message, pipe.recv())
-                loop.call_soon_threadsafe(self._died.set)
+                try:
+                    with suppress(EOFError, OSError):
+                        while True:
+                            loop.call_soon_threadsafe(self._on_message, pipe.recv())
+                finally:
+                    loop.call_soon_threadsafe(self._died.set)
 
         threading.Thread(target=listen, name="asr-listen", daemon=True).start()
 

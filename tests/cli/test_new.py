@@ -486,12 +486,15 @@ def test_a_voice_that_dies_leaves_what_was_spoken(tmp_path: Path, killed: str) -
 
 def test_voices_end_with_the_command(tmp_path: Path) -> None:
     """After `kill -9` they waited for ever."""
-    (tmp_path / "words.txt").write_text("\n".join(f"word {i}" for i in range(100)))
+    (tmp_path / "words.txt").write_text("\n".join(f"word {i}" for i in range(2000)))
     command = ["new", tmp_path / "mine", "--words", tmp_path / "words.txt", "--language", "en-us"]
     listed = [sys.executable, "-m", "asr.cli", *map(str, command)]
     with subprocess.Popen(listed, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(lambda: any(tmp_path.glob("mine/data/wav/**/*.wav")), 120)
-        process.kill()
+        try:
+            wait_for(lambda: any(tmp_path.glob("mine/data/wav/**/*.wav")), 120)
+            assert process.poll() is None
+        finally:
+            process.kill()
         process.communicate(timeout=30)  # to the end of what its children may write to
 
 

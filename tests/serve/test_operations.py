@@ -214,7 +214,7 @@ def test_an_engine_that_starts_while_the_service_ends_is_ended(tiny_bundle):
     assert engine._process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("steps", range(5))
+@pytest.mark.parametrize("steps", range(3))
 def test_a_service_ends_though_its_engine_dies_in_that_moment(monkeypatch, steps):
     """It waited for ever: `asyncio.wait_for` had lost that its watch was cancelled."""
     monkeypatch.setattr(EngineClient, "_start", lambda _: None)
@@ -231,9 +231,8 @@ def test_a_service_ends_though_its_engine_dies_in_that_moment(monkeypatch, steps
         for _ in range(steps):
             await asyncio.sleep(0)
         watch.cancel()
-        ended, _ = await asyncio.wait([watch], timeout=5)
-        watch.cancel()
-        return bool(ended)
+        await asyncio.wait([watch], timeout=5)
+        return watch.cancelled()
 
     assert asyncio.run(end())
 
