@@ -9,6 +9,7 @@ from pathlib import Path
 from asr.errors import DataError
 
 _MOST_LINES = 20  # of a row: where there are more, a quote is not closed
+_OPEN_QUOTE = "a quote opens there and is not closed"
 _EXCEL = re.compile(r'"?sep=([;,|\t])"?(?=\r?\n)')  # the first line of a table for Excel
 # All of a table of tabs in which a quote begins or ends a cell, or is doubled inside such a cell. A
 # cell holds tabs or line breaks, not both: two lone quotes in other lines would be around both.
@@ -51,11 +52,14 @@ def _rows(path: Path, text: str, delimiter: str, has_quotes: bool) -> Iterator[R
             number, start = start, reader.line_num + 1
             if start - number > _MOST_LINES:
                 start = number
-                raise csv.Error("a quote opens there and is not closed")
+                raise csv.Error(_OPEN_QUOTE)
             if any(cell.strip() for cell in cells):
                 yield range(number, start), cells
     except csv.Error as error:
+        # The csv module ends a cell of 128 KiB, before the lines of a row can be counted.
+        is_open = has_quotes and reader.line_num - start >= _MOST_LINES
+        what = _OPEN_QUOTE if is_open else str(error)
         raise DataError(
-            f"{path}, line {start}: not a row of a table ({error}): correct it, or save the table "
+            f"{path}, line {start}: not a row of a table ({what}): correct it, or save the table "
             "as csv again"
         ) from error

@@ -4,7 +4,7 @@ So is an MP3 or FLAC whose header gives no length: lhotse would read a part of i
 """
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -37,6 +37,18 @@ def needs_ffmpeg(path: Path) -> bool:
             return media_format(file, 0) not in (None, "ogg")
     except OSError:
         return False  # which is reported where it is read
+
+
+def is_mono(path: Path) -> bool:
+    """Return whether a recording has one channel, False where it cannot be read."""
+    with suppress(sf.LibsndfileError, AudioError, OSError):  # reported where it is read
+        if not needs_ffmpeg(path):
+            return bool(sf.info(path).channels == 1)
+        with open_regular(path) as file:
+            blocks = iter(Media(file, media_format(file, 0) or "", str(path)))
+            with closing(blocks):
+                return next((block_NC.shape[1] == 1 for rate, block_NC in blocks if rate), False)
+    return False
 
 
 def copy_name(name: str) -> str:

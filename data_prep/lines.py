@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from asr.normalization import normalize_text
+
 _UNNAMED = {"?", "-", "unknown", "unk", "<unk>", "none", "null", "undefined", "n/a", "n.a.",
             "anonymous"}  # in place of a name, in any case  # fmt: skip
 _EMPTY = {"NA", "nan", "NaN"}  # empty cells of R and Python; Na and Nan are names of people
@@ -16,7 +18,7 @@ _ERRORS = {
     "#N/B", "#NAAM?", "#VERW!", "#WAARDE!", "#Н/Д", "#ИМЯ?", "#ССЫЛКА!", "#ЗНАЧ!", "#N/D!",
     "#NAZWA?", "#ADR!", "#ARG!",
 }  # fmt: skip
-_ROUNDED = 1.0  # seconds of an end in whole ones
+_LEAST_ROUNDING = 0.05  # seconds
 
 Cells = Mapping[str, str]
 
@@ -68,6 +70,7 @@ class Transcripts:
     encoding: str = "utf-8"
     foreign: int = 0
     places: dict[int, str] = field(default_factory=dict)
+    unit: str = "line"  # that numbers count
 
     @property
     def folder(self) -> Path:
@@ -92,12 +95,12 @@ class Transcripts:
             self.encoding, self.foreign = encoding, number
 
     def place(self, number: int) -> str:
-        """Return where people find a line: a file, or the number of a line in one."""
-        return self.places.get(number) or f"{self.path}, line {number}"
+        """Return where people find a line: a file, or its number in one."""
+        return self.places.get(number) or f"{self.path}, {self.unit} {number}"
 
     def short_place(self, number: int) -> str:
         """Return the same without the name of the table."""
-        return self.places.get(number) or f"line {number}"
+        return self.places.get(number) or f"{self.unit} {number}"
 
 
 def add_line(table: Transcripts, number: int, cells: Cells) -> None:
@@ -133,6 +136,7 @@ def person(cell: str) -> str:
     """Return the name of a person in a cell, empty where it is none."""
     name = cell.strip()
     is_none = name in _EMPTY or name in _ERRORS or name.casefold() in _UNNAMED
+    is_none = is_none or not normalize_text(name)  # of invisible characters alone
     return "" if is_none else name
 
 
@@ -146,10 +150,17 @@ def _part(cells: Cells) -> tuple[float, float | None]:
     if end and (length is None or is_number(end)):
         until = float(end) - start
         # A length beside an end may be the whole file's, and an end may be rounded, or none.
-        rounded = 0.1 * (length or 0.0) if "." in end else _ROUNDED
-        if length is None or 0 < until < length - rounded:
+        if length is None or 0 < until < length - _rounding(end, start, length):
             length = until
     return start, length
+
+
+def _rounding(end: str, start: float, length: float) -> float:
+    """Return by how many seconds an end may be too early because it is rounded."""
+    decimals = end.partition(".")[2]
+    if decimals:
+        return max(_LEAST_ROUNDING, 10.0 ** -len(decimals))
+    return 0.0 if start.is_integer() and length.is_integer() else 1.0
 
 
 def is_number(cell: str) -> bool:

@@ -5,12 +5,28 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from asr.errors import DataError
 from asr.runtime.storage import RemoteFile, find_remote
 from asr.transcription.jobs import RARER, SUFFIXES, is_content
 from data_prep.corpus_writer import REPORT
+
+
+@dataclass(frozen=True)
+class Whose:
+    """Who is said to be recorded in a file; names are by `key_of`.
+
+    `people` are those of the whole table. Where others have the same name of a file too
+    (`is_shared`), it is in the folder of the `speaker`, or in nobody's; where people's recordings
+    are in their own folders (`is_strict`), a speaker who has one has nothing in another's.
+    """
+
+    speaker: str
+    people: frozenset[str]
+    is_shared: bool
+    is_strict: bool
 
 
 class Recordings:
@@ -22,6 +38,7 @@ class Recordings:
         self.by_path: dict[str, set[Path | RemoteFile]] = defaultdict(set)
         self.by_name: dict[str, set[Path | RemoteFile]] = defaultdict(set)
         self.by_folder: dict[tuple[str, str], set[Path | RemoteFile]] = defaultdict(set)
+        self.folders = set[str]()  # names by `key_of`
         self.within = dict(_recordings(root, converted))
         usual = {path.with_suffix("") for path in self.within.values() if _suffix(path) in SUFFIXES}
         for path, within in self.within.items():
@@ -33,17 +50,15 @@ class Recordings:
                 self.by_path[key_of(str(similar))].add(path)
                 self.by_name[key_of(similar.name)].add(path)
                 for folder in within.parts[:-1]:
+                    self.folders.add(key_of(folder))
                     self.by_folder[key_of(folder), key_of(similar.name)].add(path)
 
-    def find(
-        self, audio: str, beside: Path, speaker: str = "", people: Set[str] = frozenset()
-    ) -> Path | RemoteFile:
+    def find(self, audio: str, beside: Path, whose: "Whose | None" = None) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
 
         A path is relative to the folder or to that of the table, `beside`, or absolute, with or
-        without its suffix; a name without a folder may be that of a file in any subfolder. Where
-        several `people` (by `key_of`) have it, it is in the folder of the `speaker`, or in none of
-        theirs.
+        without its suffix; a name without a folder may be that of a file in any subfolder, where
+        `whose` decides.
         """
         places = list(self._places(audio.replace("\\", "/"), beside))
         for place in places:
@@ -52,8 +67,8 @@ class Recordings:
         for known in (self.by_path, self.by_name):
             for place in places:
                 found: Set[Path | RemoteFile] = known.get(key_of(place), set())
-                if len(people) > 1 and known is self.by_name:
-                    found = self._of(key_of(speaker), people, found, key_of(place))
+                if whose and known is self.by_name:
+                    found = self._of(whose, found, key_of(place))
                 if one := self._one(found, audio):
                     return one
         inside = [Path(self.root, place) for place in places if not place.startswith("..")]
@@ -61,15 +76,21 @@ class Recordings:
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
 
+    def has(self, speaker: str, audio: str) -> bool:
+        """Return whether a file of that name is in a folder of the speaker."""
+        return (key_of(speaker), key_of(audio)) in self.by_folder
+
     def _of(
-        self, speaker: str, people: Set[str], found: Set[Path | RemoteFile], name: str
+        self, whose: "Whose", found: Set[Path | RemoteFile], name: str
     ) -> Set[Path | RemoteFile]:
-        """Return the files of a name in the folder of one of people, or else in none of theirs."""
-        own = self.by_folder.get((speaker, name), set())
+        """Return the files of a name in the folder of the speaker, or else in nobody's."""
+        own = self.by_folder.get((whose.speaker, name), set())
         if len(own) == 1:
             return own
-        whose = {path: self._innermost(path, people) for path in own or found}
-        return {path for path, who in whose.items() if who == (speaker if own else None)}
+        owners = {path: self._innermost(path, whose.people) for path in own or found}
+        free = {p for p, owner in owners.items() if owner == (whose.speaker if own else None)}
+        is_own_alone = whose.is_strict and whose.speaker in self.folders
+        return free if free or own or whose.is_shared or is_own_alone else found
 
     def _innermost(self, path: Path | RemoteFile, people: Set[str]) -> str | None:
         """Return the person whose folder a file is in, if one is."""
@@ -114,7 +135,7 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
             ) from error
         return
     for path in files_below(root):
-        is_own = Path(path.stem).suffix.lower() in SUFFIXES and _is_copy(path, root, converted)
+        is_own = _suffix(Path(path.stem)) in SUFFIXES | RARER and _is_copy(path, root, converted)
         is_recording = _suffix(path) in SUFFIXES | RARER and is_content(path)
         if is_recording and path.is_file() and not is_own:
             yield path, path.relative_to(root)

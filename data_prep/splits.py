@@ -4,18 +4,21 @@ import logging
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from asr.errors import DataError
+from asr.normalization import normalize_text
 from data_prep.corpus_writer import LeftOut, say_left_out
 from data_prep.cuts import Utterance
 from data_prep.lines import Line, Transcripts
+from data_prep.recordings import key_of
 
 log = logging.getLogger(__name__)
 
 _NAMES = {"train": "train", "training": "train", "dev": "dev", "devel": "dev", "development": "dev",
           "valid": "dev", "val": "dev", "validation": "dev", "test": "test", "testing": "test",
           "eval": "test", "evaluation": "test"}  # fmt: skip
+_BETWEEN = re.compile("[;,&/|+]")  # people in one cell
 _MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
 _SEED = 1
 
@@ -89,7 +92,8 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     Some of no named speaker are in train where most have one.
     """
     n_splits = 1 + sum(share > 0 for share in shares.values())
-    speakers, paths = {one.speaker for one in utterances} - {""}, {one.path for one in utterances}
+    groups_of = _groups({one.speaker for one in utterances} - {""})
+    speakers, paths = set(groups_of.values()), {one.path for one in utterances}
     unnamed = [one for one in utterances if not one.speaker]
     by_speaker = len(speakers) >= n_splits and len(unnamed) <= _MOST_UNNAMED * len(utterances)
     if by_speaker and unnamed:
@@ -109,7 +113,7 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     by_path = sum(n for n in sizes if n <= most) >= sum(shares.values()) * len(utterances)
     for one in utterances:
         alone = str(one.path) if len(paths) >= n_splits and by_path else one.id
-        groups[one.speaker if by_speaker else alone].append(one)
+        groups[groups_of[one.speaker] if by_speaker else alone].append(one)
     order = sorted(groups)
     random.Random(_SEED).shuffle(order)
     largest = max(map(len, groups.values()))
@@ -131,6 +135,29 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
                 "speaker" if by_speaker else "recording",
             )  # fmt: skip
     return splits
+
+
+def _groups(speakers: Collection[str]) -> dict[str, str]:
+    """Return a name for each speaker, the same for those who are kept together.
+
+    A cell may name several people, such as `ann; bob`: they stay with each line of one of them.
+    """
+    alone = {key_of(normalize_text(name)): name for name in speakers}
+    group = {name: name for name in speakers}
+
+    def first_of(name: str) -> str:
+        while group[name] != name:
+            name = group[name]
+        return name
+
+    pairs = dict[frozenset[str], str]()
+    for name in sorted(speakers):
+        parts = frozenset(key_of(normalize_text(part)) for part in _BETWEEN.split(name))
+        if len(parts) > 1:
+            together = {alone[part] for part in parts if part in alone}
+            for other in together | {pairs.setdefault(parts, name)}:
+                group[first_of(other)] = first_of(name)
+    return {name: first_of(name) for name in speakers}
 
 
 def with_dev(splits: Splits, share: float) -> Splits:

@@ -1,6 +1,7 @@
 """Read the texts of a recording's parts: subtitles (SubRip, WebVTT) and the labels of Audacity."""
 
 import html
+import itertools
 import re
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ _LABEL = re.compile(r"\s*(\d+(?:[.,]\d+)?)\t\s*(\d+(?:[.,]\d+)?)(?:\t(.*))?")
 _MARKUP = re.compile(r"<(?:/?[A-Za-z]|\d+:)[^<>]*>|\{\\[^{}]*\}")  # <i>, <v Ann>, {\an8}
 _REFERENCE = re.compile(r"&#?\w{1,10};")  # &amp;
 UNKNOWN = "nan"
+_FEWEST_PAIRS = 2
 
 
 class Part(NamedTuple):
@@ -44,13 +46,33 @@ def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
             cues.append((number, start, end))
             said.append([])
             is_within = True
-        elif is_within and (line.strip() or is_numbered):
+        elif is_within and (line.strip() or is_numbered or (line and not any(said[-1]))):
             said[-1].append(_REFERENCE.sub(_unescaped, _MARKUP.sub("", line)).strip())
         else:
             is_within = False
+    texts = [[line for line in lines if line] for lines in said]
+    kept = _without_repeats(texts)
     return [
-        Part(*cue, " ".join(filter(None, lines))) for cue, lines in zip(cues, said, strict=True)
+        Part(*cue, " ".join(lines))
+        for cue, lines, whole in zip(cues, kept, texts, strict=True)
+        if lines or not whole
     ]
+
+
+def _without_repeats(cues: list[list[str]]) -> list[list[str]]:
+    """Return the lines of cues; of captions that scroll, without those that the cue before ends in.
+
+    Automatic captions show a line once more above the next, and alone between the two.
+    """
+    pairs = [(before, cue) for before, cue in itertools.pairwise(cues) if before and cue]
+    n_repeats = sum(before[-1] == cue[0] for before, cue in pairs)
+    if len(pairs) < _FEWEST_PAIRS or 2 * n_repeats <= len(pairs):
+        return cues
+    kept, last = list[list[str]](), ""
+    for cue in cues:
+        kept.append(cue[1:] if cue and cue[0] == last else cue)
+        last = cue[-1] if cue else last
+    return kept
 
 
 def _without_number(lines: list[str], expected: str) -> list[str]:

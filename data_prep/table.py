@@ -8,32 +8,23 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePath, PurePosixPath
-from typing import cast
 
-import soundfile as sf
-from rich.console import Console
-from rich.progress import track
-
-from asr.audio.media import is_installed
-from asr.errors import AudioError, ConfigError, DataError, NotWrittenError
+from asr.errors import ConfigError, DataError
 from asr.normalization import normalize_text
-from asr.runtime.files import remove_stale
 from asr.runtime.storage import RemoteFile
-from asr.runtime.threads import usable_cpus
-from data_prep.convert import copy_name, needs_conversion, needs_ffmpeg, to_flac
+from data_prep.convert import is_mono
+from data_prep.copies import converted
 from data_prep.corpus_writer import LeftOut, Report, say_left_out, write_corpus
 from data_prep.cuts import Cluster, Utterance
 from data_prep.lines import Line, Transcripts
-from data_prep.recordings import Recordings, key_of
+from data_prep.recordings import Recordings, Whose, key_of
 from data_prep.remote import folder_for
-from data_prep.splits import Pairs, Splits, as_the_table_says, divide, with_dev
+from data_prep.splits import Pairs, as_the_table_says, divide, with_dev
 from data_prep.transcripts import read_transcripts
 
 log = logging.getLogger(__name__)
@@ -83,7 +74,7 @@ def prepare(
             _say_speakers(table)
             splits = divide([one for _, one in pairs], {"test": test, "dev": dev})
         copies = out / COPIES if isinstance(out, Path) else None
-        usable = _converted(splits, recordings, copies, left_out, jobs)
+        usable = converted(splits, recordings, copies, left_out, jobs)
         name = PurePosixPath(str(recordings)).name
         report = write_corpus(
             usable, folder, corpus=name, left_out=left_out, jobs=jobs, cluster=cluster
@@ -102,13 +93,10 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
     for number, fault in table.faults.items():
         left_out.append(LeftOut(table.short_place(number), "", str(table.path), fault.reason))
         said.append(f"{table.place(number)}: {fault.what}")
-    people = _people(table)
+    whose = _owners(table, files)
     for line in table.lines:
-        who = line.speaker or ""
-        # Several people may speak in the parts of a recording.
-        named = people[line.audio] if who and not line.is_part else frozenset[str]()
         try:
-            path = files.find(line.audio, table.folder, who, named)
+            path = files.find(line.audio, table.folder, whose(line))
         except DataError as error:
             left_out.append(LeftOut(table.short_place(line.number), "", line.audio, "missing"))
             said.append(f"{table.place(line.number)}: {error}")
@@ -139,13 +127,25 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
     return pairs
 
 
-def _people(table: Transcripts) -> dict[str, set[str]]:
-    """Return the speakers of each recording as the table names it."""
-    found = defaultdict[str, set[str]](set)
-    for line in table.lines:
-        if line.speaker:
-            found[line.audio].add(key_of(line.speaker))
-    return found
+def _owners(table: Transcripts, files: Recordings) -> Callable[[Line], Whose | None]:
+    """Return who is said to be recorded in the file of a line, None where no one is named."""
+    people = defaultdict[str, set[str]](set)
+    named = [line for line in table.lines if line.speaker]
+    for line in named:
+        people[line.audio].add(key_of(line.speaker or ""))
+    everybody = frozenset(chain(*people.values()))
+    n_own = sum(files.has(line.speaker or "", line.audio) for line in named)
+    is_strict = 2 * n_own > len(named)
+
+    def whose(line: Line) -> Whose | None:
+        if not line.speaker:
+            return None
+        if line.is_part:  # several people may speak in those of a recording
+            return Whose(key_of(line.speaker), everybody, is_shared=False, is_strict=False)
+        is_shared = len(people[line.audio]) > 1
+        return Whose(key_of(line.speaker), everybody, is_shared, is_strict)
+
+    return whose
 
 
 def _say_speakers(table: Transcripts) -> None:
@@ -223,90 +223,16 @@ def _utterance(line: Line, speaker: str, path: Path | RemoteFile, within: PurePa
 
 
 def _without_sides(found: Pairs) -> Pairs:
-    """Return the lines; of a file that holds one side of a call alone none names the channel."""
+    """Return the lines; of a mono file with one channel's lines alone none names the channel.
+
+    It holds one side of a call, or is all of its recording (Kaldi's channel A).
+    """
     channels = defaultdict[Path | RemoteFile, set[int | None]](set)
     for _, one in found:
         channels[one.path].add(one.channel)
     alone = {
         path
         for path, named in channels.items()
-        if len(named) == 1 and named.isdisjoint({None, 0}) and _is_mono(path)
+        if len(named) == 1 and None not in named and isinstance(path, Path) and is_mono(path)
     }
     return [(line, replace(one, channel=None) if one.path in alone else one) for line, one in found]
-
-
-def _is_mono(path: Path | RemoteFile) -> bool:
-    with suppress(sf.LibsndfileError):  # which is reported where the recording is checked
-        return isinstance(path, Path) and bool(sf.info(path).channels == 1)
-    return False
-
-
-def _converted(
-    splits: Splits, root: Path | str, copies: Path | None, left_out: list[LeftOut],
-    jobs: int | None,
-) -> Splits:  # fmt: skip
-    """Return the splits that are not empty, with FLAC in `copies` where libsndfile reads no file.
-
-    Recordings by URL stay as they are. Raises ConfigError where PyAV is needed and not installed,
-    or there is no folder for copies; DataError where a copy cannot be written.
-    """
-    paths = list(dict.fromkeys(one.path for one in chain(*splits.values())))
-    here = [path for path in paths if isinstance(path, Path) and isinstance(root, Path)]
-    foreign = [path for path in here if needs_conversion(path)]
-    found: dict[Path | RemoteFile, Path | AudioError] = {}
-    if foreign:
-        _check_convertible(foreign, copies)
-        assert copies and isinstance(root, Path)
-        copy_of = {
-            path: copies / path.parent.relative_to(root) / copy_name(path.name) for path in foreign
-        }
-        for folder in {copy.parent for copy in copy_of.values()}:
-            remove_stale(folder)
-        with ThreadPoolExecutor(jobs or usable_cpus()) as pool:
-            converted = pool.map(_convert, foreign, copy_of.values())
-            made = zip(foreign, converted, strict=True)
-            bar = Console(stderr=True)
-            found = dict(track(made, "converting", len(foreign), console=bar))
-    say_left_out([str(error) for error in found.values() if isinstance(error, AudioError)])
-    usable: Splits = {split: [] for split, utterances in splits.items() if utterances}
-    for split in usable:
-        for one in splits[split]:
-            copy = found.get(one.path)
-            if isinstance(copy, AudioError):
-                left_out.append(LeftOut(one.id, split, str(one.path), copy.code))
-            elif copy and one.channel is not None:  # which a copy mixes with the others
-                left_out.append(LeftOut(one.id, split, str(one.path), "missing_channel"))
-            elif copy:
-                source = cast(Path, one.path)
-                usable[split].append(replace(one, path=copy, converted_from=source))
-            else:
-                usable[split].append(one)
-    return usable
-
-
-def _check_convertible(foreign: Sequence[Path], copies: Path | None) -> None:
-    """Raise ConfigError where recordings cannot be converted."""
-    by_ffmpeg = [path for path in foreign if needs_ffmpeg(path)]
-    if by_ffmpeg and not is_installed():
-        raise ConfigError(
-            f"{by_ffmpeg[0]}: is one of {len(by_ffmpeg)} recordings that PyAV decodes, which is "
-            "not installed: pip install 'lrt-asr[media]'"
-        )
-    if copies is None:
-        raise ConfigError(
-            f"{foreign[0]}: is one of {len(foreign)} recordings that must be converted, and the "
-            "copies need a folder: give one as OUT_DIR in place of a URL"
-        )
-
-
-def _convert(path: Path, flac: Path) -> Path | AudioError:
-    """Write a recording as FLAC; return the copy, or why there is none."""
-    try:
-        to_flac(path, flac)
-    except AudioError as error:
-        return error
-    except (OSError, sf.LibsndfileError) as error:
-        raise NotWrittenError(
-            f"{flac}: cannot be written ({error}): free some space or choose another folder"
-        ) from error
-    return flac

@@ -8,17 +8,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import SequenceMatcher
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from asr.errors import DataError
-from asr.transcription.jobs import SUFFIXES
 from data_prep.beside import list_unread, read_beside, texts_below
 from data_prep.cells import read_cells
 from data_prep.columns import NAMES, TIMES, find_columns, plain
 from data_prep.folders import read_folders
+from data_prep.header import is_header, usual_header
 from data_prep.kaldi import read_kaldi
 from data_prep.lines import Cells, Fault, Transcripts, add_line, is_number
 from data_prep.parts import has_tiers
@@ -33,7 +31,6 @@ _METADATA = ("metadata.csv", "metadata.tsv", "metadata.jsonl")
 _JSON = (".jsonl", ".ndjson", ".json")
 _OF_TIMES = {"start", "begin", "onset", "offset", "end", "stop"}  # words in names of columns
 _CLOCKS = {"start_time", "begin", "end_time"}  # which may hold the time of day
-_COMPARED, _ALIKE = 200, 0.6  # rows, and letters that two texts share
 _COMMA = re.compile(r"(?<=\d),(?=\d+$)")
 
 
@@ -184,25 +181,26 @@ def _say_times(table: Transcripts) -> None:
 
 def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
     """Yield the objects of a file that has one in each line, or an array of them."""
-    for number, values in _json_values(text, table.path):
+    for number, values in _json_values(text, table):
         if not isinstance(values, dict) or not values:
             table.faults[number] = Fault("bad_row", "it is not a JSON object with values")
             continue
         yield number, {key: _json_cell(key, value) for key, value in values.items()}
 
 
-def _json_values(text: str, path: Path) -> Iterator[tuple[int, Any]]:
+def _json_values(text: str, table: Transcripts) -> Iterator[tuple[int, Any]]:
     """Yield the values of lines, None for what is no JSON; those of an array by their place in it.
 
     Raises DataError for an array that is not whole.
     """
     if text.lstrip().startswith("["):
+        table.unit = "object"
         try:
             yield from enumerate(json.loads(text), 1)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{path}: begins as a JSON array and is none ({error}): write one object in each "
-                "line"
+                f"{table.path}: begins as a JSON array and is none ({error}): write one object in "
+                "each line"
             ) from error
         return
     for number, line in enumerate(text.split("\n"), 1):
@@ -235,9 +233,9 @@ def _cell_rows(
     for numbers, cells in rows:
         if not header:
             header = [cell.strip() for cell in cells]
-            if _is_header(header, named):
+            if is_header(header, named):
                 continue
-            header = _usual_header(table.path, [cells for _, cells in rows], delimiter)
+            header = usual_header(table.path, [cells for _, cells in rows], delimiter)
         if any(delimiter in cell.partition("\n")[2] for cell in cells):
             what = "a quote opens there and takes in further lines: close it, or write one line"
         elif any(cell.strip() for cell in cells[len(header) :]):
@@ -254,47 +252,3 @@ def _cell_rows(
     if short:
         log.warning("%s: %d rows, the first in line %d, have fewer cells than the first line: the "
                     "others are taken to be empty", table.path, len(short), short[0])  # fmt: skip
-
-
-def _is_header(cells: list[str], named: Mapping[str, str]) -> bool:
-    """Tell whether a first row has names: known ones, or any if some are given."""
-    # "start" and "stop" may be words that are said, and alone they make no header.
-    kinds = NAMES.keys() - {"start", "end"}
-    known = {name for kind in kinds for name in NAMES[kind]}
-    return bool(named) or (
-        not any(map(_is_file, cells)) and any(plain(cell) in known for cell in cells)
-    )
-
-
-def _usual_header(path: Path, rows: list[list[str]], delimiter: str) -> list[str]:
-    """Return names for a table without a header: audio first, text last (LJSpeech, Kaldi).
-
-    Of two columns the text may be the first, where the other one has files. Raises DataError where
-    this is not known: of three columns the last may be of speakers.
-    """
-    cells = rows[0]
-    if len(cells) < 2:
-        raise DataError(
-            f"{path}: has one column: give each line a recording and a text, under a header"
-        )
-    if len(cells) > 2 and not (delimiter == "|" and _is_ljspeech(rows)):
-        example = delimiter.join(("audio", "text", "speaker"))
-        raise DataError(
-            f"{path}: its first line ({', '.join(cells):.80}) has no name that is known to be a "
-            f"column's: give it a header such as {example}, in the order of its columns, or name "
-            "them with --audio-column and --text-column"
-        )
-    names = ["audio", *[""] * (len(cells) - 2), "text"]
-    return names[::-1] if not _is_file(cells[0]) and _is_file(cells[-1]) else names
-
-
-def _is_file(cell: str) -> bool:
-    return Path(cell.strip()).suffix.lower() in SUFFIXES
-
-
-def _is_ljspeech(rows: list[list[str]]) -> bool:
-    """Tell whether rows are a name, a text and mostly the same text with numbers in words."""
-    some = rows[:_COMPARED]
-    texts = [(cells[1], cells[2]) for cells in some if len(cells) == 3]
-    alike = [SequenceMatcher(None, a.lower(), b.lower()).quick_ratio() for a, b in texts]
-    return 2 * len(alike) > len(some) and median(alike) >= _ALIKE

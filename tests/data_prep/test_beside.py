@@ -667,3 +667,38 @@ def test_no_subtitles_stop_the_reading() -> None:
     assert time.process_time() - start < 2
     (part,) = read_subtitles("00:01.000 --> 00:02.000\n5 < 6 and 7 > 3\nopen a --> b\n", True)
     assert part.text == "5 < 6 and 7 > 3 open a --> b"
+
+
+SCROLLING = """WEBVTT
+
+00:00:00.160 --> 00:00:02.470 align:start position:0%
+ 
+hello<00:00:00.480><c> world</c>
+
+00:00:02.470 --> 00:00:02.480 align:start position:0%
+hello world
+ 
+
+00:00:02.480 --> 00:00:05.000 align:start position:0%
+hello world
+okay
+
+00:00:05.000 --> 00:00:05.010 align:start position:0%
+okay
+ 
+
+00:00:05.010 --> 00:00:07.000 align:start position:0%
+okay
+so<00:00:05.480><c> then</c>
+"""
+
+
+def test_captions_that_scroll_say_each_line_once() -> None:
+    found = read_subtitles(SCROLLING, is_numbered=False)
+    assert [(part.start, part.text) for part in found] == [
+        ("0.160", "hello world"), ("2.480", "okay"), ("5.010", "so then")
+    ]  # fmt: skip
+    times = "00:0{}.000 --> 00:0{}.500\n"
+    said = ["No.", "No.", "Yes.", "Why?", "So."]  # which people may say twice
+    usual = "WEBVTT\n\n" + "\n".join(times.format(i, i) + f"{s}\n" for i, s in enumerate(said))
+    assert [part.text for part in read_subtitles(usual, is_numbered=False)] == said

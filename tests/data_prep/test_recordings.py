@@ -296,3 +296,43 @@ def test_the_last_page_of_an_ogg_file_is_whole_or_not() -> None:
     for size in (last + 5, last + 20, last + 27, len(whole) - 1):
         assert is_cut_off(io.BytesIO(whole[:size]))
     assert not is_cut_off(io.BytesIO(whole[:last]))
+
+
+@pytest.mark.parametrize("name", ["one.m4a", "one.flac"])
+def test_the_channel_of_a_mono_recording_that_is_copied_is_its_only_one(
+    name: str, tmp_path: Path
+) -> None:
+    """As Kaldi names channel A of data that have one; in stereo it is not the mix of both."""
+    takes = tmp_path / "takes"
+    for channels in (1, 2):
+        path = takes / f"{channels}{name}"
+        encode(path, channels=channels) if path.suffix == ".m4a" else without_length(path, channels)
+    kaldi = {
+        "wav.scp": "{n} {takes}/{n}{name}\n", "text": "{n} {n}\n", "segments": "{n} {n} 0 1\n",
+        "reco2file_and_channel": "{n} {n} A\n",
+    }  # fmt: skip
+    (tmp_path / "k").mkdir()
+    for file, row in kaldi.items():
+        rows = "".join(row.format(n=n, name=name, takes=takes) for n in (1, 2))
+        (tmp_path / "k" / file).write_text(rows)
+    report = prepare(takes, tmp_path / "k", tmp_path / "out", dev=0.0, test=0.0)
+    assert report.left_out == {"missing_channel": 1}
+    (cut,) = load_cuts(tmp_path / "out/train.jsonl.gz")
+    assert cut.supervisions[0].text == "1"
+
+
+def without_length(path: Path, channels: int) -> None:
+    """Write a FLAC whose header does not tell its length, as a pipe has it."""
+    write_wave(path, channels=channels)
+    content = bytearray(path.read_bytes())
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+
+
+def test_a_copy_of_a_rarer_format_is_no_recording(tmp_path: Path) -> None:
+    takes = tmp_path / "takes"
+    encode(takes / "one.m4a").rename(takes / "one.m4b")
+    for _ in range(2):  # the second time the copy of the first is there
+        texts, left_out = prepared(takes, {"one": "hello"}, takes / "out")
+        assert list(texts.values()) == ["hello"] and not left_out

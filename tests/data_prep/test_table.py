@@ -20,8 +20,7 @@ from asr.data.sampling import perturb_speed
 from asr.errors import AsrError, ConfigError, DataError
 from asr.runtime import storage
 from asr.runtime.storage import RemoteFile
-from data_prep import cuts
-from data_prep import table as table_module
+from data_prep import copies, cuts
 from data_prep.cuts import Utterance
 from data_prep.lines import Line
 from data_prep.splits import divide
@@ -456,7 +455,7 @@ def test_without_the_extra_a_sentence_says_how_to_install_it(
     takes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode(takes / "dan.m4a")
-    monkeypatch.setattr(table_module, "is_installed", lambda: False)
+    monkeypatch.setattr(copies, "is_installed", lambda: False)
     table = write(tmp_path / "t.csv", "file,text\ndan,a\nann/1,c\n")
     with pytest.raises(ConfigError, match=r"pip install 'lrt-asr\[media\]'"):
         prepare(takes, table, tmp_path / "out")

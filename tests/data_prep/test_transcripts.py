@@ -368,6 +368,9 @@ def test_a_length_of_the_whole_file_does_not_lengthen_its_parts(tmp_path: Path) 
     assert [(one.start, pytest.approx(one.seconds)) for one in found] == [
         (0, 2.5), (2.5, 1.5), (1, 60), (5, 2), (5, 2), (0.35, 1.832), (0.2, 0.6), (0.5, 2)
     ]  # fmt: skip
+    rows = ["a,0.10,2.95,3.0,little", "b,1,3,3,whole", "c,1,4,4,whole", "d,0.1,2.9,2.84,rounded"]
+    found = read_transcripts(csv(tmp_path, "file,start,end,duration,text", *rows)).lines
+    assert [one.seconds for one in found] == pytest.approx([2.85, 2, 3, 2.84])
 
 
 def test_errors_of_a_spreadsheet_are_no_text_and_no_person(tmp_path: Path) -> None:
@@ -386,3 +389,31 @@ def test_of_two_columns_without_names_the_one_of_files_is_known(tmp_path: Path) 
         assert [(one.audio, one.text) for one in found] == [
             ("001.wav", "turn on"), ("002.wav", "turn off")
         ]  # fmt: skip
+
+
+def test_a_quote_that_is_open_to_the_end_of_a_large_table_is_told(tmp_path: Path) -> None:
+    rows = [f"{i}.wav,some words that are said in this recording" for i in range(5000)]
+    path = csv(tmp_path, "file,text", "x.wav,one", 'y.wav,"two', *rows)
+    with pytest.raises(DataError, match=r"line 3: .*a quote opens there and is not closed"):
+        read_transcripts(path)
+
+
+@pytest.mark.parametrize("name", ["talk.srt", "talk.vtt", "talk.eaf", "talk.TextGrid"])
+def test_the_text_of_one_recording_is_no_table(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("1\n00:00:01,000 --> 00:00:02,000\nhello there\n")
+    with pytest.raises(DataError, match=r"the text of one recording.*give the folder"):
+        read_transcripts(tmp_path / name)
+
+
+def test_the_objects_of_an_array_are_counted_as_such(tmp_path: Path) -> None:
+    rows = [{"audio": "a", "text": "one"}, {"audio": "b"}, {"audio": "c", "text": "two"}]
+    (tmp_path / "t.json").write_text(json.dumps(rows, indent=2))
+    found = read_transcripts(tmp_path / "t.json")
+    assert [found.short_place(number) for number in found.faults] == ["object 2"]
+    assert found.place(2).endswith("t.json, object 2")
+
+
+def test_a_name_of_invisible_characters_is_none(tmp_path: Path) -> None:
+    rows = ["a,one,\u200b", "b,two,", "c,three,ann"]
+    found = read_transcripts(csv(tmp_path, "file,text,speaker", *rows)).lines
+    assert [line.speaker for line in found] == [None, None, "ann"]

@@ -1,0 +1,85 @@
+"""Tests of whose a recording is: folders of people, and cells that name several."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile as sf
+
+from asr.data.manifest import load_cuts
+from asr.errors import DataError
+from data_prep.cuts import Utterance
+from data_prep.splits import divide
+from data_prep.table import prepare
+
+
+def record(takes: Path, *names: str, seconds: float = 1.0) -> Path:
+    for i, name in enumerate(names):
+        path = takes / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(i).standard_normal(round(16_000 * seconds))
+        sf.write(path, 0.1 * noise, 16_000)
+    return takes
+
+
+def prepared(takes: Path, header: str, *rows: str) -> dict[str, str]:
+    """Return the text of each recording by its name in the folder."""
+    table, out = takes.parent / "t.csv", takes.parent / "out"
+    table.write_text("\n".join((header, *rows)) + "\n", "utf-8")
+    prepare(takes, table, out, dev=0.0, test=0.0)
+    return {
+        str(Path(cut.recording.sources[0].source).relative_to(takes)): cut.supervisions[0].text
+        for cut in load_cuts(out / "train.jsonl.gz")
+    }
+
+
+def test_a_recording_in_anothers_folder_is_not_taken_for_a_missing_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    takes = record(tmp_path / "takes", *(f"ann/{i}.wav" for i in range(4)),
+                   *(f"cat/{i}.wav" for i in range(3)))  # fmt: skip
+    rows = [f"{i}.wav,ann {i},ann" for i in range(3)] + [f"{i}.wav,cat {i},cat" for i in range(4)]
+    texts = prepared(takes, "file,text,speaker", *rows)
+    assert texts == {f"{who}/{i}.wav": f"{who} {i}" for who in ("ann", "cat") for i in range(3)}
+    assert "line 8: 3.wav is not in" in caplog.text
+
+
+def test_a_name_of_several_files_is_that_of_the_speakers_own(tmp_path: Path) -> None:
+    takes = record(tmp_path / "takes", "ann/1.wav", "cat/1.wav", seconds=3.0)
+    assert prepared(takes, "file,text,speaker", "1.wav,one,ann") == {"ann/1.wav": "one"}
+    rows = ["1.wav,0,1,one,ann", "1.wav,0,1,two,cat"]  # parts too
+    texts = prepared(takes, "file,start,end,text,speaker", *rows)
+    assert texts == {"ann/1.wav": "one", "cat/1.wav": "two"}
+    with pytest.raises(DataError, match="may be any of 2 files"):
+        prepared(takes, "file,text,speaker", "1.wav,one,dan")
+
+
+def test_folders_that_are_no_peoples_may_have_their_names(tmp_path: Path) -> None:
+    """As where speakers and sessions both have numbers."""
+    takes = record(tmp_path / "takes", "1/a.wav", "2/b.wav", "3/c.wav")
+    rows = ["a.wav,one,2", "b.wav,two,3", "c.wav,three,1"]
+    texts = prepared(takes, "file,text,speaker", *rows)
+    assert texts == {"1/a.wav": "one", "2/b.wav": "two", "3/c.wav": "three"}
+
+
+def test_people_whom_a_cell_names_together_stay_with_the_lines_of_each() -> None:
+    named = ["ann", "ann; bob", "bob", "cat", "dan/eve", "Eve, Dan", "fay", "lab/guy", "lab/han"]
+    utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named * 3)]
+    for share in (0.1, 0.2, 0.3):
+        splits = divide(utterances, {"test": share, "dev": share})
+        where: dict[str, set[str]] = {}
+        for split, ones in splits.items():
+            for one in ones:
+                where.setdefault(one.speaker, set()).add(split)
+        assert all(len(found) == 1 for found in where.values())
+        assert where["ann"] == where["ann; bob"] == where["bob"]
+        assert where["dan/eve"] == where["Eve, Dan"]
+        assert {split for found in where.values() for split in found} == {"train", "dev", "test"}
+
+
+def test_people_of_one_house_are_no_one_person() -> None:
+    utterances = [
+        Utterance(f"{i}", Path(f"{i}.wav"), "x", f"lab/{i % 5}") for i in range(20)
+    ]  # fmt: skip
+    splits = divide(utterances, {"test": 0.2, "dev": 0.2})
+    assert [len(splits[name]) for name in ("train", "dev", "test")] == [12, 4, 4]
