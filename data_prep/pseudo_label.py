@@ -252,8 +252,13 @@ def _digest(lm: Path) -> str:
 
 
 def _files(cuts: Iterable[Cut]) -> set[Path]:
-    """Return the files that the recordings of cuts came from."""
-    return {Path(path).resolve() for cut in cuts for path, _ in origins(cut)}
+    """Return the files that the recordings of cuts are in, and those that they are copies of."""
+    found = set[str]()
+    for cut in cuts:
+        sources = (source for each in recordings_of(cut) for source in each.sources)
+        found.update(str(source.source) for source in sources if source.type == "file")
+        found.update(path for path, _ in origins(cut))
+    return {Path(path).resolve() for path in found}
 
 
 def _parts(whole: Utterance, one: Transcript, other: Transcript) -> list[tuple[Utterance, Guess]]:

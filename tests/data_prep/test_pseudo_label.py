@@ -34,6 +34,8 @@ from asr.evaluation.agreement import (
     guess_dev,
     views,
 )
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
 from data_prep.pseudo_label import Labels
 from tests.helpers import RATE, copied, encode, run_cli, say, speak, tones_recipe, write_recipe
 
@@ -192,9 +194,26 @@ def test_long_recordings_become_parts_and_foreign_formats_flac(
     assert len(read_wave(foreign, RATE)) == pytest.approx(RATE // 2, rel=0.1)
     encode(tmp_path / "in/other.webm", seconds=0.5)
     as_dev = Labels(learned, [str(tmp_path / "in")], tmp_path / "others", cuts)
-    assert as_dev.dev_files == {tmp_path / "in/long.wav", tmp_path / "in/tone.webm"}
+    of_tone = {tmp_path / "in/tone.webm", tmp_path / "out/audio/pseudo-tone.flac"}
+    assert as_dev.dev_files == {tmp_path / "in/long.wav", *of_tone}
     for view in as_dev.views:
         assert [task.path.name for task in as_dev.todo(view)] == ["other.webm"]
+
+
+def test_copies_of_dev_and_test_are_not_labeled_either(tiny_bundle: Path, tmp_path: Path) -> None:
+    """`asr prepare` writes the FLAC that a manifest reads, and the original may be elsewhere."""
+    sets = {}
+    for name in ("dev", "test", "other"):
+        copy = tmp_path / f"audio/{name}.m4a.flac"
+        copy.parent.mkdir(exist_ok=True)
+        sf.write(copy, speak("一"), RATE)
+        sets[name] = [Utterance(name, copy, "一", "", converted_from=tmp_path / f"{name}.m4a")]
+    write_corpus(sets, tmp_path / "data", corpus="mine")
+    dev, test = (load_cuts(tmp_path / f"data/{name}.jsonl.gz") for name in ("dev", "test"))
+    made = Labels(tiny_bundle, [str(tmp_path / "audio")], tmp_path / "out", dev, [test])
+    for view in made.views:
+        assert [task.path.name for task in made.todo(view)] == ["other.m4a.flac"]
+    assert {tmp_path / "dev.m4a", tmp_path / "audio/dev.m4a.flac"} == made.dev_files
 
 
 def test_what_is_recorded_again_is_decoded_again_and_own_copies_never(
