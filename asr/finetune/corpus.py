@@ -95,7 +95,7 @@ def check_fit(corpus: Corpus, bundle: Bundle, source: Path) -> None:
     rate, faults = bundle.config.features.sample_rate, list[str]()
     n_unknown = sum(n for character, n in corpus.unknown.items() if _is_written(character))
     share = n_unknown / max(1, corpus.n_characters)
-    narrow = sum(hours for found, hours in corpus.rates.items() if found < rate) / corpus.hours
+    narrow = _narrow(corpus, rate)
     rates = " and ".join(map(str, sorted(corpus.rates)))
     if share > 1 - _KNOWN:
         theirs = "".join(bundle.tokenizer.tokens()[len(SPECIAL) :][:_SHOWN])
@@ -106,12 +106,18 @@ def check_fit(corpus: Corpus, bundle: Bundle, source: Path) -> None:
     if narrow > _NARROW or (faults and set(corpus.rates) != {rate}):
         faults.append(f"its recordings have {rates} Hz, the model is for {rate} Hz")
     if faults:
-        kind = f"of {max(corpus.rates)} Hz or less" if narrow > _NARROW else "that knows them"
+        highest = max(each for each in corpus.rates if _narrow(corpus, each) <= _NARROW)
+        kind = f"of {highest} Hz or less" if narrow > _NARROW else "that knows them"
         raise DataError(
             f"{corpus.folder}: does not fit {source}: {', and '.join(faults)}: fine-tune a model "
             f"{kind}, or train one from nothing by `asr new`"
         )
     _note_differences(corpus, bundle, share, rates)
+
+
+def _narrow(corpus: Corpus, rate: int) -> float:
+    """Return the share of the audio whose sample rate is below one in Hz."""
+    return sum(hours for found, hours in corpus.rates.items() if found < rate) / corpus.hours
 
 
 def _note_differences(corpus: Corpus, bundle: Bundle, share: float, rates: str) -> None:

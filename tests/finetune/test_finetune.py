@@ -170,11 +170,12 @@ def corpus_of(rates: dict[int, float], unknown: str, n: int = 100) -> Corpus:
          "by `asr new`"),
         ({8000: 1.0}, "中" * 98, "writes [一二三四五]{5}: fine-tune a model that knows them"),
         ({4000: 1.0, 8000: 0.5}, "", "its recordings have 4000 and 8000 Hz, the model is for 8000 "
-         "Hz: fine-tune a model of 8000 Hz or less"),
+         "Hz: fine-tune a model of 4000 Hz or less"),
+        ({2000: 0.1, 4000: 1.0}, "", "Hz: fine-tune a model of 4000 Hz or less"),
         ({4000: 0.4, 8000: 0.6}, "", None),
         ({16000: 1.0}, "中" * 90, None),
     ],
-    ids=range(5),
+    ids=range(6),
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(
     learned: Path, rates: dict[int, float], unknown: str, said: str | None
