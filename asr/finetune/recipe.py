@@ -71,7 +71,7 @@ def adapt(
         "freeze": freeze,
     }
     _override(values, overrides)
-    adapted = check_config(values, init)
+    adapted = check_config(values, Path("--set or --freeze"))
     if bool(adapted.model.ctc_weight) != bool(config.model.ctc_weight):
         head, fix = ("a", "above 0") if config.model.ctc_weight else ("no", "at 0")
         raise ConfigError(f"--set model.ctc_weight: the bundle has {head} CTC head: leave it {fix}")
@@ -128,6 +128,12 @@ def _override(values: dict[str, Any], overrides: list[str]) -> None:
             )
         if given_as := _GIVEN.get(key):
             raise ConfigError(f"--set {key}: follows from {given_as} of `asr finetune`: give that")
+    replay = values["data"]["replay"]
+    if isinstance(replay, dict) and "train" not in replay:
+        raise ConfigError(
+            "--set data.replay: names no older corpus: give --replay OLD_CORPUS, and set one value "
+            "at a time, as in --set data.replay.share=0.5"
+        )
 
 
 def _n_speeds(config: Config, given: dict[str, Any]) -> int:

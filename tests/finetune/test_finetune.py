@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from safetensors.torch import load_file
 
 import asr.finetune.run as finetuning
 from asr.bundle import Bundle, write_bundle_config
-from asr.config import Config
+from asr.config import Config, load_config
 from asr.data.cuts import origins
 from asr.data.manifest import load_cuts
 from asr.data.replay import Replay, canary_set
@@ -551,6 +552,22 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
         for n, sets in zip(speeds, [(), ("data.speed_factors=[0.9, 1.0, 1.1]",)], strict=True)
     ]
     assert passes[0] == pytest.approx(passes[1], rel=0.2), "three speeds, a third of the epochs"
+
+
+def test_a_wrong_value_is_told_by_the_option_that_gave_it(tiny_bundle: Path) -> None:
+    config, corpus = load_config(tiny_bundle / "config.yaml"), corpus_of({16000: 1.0}, "")
+    named = "--set data.replay: names no older corpus: give --replay OLD_CORPUS, and set one"
+    for freeze, sets, replay, said in (
+        (["decoder"], [], None, "--set or --freeze: training.freeze.0: Input should be 'frontend'"),
+        ([], ["training.epochs=x"], None, "--set or --freeze: training.epochs: "),
+        ([], ["data.replay.share=0.1"], None, named),
+        ([], ["data.replay={share: 0.1}"], Path("old"), named),
+    ):
+        with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+            adapt(config, corpus, Path("out/initial"), replay, freeze, sets)
+    sets = ["data.replay={train: old, share: 0.1}"]
+    assert adapt(config, corpus, Path("out/initial"), None, [], sets).data.replay
+    assert adapt(config, corpus, Path("i"), Path("old"), [], ["data.replay.share=0.1"]).data.replay
 
 
 @pytest.mark.parametrize(("has_head", "said"), [(True, "a CTC head: leave it above 0"),
