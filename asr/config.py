@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from asr.audio.augmentation import AugmentConfig
 from asr.audio.features import FeaturesConfig, SpectrogramConfig
-from asr.decoding.options import DecodingOptions
+from asr.decoding.options import SHORTEST_CHUNK, DecodingOptions
 from asr.errors import ConfigError
 from asr.model.frontend import FRAMES_PER_STEP
 from asr.model.transformer import ModelConfig
@@ -25,7 +25,6 @@ from asr.tokenizer import TokenizerConfig
 from asr.training_config import DataConfig, TrainingConfig
 
 FORMAT = 1
-_MIN_CHUNK_SECONDS = 0.4  # recordings are cut at windows of 100 ms
 _RENAMED = {"search": "decoding", "piece_seconds": "chunk_seconds"}
 _MOST_FAULTS = 20  # that are explained: to look for the nearest key takes time
 
@@ -77,11 +76,11 @@ class Config(FrozenModel):
                 f"4 frames of features.hop_ms: make it {step_seconds:g} at least"
             )
         longest = self.model.encoder.longest
-        if longest is not None and longest * step_seconds <= _MIN_CHUNK_SECONDS:
+        if longest is not None and longest * step_seconds <= SHORTEST_CHUNK:
             raise ValueError(
                 f"model.encoder.attention.length {longest} is {longest * step_seconds:g} s of "
                 "audio, too little to cut recordings to: make it "
-                f"{floor(_MIN_CHUNK_SECONDS / step_seconds) + 1} at least"
+                f"{floor(SHORTEST_CHUNK / step_seconds) + 1} at least"
             )
         if self.features.n_freqs < 4:
             raise ValueError(

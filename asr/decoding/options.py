@@ -14,6 +14,7 @@ Width = Annotated[int, Field(gt=0, le=1024)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(gt=0, le=MOST_WEIGHT)]
 Method = Literal["joint", "ctc_greedy", "ctc_sounds", "ctc_beam", "rescore"]
+SHORTEST_CHUNK = 0.4  # seconds; recordings are cut at windows of 100 ms
 _GREEDY = ("ctc_greedy", "ctc_sounds")
 # Of what the confidences are; of other methods, of tokens by the CTC head.
 _CONFIDENCES = {"joint": "decoder", "ctc_sounds": "sounds", "rescore": "both"}
@@ -54,7 +55,7 @@ class DecodingOptions(FrozenModel):
     n_best: Width = 5
     speech_threshold: Share = 0.1
     confidence_threshold: Share | None = None
-    chunk_seconds: Annotated[float, Field(ge=1, le=30)] | None = None
+    chunk_seconds: Annotated[float, Field(ge=SHORTEST_CHUNK, le=30)] | None = None
     hotwords: OmitNone[tuple[Hotword, ...]] = None
     hotword_weight: Weight = 2.0
 

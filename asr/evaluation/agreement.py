@@ -15,6 +15,7 @@ from asr.config import Config
 from asr.data.cuts import origins
 from asr.data.manifest import text_of
 from asr.decoding.hypothesis import Hypothesis
+from asr.decoding.options import SHORTEST_CHUNK
 from asr.errors import DataError
 from asr.evaluation.cer import ErrorCounts, character_errors, have_words, word_errors
 from asr.evaluation.evaluate import readable_groups
@@ -44,15 +45,18 @@ class View:
 
 def views(config: Config) -> tuple[View, View]:
     """Return the two decodings of a model; neither leaves out what is uncertain."""
-    # Both cut a recording alike, and slower speech is longer.
-    longest, chosen = _SPEED * longest_seconds(config), config.decoding.chunk_seconds
+    # Both cut a recording alike, and slower speech is longer. A model that takes little more than
+    # the shortest chunk takes that at nearly its own speed alone.
+    longest, chosen = longest_seconds(config), config.decoding.chunk_seconds
+    speed = max(_SPEED, SHORTEST_CHUNK / longest)
+    longest = max(SHORTEST_CHUNK, speed * longest)
     all_texts: dict[str, object] = {
         "confidence_threshold": 0.0, "n_best": 1, "chunk_seconds": min(longest, chosen or longest),
     }  # fmt: skip
     greedy = {"method": "ctc_greedy", "lm_weight": 0.0} if config.model.ctc_weight else {}
     # By sounds the characters that are written were not recognized.
     first = greedy if config.decoding.method == "ctc_sounds" else {}
-    return View("first", all_texts | first), View("second", all_texts | greedy, _SPEED)
+    return View("first", all_texts | first), View("second", all_texts | greedy, speed)
 
 
 @dataclass(frozen=True, slots=True)

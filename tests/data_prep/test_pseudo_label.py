@@ -17,9 +17,11 @@ import jiwer
 import numpy as np
 import pytest
 import soundfile as sf
+import torch
 from lhotse import CutSet
 
 import asr
+from asr.audio.segmentation import split_at_silence
 from asr.cli.pseudo_label import _expected
 from asr.config import Config, load_config
 from asr.data.manifest import load_cuts, load_training_cuts, read_wave, text_of
@@ -34,6 +36,7 @@ from asr.evaluation.agreement import (
     guess_dev,
     views,
 )
+from asr.transcription.chunks import at_speed
 from data_prep.corpus_writer import write_corpus
 from data_prep.cuts import Utterance
 from data_prep.pseudo_label import Labels
@@ -367,6 +370,23 @@ def test_a_model_that_writes_sounds_labels_by_characters(tiny_bundle: Path) -> N
         (config.model_copy(update={"decoding": sounds}), ("ctc_greedy", "ctc_greedy")),
     ):
         assert tuple(view.changes.get("method") for view in views(model)) == methods
+
+
+@pytest.mark.parametrize("length", [11, 12, 20, 40])
+def test_a_short_attention_takes_both_decodings(tiny_bundle: Path, length: int) -> None:
+    """Of 0.44 s, where 0.4 is the shortest chunk, and more; the second decoding is slower."""
+    attention = {"kind": "linformer", "rank": 3, "length": length}
+    sets = [f"model.encoder.attention={json.dumps(attention)}"]
+    config = load_config(tiny_bundle / "config.yaml", sets)
+    first, second = (config.decoding.changed(view.changes) for view in views(config))
+    speed, rate = views(config)[1].speed, config.features.sample_rate
+    assert first.chunk_seconds == second.chunk_seconds and 0.9 <= speed < 1
+    assert speed == 0.9 or length == 11
+    (chunk, *_) = split_at_silence([np.ones(rate, "float32")], rate, first.chunk_seconds)
+    longest = torch.ones(int(first.chunk_seconds * rate))
+    assert len(chunk) <= len(longest)
+    frames = config.features.n_frames(len(at_speed(longest, rate, speed)))
+    assert config.model.frontend.steps(frames) <= length
 
 
 def test_limits_that_keep_nothing_promise_no_cer(monkeypatch: pytest.MonkeyPatch) -> None:
