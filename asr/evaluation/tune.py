@@ -17,7 +17,7 @@ from asr.evaluation.calibration import Calibration
 from asr.evaluation.cer import have_words
 from asr.evaluation.evaluate import readable_groups, with_text
 from asr.schema import FrozenModel
-from asr.transcription.recognizer import Recognizer, longest_seconds
+from asr.transcription.recognizer import Recognizer, chunk_seconds
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def tune(
     any utterance is below. At most `limit` utterances, evenly chosen, are decoded. Of equal trials
     the earlier one is the better. Raises DataError where no cut with a text can be read.
     """
-    batches = list(_encode(recognizer, cuts, limit))
+    batches = list(_encode(recognizer, cuts, options, limit))
     if not batches:
         raise DataError("no utterance with a transcript could be read: check the manifest")
     trials: dict[DecodingOptions, Trial] = {}
@@ -119,20 +119,27 @@ def _steps(recognizer: Recognizer, options: DecodingOptions) -> list[list[dict[s
 
 
 def _encode(
-    recognizer: Recognizer, cuts: CutSet, limit: int
+    recognizer: Recognizer, cuts: CutSet, options: DecodingOptions, limit: int
 ) -> Iterator[tuple[Encoded, list[str]]]:
-    """Yield batches of encoded utterances, in the CPU's memory, with their texts."""
-    longest, found = longest_seconds(recognizer.config), with_text(recognizer, cuts)
+    """Yield batches of encoded utterances, in the CPU's memory, with their texts.
+
+    The log says how many are not used: what is decoded in several chunks, or not at all.
+    """
+    longest, found = chunk_seconds(recognizer.config, options), with_text(recognizer, cuts)
     todo = [cut for cut in found if cut.duration <= longest]
     if found and not todo:
         raise DataError(f"all utterances are longer than {longest:g} s: give shorter ones")
     if len(todo) < len(found):
         log.info("%d utterances are longer than %g s and not used", len(found) - len(todo), longest)
-    chosen = CutSet.from_cuts(todo[:: max(1, -(-len(todo) // limit))])
+    chosen, n_silent = CutSet.from_cuts(todo[:: max(1, -(-len(todo) // limit))]), 0
     for _, group in readable_groups(recognizer, chosen):
+        n_silent += len(group)
         for indices, encoded in recognizer.encode([wave for _, wave in group]):
+            n_silent -= len(indices)
             # The log-probabilities of all utterances could fill a GPU.
             yield encoded.to(torch.device("cpu")), [text_of(group[i][0]) for i in indices]
+    if n_silent:
+        log.warning("%d utterances are silent, or too short to be decoded, and not used", n_silent)
 
 
 def _calibration(

@@ -174,7 +174,7 @@ class Recognizer:
     ) -> ChunkedRecording:
         """Return a recording that is read chunk by chunk; see `Recording` for `any_format`."""
         options = options or self.config.decoding
-        seconds = _chunk_seconds(self.config, options)
+        seconds = chunk_seconds(self.config, options)
         recording = Recording(
             source, self.sample_rate, max_seconds=max_seconds, max_samples=max_samples,
             any_format=any_format,
@@ -221,7 +221,7 @@ class Recognizer:
 
         They are decoded as `transcribe_all` decodes them at this speed.
         """
-        rate, longest = self.sample_rate, _chunk_seconds(self.config, options)
+        rate, longest = self.sample_rate, chunk_seconds(self.config, options)
         cut = [list(split_at_silence([w.numpy()], rate, longest)) for w in waves]
         chunks = [at_speed(torch.from_numpy(c), rate, speed) for cs in cut for c in cs]
         results = iter(self.hypotheses(chunks, options))
@@ -305,7 +305,7 @@ def longest_seconds(config: Config) -> float:
     return min(_CHUNK_SECONDS, steps * config.step_seconds - sample)
 
 
-def _chunk_seconds(config: Config, options: DecodingOptions | None) -> float:
+def chunk_seconds(config: Config, options: DecodingOptions | None) -> float:
     """Return the seconds of the longest chunk of a recording with these options."""
     chosen = (options or config.decoding).chunk_seconds
     return min(longest_seconds(config), chosen or _CHUNK_SECONDS)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jiwer
+import numpy as np
 import pytest
 import soundfile as sf
 import torch
@@ -15,9 +16,10 @@ from asr.errors import DataError
 from asr.evaluation import tune as tuning
 from asr.evaluation.evaluate import evaluate
 from asr.evaluation.records import UtteranceErrors
+from asr.transcription.recognizer import Recognizer
 from data_prep.corpus_writer import write_corpus
 from data_prep.cuts import Utterance
-from tests.helpers import RATE, say
+from tests.helpers import RATE, say, speak
 
 
 def test_errors_are_those_of_jiwer_and_what_has_no_text_is_told(
@@ -73,16 +75,34 @@ def test_what_is_evaluated_is_what_a_user_gets(learned: Path, tmp_path: Path) ->
 
 
 def test_tuning_uses_what_is_decoded_in_one_piece(
-    learned: Path, tones: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    library: Recognizer, tones: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, cuts = asr.load(learned, "cpu"), load_cuts(tones / "dev.jsonl.gz")
+    """By the limit of `asr evaluate`, which is `decoding.chunk_seconds` too."""
+    cuts, options = load_cuts(tones / "dev.jsonl.gz"), library.config.decoding
     longest = sorted(float(cut.duration) for cut in cuts)[3]
-    monkeypatch.setattr(tuning, "longest_seconds", lambda _: longest)
+    chosen = options.model_copy(update={"chunk_seconds": longest})
     with caplog.at_level("INFO"):
-        batches = list(tuning._encode(model, cuts, 1000))
+        batches = list(tuning._encode(library, cuts, chosen, 1000))
     n_used = sum(float(cut.duration) <= longest for cut in cuts)
     assert sum(len(texts) for _, texts in batches) == n_used < len(cuts)
     assert f"{len(cuts) - n_used} utterances are longer than" in caplog.text
-    monkeypatch.setattr(tuning, "longest_seconds", lambda _: 0.01)
+    assert "silent" not in caplog.text
+    chosen = options.model_copy(update={"chunk_seconds": 0.01})
     with pytest.raises(DataError, match=r"all utterances are longer than 0\.01 s"):
-        list(tuning._encode(model, cuts, 1000))
+        list(tuning._encode(library, cuts, chosen, 1000))
+
+
+def test_tuning_tells_how_many_utterances_are_silent(
+    library: Recognizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waves = {"silent": np.zeros(RATE), "longer": np.zeros(2 * RATE), "spoken": speak("一")}
+    for name, wave in waves.items():
+        sf.write(tmp_path / f"{name}.wav", wave, RATE)
+    write_corpus(
+        {"dev": [Utterance(name, tmp_path / f"{name}.wav", "一", "") for name in waves]},
+        tmp_path, corpus="silence",
+    )  # fmt: skip
+    cuts = load_cuts(tmp_path / "dev.jsonl.gz")
+    batches = list(tuning._encode(library, cuts, library.config.decoding, 1000))
+    assert [texts for _, texts in batches] == [["一"]]
+    assert "2 utterances are silent, or too short to be decoded, and not used" in caplog.text
