@@ -66,7 +66,9 @@ def evaluate(
             show(f"{utterance.id}  {utterance.errors} errors\n{utterance.alignment}")
     if out_file:  # after the result is shown, for the disk may be full
         write_hypotheses(out_file, utterances)
-    write_evaluation(bundle, cuts, result)
+    is_int8 = int8 and recognizer.device.type == "cpu"  # elsewhere it has no effect
+    given = [*options.as_arguments(changes), *(["--int8"] if is_int8 else [])]
+    write_evaluation(bundle, cuts, result, given, is_int8)
 
 
 def evaluate_cuts(

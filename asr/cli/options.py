@@ -4,7 +4,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -83,6 +83,13 @@ def decoding_changes(
         "confidence_threshold": confidence, "lm_bonus": lm_bonus,
     }  # fmt: skip
     return {name: value for name, value in values.items() if value is not None}
+
+
+def as_arguments(changes: Mapping[str, object]) -> list[str]:
+    """Return the arguments of which `decoding_changes` made these."""
+    names = {"beam_size": "beam", "confidence_threshold": "confidence"}
+    options = ((names.get(name, name).replace("_", "-"), value) for name, value in changes.items())
+    return [part for name, value in options for part in (f"--{name}", str(value))]
 
 
 @contextmanager

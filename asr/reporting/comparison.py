@@ -88,7 +88,7 @@ def compare(runs: list[Run]) -> list[ComparedRun]:
 def _measured(run: Run, base: Run | None) -> RunMetrics:
     own, other = run.evaluation, base and base.evaluation
     # Errors and speed are not comparable across recordings or decoding options.
-    if own and other and (own.cuts, own.decoding) != (other.cuts, other.decoding):
+    if own and other and own.setting != other.setting:
         other = None
 
     def speedup(device: str) -> float | None:

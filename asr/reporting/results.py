@@ -1,6 +1,7 @@
 """What a bundle stores of its evaluation, and the description of a model."""
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from asr.bundle import CARD, EVALUATION, Bundle, is_within
 from asr.config import Config
+from asr.decoding.options import DecodingOptions
 from asr.evaluation.records import Evaluation, UtteranceErrors
 from asr.model.degrees import DegreeFit, fit_degrees
 from asr.model.projection import BlockSparse, sparse_maps
@@ -25,11 +27,17 @@ class KeptEvaluation(Evaluation):
     """The last evaluation of a bundle, on `cuts`.
 
     `speed` is the rtf by kind of device (cpu, cuda), of all evaluations on these cuts with these
-    options.
+    options, `int8` whether they were computed in 8 bits.
     """
 
     cuts: str
+    int8: bool = False
     speed: dict[str, float] = Field(default={})
+
+    @property
+    def setting(self) -> tuple[str, DecodingOptions, bool]:
+        """Return what errors and speed depend on besides the bundle and the device."""
+        return self.cuts, self.decoding, self.int8
 
 
 def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
@@ -78,17 +86,27 @@ def read_evaluation(bundle: Path) -> KeptEvaluation | None:
     return read_json(bundle / EVALUATION, KeptEvaluation, what)
 
 
-def write_evaluation(bundle: Path, cuts: Path, result: Evaluation) -> None:
-    """Store a result in the bundle: evaluation.json, and a section of the card."""
+def write_evaluation(
+    bundle: Path,
+    cuts: Path,
+    result: Evaluation,
+    arguments: Sequence[str] = (),
+    int8: bool = False,
+) -> None:
+    """Store a result in the bundle: evaluation.json, and a section of the card.
+
+    `arguments` are those of `asr evaluate` beside bundle and cuts.
+    """
     before = read_evaluation(bundle)
-    is_same = before and (before.cuts, before.decoding) == (str(cuts), result.decoding)
-    speed = {**(before.speed if before and is_same else {})}
+    kept = KeptEvaluation(cuts=str(cuts), int8=int8, **dict(result))
+    speed = {**(before.speed if before and before.setting == kept.setting else {})}
     speed[result.device.split(":")[0]] = result.rtf
-    kept = KeptEvaluation(cuts=str(cuts), speed=speed, **dict(result))
+    kept = kept.model_copy(update={"speed": speed})
     write_text(bundle / EVALUATION, kept.model_dump_json(indent=2) + "\n")
     card, is_own = bundle / CARD, is_within(bundle, bundle / CARD)  # else a link to any file
     text = read_bytes(card).decode("utf-8", "replace") if is_own and card.is_file() else ""
-    section = f"{RESULTS}\n\n{result}, by `asr evaluate {bundle} {cuts}`.\n"
+    command = shlex.join(["asr", "evaluate", str(bundle), str(cuts), *arguments])
+    section = f"{RESULTS}\n\n{result}, by `{command}`.\n"
     write_text(card, f"{text.split(RESULTS)[0].rstrip()}\n\n{section}")
 
 

@@ -55,7 +55,8 @@ def markdown(rows: list[ComparedRun]) -> str:
 
 def _tests(rows: list[ComparedRun]) -> str:
     tests = {
-        f"{e.cuts} ({e.utterances} utterances, beam {e.decoding.beam_size})"
+        f"{e.cuts} ({e.utterances} utterances, beam {e.decoding.beam_size}"
+        f"{', in 8 bits' if e.int8 else ''})"
         for row in rows
         if (e := row.run.evaluation)
     }

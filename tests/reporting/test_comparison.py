@@ -3,9 +3,12 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from asr.cli.evaluate import evaluate
 from asr.config import dump_config, load_config
 from asr.errors import BundleError, DataError
 from asr.evaluation.cer import ErrorCounts
@@ -16,7 +19,7 @@ from asr.reporting.plots import draw_losses
 from asr.reporting.published import PAPERS
 from asr.reporting.results import read_evaluation, write_evaluation
 from asr.reporting.tables import markdown
-from tests.helpers import run_cli
+from tests.helpers import read_card, run_cli
 
 ROOT = Path(__file__).parents[2]
 LARGE, R50 = 30_475_980, 8_651_468  # parameters, added up by hand layer by layer
@@ -39,6 +42,7 @@ def evaluated(
     beam: int = 8,
     cuts: str = "t.jsonl",
     words: ErrorCounts | None = None,
+    int8: bool = False,
 ) -> None:
     search = load_config(folder / "config.yaml").decoding
     result = Evaluation(
@@ -47,7 +51,7 @@ def evaluated(
         decoding=search.model_copy(update={"beam_size": beam}), worst=(),
         wer=words.rate if words else None, words=words,
     )  # fmt: skip
-    write_evaluation(folder, Path(cuts), result)
+    write_evaluation(folder, Path(cuts), result, int8=int8)
 
 
 def history(folder: Path, *losses: tuple[object, object]) -> None:
@@ -157,8 +161,12 @@ def test_only_evaluations_of_the_same_test_are_compared(runs: list[Path]) -> Non
     for row in compare([read_run(large), read_run(small)])[1:]:
         assert row.measured.delta_cer is row.measured.speedup_cpu is None
         assert row.measured.cer == 0.1 and row.measured.compression is not None
-    evaluated(small, 0.1, 0.1, cuts="other.jsonl")
-    assert compare([read_run(large), read_run(small)])[1].measured.delta_cer is None
+    for changes in ({"cuts": "other.jsonl"}, {"int8": True}):
+        evaluated(small, 0.1, 0.1, **changes)
+        measured = compare([read_run(large), read_run(small)])[1].measured
+        assert measured.delta_cer is measured.speedup_cpu is None
+    both = markdown(compare([read_run(large), read_run(small)]))
+    assert "t.jsonl (2 utterances, beam 8) and t.jsonl (2 utterances, beam 8, in 8 bits)" in both
 
 
 def test_the_largest_dense_model_is_the_baseline_where_the_large_one_is_absent(
@@ -184,8 +192,33 @@ def test_an_evaluation_keeps_the_speed_of_each_device(runs: list[Path]) -> None:
     assert speed() == {"cuda": 0.025, "cpu": 0.4}
     evaluated(runs[0], 0.2, 0.3)
     assert speed() == {"cuda": 0.025, "cpu": 0.3}
+    evaluated(runs[0], 0.2, 0.1, int8=True)
+    assert speed() == {"cpu": 0.1}, "8 bits are another setting"
     evaluated(runs[0], 0.2, 0.3, cuts="other.jsonl")
     assert speed() == {"cpu": 0.3}
+
+
+def test_the_card_names_the_options_of_an_evaluation(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = runs[0], load_config(runs[0] / "config.yaml")
+    kept = read_evaluation(folder)
+    assert kept
+    result = Evaluation(**kept.model_dump(exclude={"cuts", "speed", "int8"}))
+    monkeypatch.setattr("asr.cli.evaluate.evaluate_cuts", lambda *_: (result, []))
+    for device, options in (
+        ("cpu", " --beam 4 --lm 'an lm.arpa' --lm-weight 0.3 --confidence 0.0 --int8"),
+        ("cuda", ""),
+    ):
+        model = SimpleNamespace(config=config, device=torch.device(device))
+        monkeypatch.setattr("asr.load", lambda *_, model=model: model)
+        given = {"lm": Path("an lm.arpa"), "lm_weight": 0.3, "beam": 4}
+        evaluate(
+            folder, Path("t.jsonl"), int8=True, **(given | {"confidence": 0.0} if options else {})
+        )
+        assert f", by `asr evaluate {folder} t.jsonl{options}`." in read_card(folder)
+        found = read_evaluation(folder)
+        assert found and found.int8 == bool(options), "a GPU computes nothing in 8 bits"
 
 
 def test_the_picture_shows_every_run(runs: list[Path], tmp_path: Path) -> None:
