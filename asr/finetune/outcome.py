@@ -41,7 +41,8 @@ class Outcome(FrozenModel):
     """A fine-tuning of `bundle`, whose weights have the digest `source`, to those of `result`.
 
     `canary` is of utterances of the older corpus that are in no training here; `data` is the
-    digest of the manifests. `had_lm`: the bundle had a language model, which the result lacks.
+    digest of the manifests. `had_lm`: the bundle had a language model, which the result lacks;
+    `canary_of_train`: the older corpus has no dev, and the canary set is of its training.
     """
 
     bundle: str
@@ -54,6 +55,7 @@ class Outcome(FrozenModel):
     data: str | None = None
     replayed: bool = False
     had_lm: bool = False
+    canary_of_train: bool = False
 
     def __str__(self) -> str:
         parts = [
@@ -62,9 +64,13 @@ class Outcome(FrozenModel):
             "chose the epochs: the true rate is higher).",
         ]
         if self.canary:
+            note = (
+                "; the bundle was probably trained on them: its rate before is too low to compare"
+            )
+            trained = note if self.canary_of_train else ""
             parts.append(
                 f"What it knew: {self.canary} ({self.canary.before.utterances} utterances of the "
-                "older corpus, which this training did not see)."
+                f"older corpus, which this training did not see{trained})."
             )
         else:
             why = (

@@ -91,6 +91,7 @@ class Finetuning:
                 data=_data_digest(config),
                 replayed=replay is not None,
                 had_lm=bundle.config.decoding.lm is not None,
+                canary_of_train=replay is not None and replay.dev is None,
             )
             write_outcome(self.out, outcome)
         elif outcome.data not in (None, _data_digest(config)):

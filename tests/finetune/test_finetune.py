@@ -25,7 +25,7 @@ from asr.data.manifest import load_cuts
 from asr.data.replay import Replay, canary_set
 from asr.errors import AsrError, ConfigError, DataError
 from asr.finetune.corpus import Corpus, check_fit, read_corpus
-from asr.finetune.outcome import read_outcome
+from asr.finetune.outcome import Rates, read_outcome
 from asr.finetune.recipe import adapt, limits
 from asr.finetune.run import Finetuning
 from asr.model.factorization import apply_ranks
@@ -448,6 +448,26 @@ def test_what_was_not_measured_has_its_reason(tuned: Path) -> None:
     unmeasured = outcome.model_copy(update={"canary": None})
     assert "is in the new recordings" in str(unmeasured) and "--replay" not in str(unmeasured)
     assert "--replay OLD_CORPUS" in str(unmeasured.model_copy(update={"replayed": False}))
+
+
+@pytest.mark.parametrize("has_dev", [True, False])
+def test_a_canary_set_that_the_bundle_was_trained_on_is_told(
+    has_dev: bool, tiny_bundle: Path, tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetuning, "check_fit", lambda *_: None)
+    monkeypatch.setattr(finetuning, "train", lambda *_: None)
+    rates = Rates(cer=0.1, utterances=8)
+    monkeypatch.setattr(finetuning, "_rates", lambda *_: (rates, rates))
+    older = tones if has_dev else tones / "train.jsonl.gz"
+    cuts = list(load_cuts(tones / "test.jsonl.gz"))
+    for name in ("train", "dev"):
+        CutSet.from_cuts(cuts).to_file(tmp_path / f"{name}.jsonl.gz")
+    bundle = Bundle.load(tiny_bundle)
+    run = Finetuning(tiny_bundle, tmp_path, tmp_path / "out", older)
+    outcome = run._train(bundle, "digest", None, False, "cpu")
+    assert outcome.canary_of_train == (not has_dev) and outcome == read_outcome(tmp_path / "out")
+    assert "this training did not see" in str(outcome)
+    assert ("its rate before is too low to compare)." in str(outcome)) == (not has_dev)
 
 
 def test_a_bundle_with_a_language_model_loses_it_and_says_so(
