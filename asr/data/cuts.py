@@ -3,7 +3,9 @@
 import gzip
 import math
 import os
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +27,7 @@ from asr.data.recordings import (
 
 # The key in a text's `custom` of the file whose converted copy a cut reads.
 CONVERTED_FROM = "converted_from"
+_SAME = 0.05  # seconds that two cuts of other audio may share, as neighbors do
 _LINE = 1 << 26  # bytes; recordings may be inside
 _MOST_SILENCE = 1 << 24  # samples of a mix that are of no recording, 17 minutes at 16 kHz
 
@@ -117,13 +120,62 @@ def origins(cut: Cut) -> set[tuple[str, float]]:
     Of a converted file it is the original; the member of an archive is named within it. Links and
     `..` in a path do not count.
     """
+    return {(place, round(float(part.start), 3)) for part, _, place in _sources(cut)}
+
+
+def _sources(cut: Cut) -> Iterator[tuple[DataCut, AudioSource, str]]:
+    """Yield the parts of a cut with the sources of their recordings and what these are called."""
     original = next((s.custom.get(CONVERTED_FROM) for s in cut.supervisions if s.custom), None)
-    parts = [part for part in _parts(cut) if isinstance(part, DataCut) and part.has_recording]
-    return {
-        (_place(source, original), round(float(part.start), 3))
-        for part in parts
-        for source in part.recording.sources
-    }
+    for part in _parts(cut):
+        if isinstance(part, DataCut) and part.has_recording:
+            for source in part.recording.sources:
+                yield part, source, _place(source, original)
+
+
+class Spans:
+    """The times of recordings that cuts hold, to find others of the same audio."""
+
+    def __init__(self, cuts: Iterable[Cut]) -> None:
+        found = defaultdict[tuple[str, int], list[tuple[float, float]]](list)
+        for cut in cuts:
+            for track, start, end in _spans(cut):
+                found[track].append((start, end))
+        self._of = {track: _merged(spans) for track, spans in found.items()}
+
+    def overlap(self, cut: Cut) -> bool:
+        """Return whether more than 50 ms of a cut, or half of a shorter part, are among them."""
+        return any(
+            min(end, last) - max(start, first) > min(_SAME, (end - start) / 2)
+            for track, start, end in _spans(cut)
+            for first, last in _between(self._of.get(track, []), start, end)
+        )
+
+
+def _spans(cut: Cut) -> Iterator[tuple[tuple[str, int], float, float]]:
+    """Yield file and channel, start and end of each part: the sides of a call differ."""
+    for part, source, place in _sources(cut):
+        channels = part.channel if isinstance(part.channel, list) else [part.channel]
+        for number, channel in enumerate(source.channels):
+            if channel in channels:
+                yield (place, number), float(part.start), float(part.end)
+
+
+def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return spans in order, those that overlap or follow each other as one."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _between(
+    merged: list[tuple[float, float]], start: float, end: float
+) -> list[tuple[float, float]]:
+    first = bisect_left(merged, start, key=lambda span: span[1])
+    return merged[first : bisect_left(merged, end, key=lambda span: span[0])]
 
 
 def _place(source: AudioSource, original: str | None) -> str:

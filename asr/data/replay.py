@@ -9,7 +9,7 @@ from lhotse import CutSet
 from lhotse.cut import Cut
 
 from asr.config import Config
-from asr.data.cuts import origins
+from asr.data.cuts import Spans
 from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts
 from asr.data.sampling import perturb_speed
 from asr.errors import DataError
@@ -53,9 +53,9 @@ def _held_out(replay: ReplayConfig, cuts: Sequence[Cut]) -> list[Cut]:
 
 def _others(data: DataConfig, older: Path) -> list[Cut]:
     """Return the utterances of an older corpus that are not of the new one too."""
-    new = {one for cut in (*load_training_cuts(data), *load_cuts(data.dev)) for one in origins(cut)}
+    new = Spans([*load_training_cuts(data), *load_cuts(data.dev)])
     cuts = list(load_cuts(older))
-    others = [cut for cut in cuts if new.isdisjoint(origins(cut))]
+    others = [cut for cut in cuts if not new.overlap(cut)]
     if len(others) < len(cuts):
         log.info("%s: %d utterances are of the new corpus too", older, len(cuts) - len(others))
     return others

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from asr.bundle import Bundle
 from asr.config import Config
-from asr.data.cuts import origins
+from asr.data.cuts import Spans
 from asr.data.dataset import MicroBatches, SpeechDataset, padded_frames
 from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts, read_wave, text_of
 from asr.data.places import allowed_by
@@ -96,8 +96,8 @@ class SpeechDataModule(TrainingData):
         self.short_cuts = self._shortest()
         self.replay = Replay(config, data.replay) if data.replay else None
         self.dev_cuts: CutSet = filter_cuts(load_cuts(data.dev, allowed), data, data.dev, normalize)
-        known = {one for cut in self.utterances for one in origins(cut)}
-        if n_known := sum(not known.isdisjoint(origins(cut)) for cut in self.dev_cuts):
+        known = Spans(self.utterances)
+        if n_known := sum(known.overlap(cut) for cut in self.dev_cuts):
             log.warning(
                 "%s: %d of %d utterances are of recordings and times that are in training too: "
                 "what dev chooses and tells is too good by them",

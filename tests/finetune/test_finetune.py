@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soundfile as sf
 import torch
 from lhotse import CutSet
 from safetensors.torch import load_file
@@ -35,9 +37,12 @@ from asr.train.datamodule import SpeechDataModule
 from asr.train.module import SpeechModule
 from asr.train.run import train
 from asr.training_config import MuonConfig
+from data_prep.corpus_writer import write_corpus
+from data_prep.cuts import Utterance
 from tests.helpers import (
     ENCODER,
     FREQS,
+    RATE,
     VOCAB,
     build,
     read_card,
@@ -429,6 +434,31 @@ def test_a_recording_is_the_same_however_its_path_is_written(tones: Path, tmp_pa
         tmp_path / "link" / ".." / tones.name / path.relative_to(tones)
     )
     assert origins(two) == origins(one)
+
+
+def test_the_same_audio_is_known_by_its_times(tones: Path, tmp_path: Path) -> None:
+    """Neighbors share a few milliseconds, and the two sides of a call all of their times."""
+    wave = np.random.default_rng(1).normal(0, 0.1, (20 * RATE, 2))
+    for name in ("call", "other"):
+        sf.write(tmp_path / f"{name}.wav", wave, RATE)
+    spans = {
+        "a": (0.0, 2.0, 0), "b": (2.0, 3.0, 0), "c": (6.0, 1.0, 0),  # new
+        "later": (4.97, 1.06, 0), "side": (0.0, 5.0, 1),  # other audio
+        "part": (4.9, 1.0, 0), "whole": (0.0, 20.0, 0), "both": (6.5, 0.4, None),
+    }  # fmt: skip
+    parts = [
+        Utterance(name, tmp_path / "call.wav", "一", "", start, seconds, channel)
+        for name, (start, seconds, channel) in spans.items()
+    ]
+    elsewhere = Utterance("elsewhere", tmp_path / "other.wav", "一", "", 0.0, 2.0, 0)
+    write_corpus(
+        {"train": parts[:3], "dev": [elsewhere], "test": parts[3:]}, tmp_path, corpus="call"
+    )
+    replay = {"train": str(tones / "train.jsonl.gz"), "dev": str(tmp_path / "test.jsonl.gz")}
+    names = {name: str(tmp_path / f"{name}.jsonl.gz") for name in ("train", "dev")}
+    values = tones_recipe(tmp_path, data=names | {"replay": replay}, training={"init": "a bundle"})
+    canary = canary_set(Config.model_validate(values).data)
+    assert {cut.id for cut in canary} == {"later", "side"}
 
 
 def test_what_is_new_is_neither_replayed_nor_a_canary(tones: Path) -> None:

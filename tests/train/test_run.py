@@ -257,6 +257,12 @@ def test_utterances_of_dev_in_training_are_told(
     SpeechDataModule(Config.model_validate(tones_recipe(tones, data=names)))
     assert f"1 of {len(dev)} utterances are of recordings and times" in caplog.text
     caplog.clear()
+    longest = max(dev, key=lambda cut: cut.duration)
+    cut = fastcopy(longest, id="a part", start=0.1, duration=longest.duration - 0.1)
+    CutSet.from_cuts([*load_cuts(tones / "train.jsonl.gz"), cut]).to_file(Path(names["train"]))
+    SpeechDataModule(Config.model_validate(tones_recipe(tones, data=names)))
+    assert f"1 of {len(dev)} utterances are of recordings and times" in caplog.text
+    caplog.clear()
     SpeechDataModule(Config.model_validate(tones_recipe(tones)))
     assert "in training too" not in caplog.text
 
