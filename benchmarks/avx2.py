@@ -59,7 +59,7 @@ def front_end(channels: tuple[int, int]) -> list[Value]:
 
 def orthogonal(shape: tuple[int, int]) -> list[Value]:
     """Return the milliseconds of a matrix by each iteration and by its Gram matrix."""
-    x: Tensor = torch.randn(shape) / shape[0]
+    x: Tensor = torch.randn(1, *shape) / shape[0]
     return in_turn(lambda: optimizer._drawn(x), lambda: optimizer._drawn_by_gram(x))
 
 

@@ -49,7 +49,7 @@ SIZES = (
 )  # fmt: skip
 # What Muon changes of a size, where it was measured to help: on a processor that makes matrices
 # orthogonal fast.
-BY_MUON: dict[float, dict[str, Any]] = {2: {}, 5: {"warmup": 300, "accumulate": 2}}
+BY_MUON: dict[float, dict[str, Any]] = {2: {}, 5: {"warmup": 300, "batch_seconds": 64}}
 
 
 def size_for(corpus: CorpusMeasures) -> Size:

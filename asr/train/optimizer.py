@@ -1,6 +1,10 @@
-"""What of an optimizer step depends on the kind of a weight: its method, rate and decay."""
+"""What of an optimizer step depends on the kind of a weight: its method, rate and decay.
+
+Legend: N matrices of one size, I rows, O columns.
+"""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,6 +23,7 @@ _WITH_WEIGHT = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": True}
 # Muon's (Jordan 2024): the polynomial A x + B x³ + C x⁵, applied five times, draws x to about 1.
 _MOMENTUM, _ITERATIONS, _A, _B, _C = 0.95, 5, 3.4445, -4.7750, 2.0315
+_TOGETHER = 1 << 22  # numbers of matrices of one size that are moved at once
 
 
 class MuonWithAdam(Adam):
@@ -47,42 +52,54 @@ class MuonWithAdam(Adam):
 
     def _step_by_muon(self, group: dict[str, Any]) -> None:
         """Move matrices along their momentum made orthogonal, as far as Adam (Liu 2025, eq. 4)."""
+        alike = defaultdict[torch.Size, list[Tensor]](list)
         for weight in group["params"]:
-            if weight.grad is None:
-                continue
-            state = self.state[weight]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(weight.grad)
-            momentum = state["momentum_buffer"]
-            momentum.lerp_(weight.grad, 1 - group["momentum"])
-            ahead = weight.grad.lerp(momentum, group["momentum"])  # as Nesterov's
-            rate = group["lr"] * 0.2 * math.sqrt(max(weight.shape))
-            weight.add_(nearest_orthogonal(ahead), alpha=-rate)
+            if weight.grad is not None:
+                alike[weight.shape].append(weight)
+        for shape, weights in alike.items():
+            rate = group["lr"] * 0.2 * math.sqrt(max(shape))
+            size = max(1, _TOGETHER // shape.numel())
+            for start in range(0, len(weights), size):
+                self._move(weights[start : start + size], rate, group["momentum"])
+
+    def _move(self, weights: list[Tensor], rate: float, inertia: float) -> None:
+        """Move matrices of one size along their momenta."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            if "momentum_buffer" not in self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(gradient)
+        momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
+        torch._foreach_lerp_(momenta, gradients, 1 - inertia)
+        ahead = torch._foreach_lerp(gradients, momenta, inertia)  # as Nesterov's
+        moves_NIO = nearest_orthogonal(torch.stack(ahead))
+        torch._foreach_add_(weights, moves_NIO.float().unbind(), alpha=-rate)
+        for weight in weights:
             weight.grad = None  # Adam leaves it alone
 
 
-def nearest_orthogonal(matrix: Tensor) -> Tensor:
-    """Return a matrix with the singular vectors of the given one and singular values of about 1.
+def nearest_orthogonal(matrices_NIO: Tensor) -> Tensor:
+    """Return N matrices with the singular vectors of the given ones and singular values of about 1.
 
     They are 0.7 to 1.2 by five Newton-Schulz iterations (Jordan 2024), where the given ones are no
     thousands of times smaller than the largest. Products are in bfloat16 on devices that compute
     in it faster, which is exact enough.
     """
-    is_tall = len(matrix) > matrix.shape[1]
-    x = matrix.to(torch.bfloat16 if has_bfloat16(matrix.device) else torch.float32)
-    x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=1e-7)
+    is_tall = matrices_NIO.shape[1] > matrices_NIO.shape[2]
+    device = matrices_NIO.device
+    x = matrices_NIO.to(torch.bfloat16 if has_bfloat16(device) else torch.float32)
+    x = x.mT if is_tall else x
+    x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     # Products with x's transpose are smaller than x is wide, but 8 bits are too few for them.
-    is_faster = x.shape[1] >= 2 * len(x) and x.dtype == torch.float32
+    is_faster = x.shape[2] >= 2 * x.shape[1] and x.dtype == torch.float32
     x = _drawn_by_gram(x) if is_faster else _drawn(x)
-    return x.T if is_tall else x
+    return x.mT if is_tall else x
 
 
 def _drawn(x: Tensor) -> Tensor:
     """Return x after all iterations."""
     for _ in range(_ITERATIONS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
     return x
 
 
@@ -92,7 +109,7 @@ def _drawn_by_gram(x: Tensor) -> Tensor:
     An iteration multiplies x by a polynomial of its Gram matrix x xᵀ. They commute, so that the
     next Gram matrix is the product of the three.
     """
-    gram = x @ x.T
+    gram = x @ x.mT
     product = factor = _factor(gram)
     for _ in range(_ITERATIONS - 1):
         gram = factor @ gram @ factor
@@ -102,9 +119,9 @@ def _drawn_by_gram(x: Tensor) -> Tensor:
 
 
 def _factor(gram: Tensor) -> Tensor:
-    """Return the polynomial A + B G + C G² of a Gram matrix."""
-    factor = torch.addmm(gram, gram, gram, beta=_B, alpha=_C)
-    factor.diagonal().add_(_A)
+    """Return the polynomial A + B G + C G² of Gram matrices."""
+    factor = torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C)
+    factor.diagonal(dim1=1, dim2=2).add_(_A)
     return factor
 
 

@@ -101,7 +101,7 @@ def test_the_nearest_orthogonal_matrix_has_the_same_singular_vectors(
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    inside = left.T @ nearest_orthogonal(matrix).double() @ right.T
+    inside = left.T @ nearest_orthogonal(matrix[None])[0].double() @ right.T
     sizes = inside.diagonal()
     assert float(sizes[:-1].min()) > 0.6 and float(sizes.max()) < 1.25
     torch.testing.assert_close(inside, sizes.diag(), rtol=0, atol=1e-4)
@@ -115,12 +115,41 @@ def test_wide_matrices_are_multiplied_once(is_wide: bool, monkeypatch: pytest.Mo
     left, _, right = torch.linalg.svd(torch.randn(24, 48 if is_wide else 47, generator=generator))
     matrix = left @ torch.logspace(0, -4, 24).diag() @ right[:24]
     with FlopCounterMode(display=False) as counter:
-        found = nearest_orthogonal(matrix)
+        found = nearest_orthogonal(matrix[None])
     wide, square = 2 * 24 * 24 * matrix.shape[1], 2 * 24**3
     expected = 2 * wide + 17 * square if is_wide else 10 * wide + 5 * square
     assert counter.get_total_flops() == expected
     monkeypatch.setattr(optimizers, "_drawn_by_gram", optimizers._drawn)
-    torch.testing.assert_close(found, nearest_orthogonal(matrix), rtol=0, atol=1e-3)
+    torch.testing.assert_close(found, nearest_orthogonal(matrix[None]), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("together", [1, 600, 1 << 22])
+def test_a_matrix_moves_alike_beside_any_others(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one size are moved at once; one of them may have no gradient."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(optimizers, "_TOGETHER", together)
+    module = network()
+    whole, alone = [nn.Parameter(p.detach().clone()) for p in module.parameters()], module
+    muon = {"momentum": 0.95, "lr": 2.0}
+    matrices = [i for i, p in enumerate(whole) if p.ndim == 2]
+    assert len({whole[i].shape for i in matrices}) < len(matrices) - 2
+    one = optimizers.MuonWithAdam([{"params": [whole[i] for i in matrices], **muon}], lr=LR)
+    weights = [list(alone.parameters())[i] for i in matrices]
+    others = [optimizers.MuonWithAdam([{"params": [each], **muon}], lr=LR) for each in weights]
+    for seed in range(3):
+        for weight, each, grad in zip(
+            weights, [whole[i] for i in matrices], gradients(seed, weights), strict=True
+        ):
+            weight.grad, each.grad = grad.clone(), grad
+        weights[1].grad = whole[matrices[1]].grad = None
+        one.step()
+        for other in others:
+            other.step()
+    for i, weight in zip(matrices, weights, strict=True):
+        torch.testing.assert_close(whole[i], weight, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights[1], list(network().parameters())[matrices[1]])
 
 
 @pytest.mark.parametrize("name", ["decoder.embed", "decoder.output", "ctc_head.E", "ctc_head.D"])
