@@ -4,7 +4,7 @@ So is an MP3 or FLAC whose header gives no length: lhotse would read a part of i
 """
 
 import os
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -45,9 +45,8 @@ def is_mono(path: Path) -> bool:
         if not needs_ffmpeg(path):
             return bool(sf.info(path).channels == 1)
         with open_regular(path) as file:
-            blocks = iter(Media(file, media_format(file, 0) or "", str(path)))
-            with closing(blocks):
-                return next((block_NC.shape[1] == 1 for rate, block_NC in blocks if rate), False)
+            media = Media(file, media_format(file, 0) or "", str(path))
+            return next((block_NC.shape[1] == 1 for rate, block_NC in media if rate), False)
     return False
 
 

@@ -19,7 +19,7 @@ class Whose:
     """Who is said to be recorded in a file; names are by `key_of`.
 
     `people` are those of the whole table. Where others have the same name of a file too
-    (`is_shared`), it is in the folder of the `speaker`, or in nobody's; where people's recordings
+    (`is_shared`), it is in the folder of the `speaker`, or in no one's; where people's recordings
     are in their own folders (`is_strict`), a speaker who has one has nothing in another's.
     """
 
@@ -83,7 +83,7 @@ class Recordings:
     def _of(
         self, whose: "Whose", found: Set[Path | RemoteFile], name: str
     ) -> Set[Path | RemoteFile]:
-        """Return the files of a name in the folder of the speaker, or else in nobody's."""
+        """Return the files of a name in the folder of the speaker, or else in no one's."""
         own = self.by_folder.get((whose.speaker, name), set())
         if len(own) == 1:
             return own
