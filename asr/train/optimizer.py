@@ -1,6 +1,6 @@
 """What of an optimizer step depends on the kind of a weight: its method, rate and decay.
 
-Legend: N matrices of one size, I rows, O columns.
+Legend: N matrices of one size, I inputs, O outputs, R rank.
 """
 
 import math
@@ -71,22 +71,22 @@ class MuonWithAdam(Adam):
         momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
         torch._foreach_lerp_(momenta, gradients, 1 - inertia)
         ahead = torch._foreach_lerp(gradients, momenta, inertia)  # as Nesterov's
-        moves_NIO = nearest_orthogonal(torch.stack(ahead))
-        torch._foreach_add_(weights, moves_NIO.float().unbind(), alpha=-rate)
+        moves_NOI = nearest_orthogonal(torch.stack(ahead))
+        torch._foreach_add_(weights, moves_NOI.float().unbind(), alpha=-rate)
         for weight in weights:
             weight.grad = None  # Adam leaves it alone
 
 
-def nearest_orthogonal(matrices_NIO: Tensor) -> Tensor:
+def nearest_orthogonal(matrices_NOI: Tensor) -> Tensor:
     """Return N matrices with the singular vectors of the given ones and singular values of about 1.
 
     They are 0.7 to 1.2 by five Newton-Schulz iterations (Jordan 2024), where the given ones are no
     thousands of times smaller than the largest. Products are in bfloat16 on devices that compute
     in it faster, which is exact enough.
     """
-    is_tall = matrices_NIO.shape[1] > matrices_NIO.shape[2]
-    device = matrices_NIO.device
-    x = matrices_NIO.to(torch.bfloat16 if has_bfloat16(device) else torch.float32)
+    is_tall = matrices_NOI.shape[1] > matrices_NOI.shape[2]
+    device = matrices_NOI.device
+    x = matrices_NOI.to(torch.bfloat16 if has_bfloat16(device) else torch.float32)
     x = x.mT if is_tall else x
     x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
     # Products with x's transpose are smaller than x is wide, but 8 bits are too few for them.
@@ -172,17 +172,20 @@ def decay(network: nn.Module, amount: float) -> None:
     An LED whose product decays has the gradient of ½ ‖E·D‖² (Khodak 2021, Frobenius decay).
     Biases, normalization and what is frozen stay.
     """
-    apart: set[Tensor] = set()
+    alike = defaultdict[tuple[torch.Size, torch.Size], list[tuple[Tensor, Tensor]]](list)
     for led in _leds(network):
         E, D = led.E.weight, led.D.weight
         if led.decays_product and E.requires_grad:
-            apart |= {E, D}
-            of_E, of_D = D.T @ D @ E, D @ (E @ E.T)
-            E.sub_(amount * of_E)
-            D.sub_(amount * of_D)
-    for weight in _weights(network):
-        if weight.requires_grad and weight not in apart:
-            weight.mul_(1 - amount)
+            alike[E.shape, D.shape].append((E, D))
+    for factors in alike.values():
+        of_E, of_D = zip(*factors, strict=True)
+        E_NRI, D_NOR = torch.stack(of_E), torch.stack(of_D)
+        torch._foreach_add_(of_E, (D_NOR.mT @ D_NOR @ E_NRI).unbind(), alpha=-amount)
+        torch._foreach_add_(of_D, (D_NOR @ (E_NRI @ E_NRI.mT)).unbind(), alpha=-amount)
+    apart = {weight for factors in alike.values() for pair in factors for weight in pair}
+    alone = [each for each in _weights(network) if each.requires_grad and each not in apart]
+    if alone:
+        torch._foreach_mul_(alone, 1 - amount)
 
 
 def _matrices(network: nn.Module) -> Iterator[Tensor]:

@@ -95,6 +95,8 @@ def test_decay_is_a_gradient_step_of_half_the_squared_norms() -> None:
     network = nn.ModuleDict(
         {
             "product": led_of(12, 9, 4, decay="product"),
+            "alike": led_of(12, 9, 4, decay="product"),  # the two are computed together
+            "other": led_of(9, 12, 4, decay="product"),
             "factors": led_of(12, 9, 4),
             "sparse": SetSparseConfig(epsilon=2).build(12, 9),
             "dense": DenseConfig().build(12, 9),
@@ -105,9 +107,9 @@ def test_decay_is_a_gradient_step_of_half_the_squared_norms() -> None:
     )
     for parameter in network.parameters():
         parameter.data += 0.1  # biases too
-    product, factors = network["product"], network["factors"]
+    products, factors = [network[n] for n in ("product", "alike", "other")], network["factors"]
     norms = (
-        (product.D.weight @ product.E.weight).square().sum()
+        sum((each.D.weight @ each.E.weight).square().sum() for each in products)
         + sum(part.weight.square().sum() for part in factors.children())
         + network["sparse"].product().square().sum()
         + sum(network[name].weight.square().sum() for name in ("dense", "embedding"))
