@@ -158,8 +158,10 @@ def _part(cells: Cells) -> tuple[float, float | None]:
 def _rounding(end: str, start: float, length: float) -> float:
     """Return by how many seconds an end may be too early because it is rounded."""
     decimals = end.partition(".")[2]
-    if decimals:
+    if decimals.strip("0"):
         return max(_LEAST_ROUNDING, 10.0 ** -len(decimals))
+    if decimals:  # 2.0 may be one of whole seconds, or exact
+        return 0.1 * length
     return 0.0 if start.is_integer() and length.is_integer() else 1.0
 
 

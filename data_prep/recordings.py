@@ -67,8 +67,10 @@ class Recordings:
         for known in (self.by_path, self.by_name):
             for place in places:
                 found: Set[Path | RemoteFile] = known.get(key_of(place), set())
-                if whose and known is self.by_name:
+                if whose and known is self.by_name and found:
                     found = self._of(whose, found, key_of(place))
+                    if not found:
+                        raise DataError(f"{audio} is in {self.root} in folders of other speakers")
                 if one := self._one(found, audio):
                     return one
         inside = [Path(self.root, place) for place in places if not place.startswith("..")]
@@ -76,9 +78,10 @@ class Recordings:
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
 
-    def has(self, speaker: str, audio: str) -> bool:
-        """Return whether a file of that name is in a folder of the speaker."""
-        return (key_of(speaker), key_of(audio)) in self.by_folder
+    def completes(self, speaker: str, audio: str) -> bool:
+        """Return whether a folder of the speaker has one of several files of that name."""
+        name = key_of(audio)
+        return (key_of(speaker), name) in self.by_folder and len(self.by_name[name]) > 1
 
     def _of(
         self, whose: "Whose", found: Set[Path | RemoteFile], name: str

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 _NAMES = {"train": "train", "training": "train", "dev": "dev", "devel": "dev", "development": "dev",
           "valid": "dev", "val": "dev", "validation": "dev", "test": "test", "testing": "test",
           "eval": "test", "evaluation": "test"}  # fmt: skip
-_BETWEEN = re.compile("[;,&/|+]")  # people in one cell
+# People in one cell; what is between commas and slashes may be one name, as in `Smith, Ann`.
+_BETWEEN, _BETWEEN_PEOPLE = re.compile("[;,&/|+]"), re.compile("[;&+]")
 _MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
 _SEED = 1
 
@@ -92,7 +93,10 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     Some of no named speaker are in train where most have one.
     """
     n_splits = 1 + sum(share > 0 for share in shares.values())
-    groups_of = _groups({one.speaker for one in utterances} - {""})
+    groups_of = _groups(named := {one.speaker for one in utterances} - {""})
+    if len(set(groups_of.values())) < n_splits <= len(named):
+        log.warning("one person is named beside most others, and may be in train, dev and test")
+        groups_of = {name: name for name in named}
     speakers, paths = set(groups_of.values()), {one.path for one in utterances}
     unnamed = [one for one in utterances if not one.speaker]
     by_speaker = len(speakers) >= n_splits and len(unnamed) <= _MOST_UNNAMED * len(utterances)
@@ -140,24 +144,30 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
 def _groups(speakers: Collection[str]) -> dict[str, str]:
     """Return a name for each speaker, the same for those who are kept together.
 
-    A cell may name several people, such as `ann; bob`: they stay with each line of one of them.
+    A cell may name several people, such as `ann; bob`. It stays with other cells that name one of
+    them; between commas and slashes may be the parts of one name, which count where a cell has one
+    of them alone.
     """
     alone = {key_of(normalize_text(name)): name for name in speakers}
     group = {name: name for name in speakers}
 
     def first_of(name: str) -> str:
         while group[name] != name:
-            name = group[name]
+            group[name] = name = group[group[name]]
         return name
 
-    pairs = dict[frozenset[str], str]()
+    named = dict[object, str]()
     for name in sorted(speakers):
-        parts = frozenset(key_of(normalize_text(part)) for part in _BETWEEN.split(name))
-        if len(parts) > 1:
-            together = {alone[part] for part in parts if part in alone}
-            for other in together | {pairs.setdefault(parts, name)}:
-                group[first_of(other)] = first_of(name)
+        parts, people = _parts(name, _BETWEEN), _parts(name, _BETWEEN_PEOPLE)
+        keys = [parts, *people] if len(people) > 1 else [parts] if len(parts) > 1 else []
+        together = {alone[part] for part in parts if part in alone and len(parts) > 1}
+        for other in together | {named.setdefault(key, name) for key in keys}:
+            group[first_of(other)] = first_of(name)
     return {name: first_of(name) for name in speakers}
+
+
+def _parts(name: str, between: re.Pattern[str]) -> frozenset[str]:
+    return frozenset(key_of(normalize_text(part)) for part in between.split(name))
 
 
 def with_dev(splits: Splits, share: float) -> Splits:

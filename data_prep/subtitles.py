@@ -65,8 +65,13 @@ def _without_repeats(cues: list[list[str]]) -> list[list[str]]:
     Automatic captions show a line once more above the next, and alone between the two.
     """
     pairs = [(before, cue) for before, cue in itertools.pairwise(cues) if before and cue]
-    n_repeats = sum(before[-1] == cue[0] for before, cue in pairs)
-    if len(pairs) < _FEWEST_PAIRS or 2 * n_repeats <= len(pairs):
+    repeats = [len(cue) > 1 for before, cue in pairs if before[-1] == cue[0]]
+    # People repeat themselves too, but no new line is below it then.
+    if (
+        len(pairs) < _FEWEST_PAIRS
+        or 2 * len(repeats) <= len(pairs)
+        or 4 * sum(repeats) < len(pairs)
+    ):
         return cues
     kept, last = list[list[str]](), ""
     for cue in cues:

@@ -134,14 +134,15 @@ def _owners(table: Transcripts, files: Recordings) -> Callable[[Line], Whose | N
     for line in named:
         people[line.audio].add(key_of(line.speaker or ""))
     everybody = frozenset(chain(*people.values()))
-    n_own = sum(files.has(line.speaker or "", line.audio) for line in named)
+    # Where several files have one name it is a mere number, which the folder of a person completes.
+    n_own = sum(files.completes(line.speaker or "", line.audio) for line in named)
     is_strict = 2 * n_own > len(named)
 
     def whose(line: Line) -> Whose | None:
         if not line.speaker:
             return None
         if line.is_part:  # several people may speak in those of a recording
-            return Whose(key_of(line.speaker), everybody, is_shared=False, is_strict=False)
+            return Whose(key_of(line.speaker), everybody, is_shared=False, is_strict=is_strict)
         is_shared = len(people[line.audio]) > 1
         return Whose(key_of(line.speaker), everybody, is_shared, is_strict)
 

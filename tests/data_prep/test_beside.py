@@ -702,3 +702,5 @@ def test_captions_that_scroll_say_each_line_once() -> None:
     said = ["No.", "No.", "Yes.", "Why?", "So."]  # which people may say twice
     usual = "WEBVTT\n\n" + "\n".join(times.format(i, i) + f"{s}\n" for i, s in enumerate(said))
     assert [part.text for part in read_subtitles(usual, is_numbered=False)] == said
+    cues = "WEBVTT\n\n" + "\n".join(times.format(i, i) + "hello snips\n" for i in range(5))
+    assert len(read_subtitles(cues, is_numbered=False)) == 5

@@ -1,5 +1,6 @@
 """Tests of whose a recording is: folders of people, and cells that name several."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,23 @@ def test_a_recording_in_anothers_folder_is_not_taken_for_a_missing_one(
     rows = [f"{i}.wav,ann {i},ann" for i in range(3)] + [f"{i}.wav,cat {i},cat" for i in range(4)]
     texts = prepared(takes, "file,text,speaker", *rows)
     assert texts == {f"{who}/{i}.wav": f"{who} {i}" for who in ("ann", "cat") for i in range(3)}
-    assert "line 8: 3.wav is not in" in caplog.text
+    assert re.search(r"line 8: 3\.wav is in \S+takes in folders of other speakers", caplog.text)
+    parts = [f"{row},0,0.5" for row in rows]
+    with caplog.at_level("WARNING"):
+        texts = prepared(takes, "file,text,speaker,start,end", *parts)
+    assert "ann/3.wav" not in texts
+
+
+def test_a_name_that_no_other_file_has_may_be_in_anothers_folder(tmp_path: Path) -> None:
+    """As of a guest who spoke into the telephone of a person."""
+    files = [f"{who}/{who}_{i}.wav" for who in ("ann", "bob") for i in range(4)]
+    takes = record(tmp_path / "takes", *files)
+    other = {"ann": "bob", "bob": "ann"}
+    rows = [
+        f"{who}_{i}.wav,{who} {i},{who if i < 3 else other[who]}" for who in other for i in range(4)
+    ]
+    texts = prepared(takes, "file,text,speaker", *rows)
+    assert len(texts) == 8 and texts["bob/bob_3.wav"] == "bob 3"
 
 
 def test_a_name_of_several_files_is_that_of_the_speakers_own(tmp_path: Path) -> None:
@@ -63,7 +80,7 @@ def test_folders_that_are_no_peoples_may_have_their_names(tmp_path: Path) -> Non
 
 
 def test_people_whom_a_cell_names_together_stay_with_the_lines_of_each() -> None:
-    named = ["ann", "ann; bob", "bob", "cat", "dan/eve", "Eve, Dan", "fay", "lab/guy", "lab/han"]
+    named = ["ann", "ann; bob", "bob & ida", "cat", "dan/eve", "Eve, Dan", "lab/guy", "lab/han"]
     utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named * 3)]
     for share in (0.1, 0.2, 0.3):
         splits = divide(utterances, {"test": share, "dev": share})
@@ -72,9 +89,20 @@ def test_people_whom_a_cell_names_together_stay_with_the_lines_of_each() -> None
             for one in ones:
                 where.setdefault(one.speaker, set()).add(split)
         assert all(len(found) == 1 for found in where.values())
-        assert where["ann"] == where["ann; bob"] == where["bob"]
+        assert where["ann"] == where["ann; bob"] == where["bob & ida"]
         assert where["dan/eve"] == where["Eve, Dan"]
         assert {split for found in where.values() for split in found} == {"train", "dev", "test"}
+
+
+def test_one_who_asks_all_others_does_not_make_one_person_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    named = ["int", *(f"int; s{i}" for i in range(20))] * 5
+    utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named)]
+    splits = divide(utterances, {"test": 0.1, "dev": 0.1})
+    found = {split: {one.speaker for one in ones} for split, ones in splits.items()}
+    assert not found["train"] & (found["dev"] | found["test"]) and found["dev"] and found["test"]
+    assert "beside most others" in caplog.text and "fewer than" not in caplog.text
 
 
 def test_people_of_one_house_are_no_one_person() -> None:
