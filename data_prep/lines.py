@@ -161,7 +161,7 @@ def _rounding(end: str, start: float, length: float) -> float:
     if decimals.strip("0"):
         return max(_LEAST_ROUNDING, 10.0 ** -len(decimals))
     if decimals:  # 2.0 may be one of whole seconds, or exact
-        return 0.1 * length
+        return min(1.0, 0.1 * length)
     return 0.0 if start.is_integer() and length.is_integer() else 1.0
 
 

@@ -5,12 +5,13 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 
 from asr.errors import DataError
 from asr.normalization import normalize_text
 from data_prep.corpus_writer import LeftOut, say_left_out
 from data_prep.cuts import Utterance
-from data_prep.lines import Line, Transcripts
+from data_prep.lines import Line, Transcripts, person
 from data_prep.recordings import key_of
 
 log = logging.getLogger(__name__)
@@ -93,10 +94,7 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     Some of no named speaker are in train where most have one.
     """
     n_splits = 1 + sum(share > 0 for share in shares.values())
-    groups_of = _groups(named := {one.speaker for one in utterances} - {""})
-    if len(set(groups_of.values())) < n_splits <= len(named):
-        log.warning("one person is named beside most others, and may be in train, dev and test")
-        groups_of = {name: name for name in named}
+    groups_of = _kept_together({one.speaker for one in utterances} - {""}, n_splits)
     speakers, paths = set(groups_of.values()), {one.path for one in utterances}
     unnamed = [one for one in utterances if not one.speaker]
     by_speaker = len(speakers) >= n_splits and len(unnamed) <= _MOST_UNNAMED * len(utterances)
@@ -141,12 +139,26 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     return splits
 
 
-def _groups(speakers: Collection[str]) -> dict[str, str]:
+def _kept_together(speakers: Collection[str], n_splits: int) -> dict[str, str]:
     """Return a name for each speaker, the same for those who are kept together.
 
-    A cell may name several people, such as `ann; bob`. It stays with other cells that name one of
-    them; between commas and slashes may be the parts of one name, which count where a cell has one
-    of them alone.
+    One person who is named beside most others, such as one who asks all of them, joins none.
+    """
+    beside = Counter(chain(*(_parts(name, _BETWEEN_PEOPLE) for name in speakers)))
+    most_named = frozenset(one for one, n in beside.items() if 1 < n > len(speakers) / 2)
+    apart = _groups(speakers, most_named)
+    if len(most_named) == 1 and len(set(apart.values())) >= n_splits:
+        log.warning("one person, %s, is named beside most others, and may be in train, dev and "
+                    "test", next(iter(most_named)))  # fmt: skip
+        return apart
+    return _groups(speakers)
+
+
+def _groups(speakers: Collection[str], without: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Return a name for each speaker, the same for cells that name a person in common.
+
+    Between commas and slashes may be the parts of one name, which count where a cell has one of
+    them alone, or all of them. The people `without` join no cells.
     """
     alone = {key_of(normalize_text(name)): name for name in speakers}
     group = {name: name for name in speakers}
@@ -158,16 +170,16 @@ def _groups(speakers: Collection[str]) -> dict[str, str]:
 
     named = dict[object, str]()
     for name in sorted(speakers):
-        parts, people = _parts(name, _BETWEEN), _parts(name, _BETWEEN_PEOPLE)
-        keys = [parts, *people] if len(people) > 1 else [parts] if len(parts) > 1 else []
-        together = {alone[part] for part in parts if part in alone and len(parts) > 1}
-        for other in together | {named.setdefault(key, name) for key in keys}:
+        parts, people = (_parts(name, each) - without for each in (_BETWEEN, _BETWEEN_PEOPLE))
+        together = {alone[part] for part in parts if part in alone}
+        together |= {named.setdefault(key, name) for key in (parts, *people) if key}
+        for other in together:
             group[first_of(other)] = first_of(name)
     return {name: first_of(name) for name in speakers}
 
 
 def _parts(name: str, between: re.Pattern[str]) -> frozenset[str]:
-    return frozenset(key_of(normalize_text(part)) for part in between.split(name))
+    return frozenset(key_of(normalize_text(part)) for part in between.split(name) if person(part))
 
 
 def with_dev(splits: Splits, share: float) -> Splits:

@@ -141,9 +141,10 @@ def _owners(table: Transcripts, files: Recordings) -> Callable[[Line], Whose | N
     def whose(line: Line) -> Whose | None:
         if not line.speaker:
             return None
-        if line.is_part:  # several people may speak in those of a recording
-            return Whose(key_of(line.speaker), everybody, is_shared=False, is_strict=is_strict)
         is_shared = len(people[line.audio]) > 1
+        if line.is_part:  # several people may speak in those of a recording
+            is_own = is_strict and not is_shared
+            return Whose(key_of(line.speaker), everybody, is_shared=False, is_strict=is_own)
         return Whose(key_of(line.speaker), everybody, is_shared, is_strict)
 
     return whose

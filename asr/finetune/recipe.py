@@ -13,6 +13,7 @@ from asr.training_config import DataConfig
 # recipes give a fresh model of its width.
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
+_AFTER_MUON = 32.0  # seconds of audio in a batch
 _LONGEST = 20.0  # seconds of a chunk, above which decoding takes none
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
 _KEPT = ("features", "model", "tokenizer")
@@ -147,7 +148,8 @@ def _batch_seconds(config: Config, corpus: Corpus, n_speeds: int) -> float:
     """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
     share, most = corpus.hours * 3600 * n_speeds / 30, config.data.batch_seconds
     if config.training.optimizer.kind == "muon" and config.training.accumulate == 1:
-        most /= 2  # Adam, which follows, was measured with half of the audio of Muon's steps
+        # Adam, which follows, was measured with batches of 32 s where Muon has steps of 64 s.
+        most = max(min(most, _AFTER_MUON), most / 2)
     return float(round(max(8.0, 2 * corpus.longest, min(most, share))))
 
 

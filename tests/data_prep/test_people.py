@@ -10,7 +10,7 @@ import soundfile as sf
 from asr.data.manifest import load_cuts
 from asr.errors import DataError
 from data_prep.cuts import Utterance
-from data_prep.splits import divide
+from data_prep.splits import _groups, divide
 from data_prep.table import prepare
 
 
@@ -71,6 +71,16 @@ def test_a_name_of_several_files_is_that_of_the_speakers_own(tmp_path: Path) -> 
         prepared(takes, "file,text,speaker", "1.wav,one,dan")
 
 
+def test_a_conversation_may_be_in_the_folder_of_one_of_its_people(tmp_path: Path) -> None:
+    files = [f"{who}/{i}.wav" for who in ("ann", "bob") for i in (1, 2)]
+    takes = record(tmp_path / "takes", *files, "ann/talk.wav")
+    rows = [f"{i}.wav,0,0.5,{who} {i},{who}" for who in ("ann", "bob") for i in (1, 2)]
+    rows += ["talk.wav,0,0.4,hi,ann", "talk.wav,0.5,0.9,hello,bob"]
+    prepared(takes, "file,start,end,text,speaker", *rows)
+    cuts = load_cuts(tmp_path / "out/train.jsonl.gz")
+    assert {cut.supervisions[0].text for cut in cuts} >= {"hi", "hello"} and len(cuts) == 6
+
+
 def test_folders_that_are_no_peoples_may_have_their_names(tmp_path: Path) -> None:
     """As where speakers and sessions both have numbers."""
     takes = record(tmp_path / "takes", "1/a.wav", "2/b.wav", "3/c.wav")
@@ -94,14 +104,29 @@ def test_people_whom_a_cell_names_together_stay_with_the_lines_of_each() -> None
         assert {split for found in where.values() for split in found} == {"train", "dev", "test"}
 
 
+@pytest.mark.parametrize(
+    ("named", "n_groups"),
+    [
+        ([f"+49170{i}" for i in range(20)] + ["ann", "bob"], 22),
+        ([f"s{i}; unknown" for i in range(9)] + ["x"], 10),
+        (["ann;", "bob;", "cat;", "ann;bob;", "x"], 3),
+        (["Smith, Ann", "Smith, Ann; Jones, Bob", "Smith, Cat", "x"], 3),
+        (["ann; bob", "bob; cat", "cat; dan", "eve"], 2),
+    ],
+)
+def test_cells_that_name_a_person_in_common_are_one_group(named: list[str], n_groups: int) -> None:
+    assert len(set(_groups(named).values())) == n_groups
+
+
 def test_one_who_asks_all_others_does_not_make_one_person_of_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    named = ["int", *(f"int; s{i}" for i in range(20))] * 5
+    named = ["int", *(f"int; s{i}" for i in range(20)), "x", "y"] * 5
     utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named)]
     splits = divide(utterances, {"test": 0.1, "dev": 0.1})
     found = {split: {one.speaker for one in ones} for split, ones in splits.items()}
-    assert not found["train"] & (found["dev"] | found["test"]) and found["dev"] and found["test"]
+    assert not found["train"] & (found["dev"] | found["test"])
+    assert len(found["dev"]) > 1 and len(found["test"]) > 1
     assert "beside most others" in caplog.text and "fewer than" not in caplog.text
 
 

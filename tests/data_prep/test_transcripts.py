@@ -369,9 +369,9 @@ def test_a_length_of_the_whole_file_does_not_lengthen_its_parts(tmp_path: Path) 
         (0, 2.5), (2.5, 1.5), (1, 60), (5, 2), (5, 2), (0.35, 1.832), (0.2, 0.6), (0.5, 2)
     ]  # fmt: skip
     rows = ["a,0.10,2.95,3.0,little", "b,1,3,3,whole", "c,1,4,4,whole", "d,0.1,2.9,2.84,rounded"]
-    rows += ["e,0.35,2.0,1.832,rounded", "f,0.5,3.0,2.9,exact"]
+    rows += ["e,0.35,2.0,1.832,rounded", "f,0.5,3.0,2.9,exact", "g,0.0,55.000,60.000,exact"]
     found = read_transcripts(csv(tmp_path, "file,start,end,duration,text", *rows)).lines
-    assert [one.seconds for one in found] == pytest.approx([2.85, 2, 3, 2.84, 1.832, 2.5])
+    assert [one.seconds for one in found] == pytest.approx([2.85, 2, 3, 2.84, 1.832, 2.5, 55])
 
 
 def test_errors_of_a_spreadsheet_are_no_text_and_no_person(tmp_path: Path) -> None:

@@ -573,12 +573,12 @@ def test_amount_of_data_decides_how_long_and_values_can_be_set(
     by_muon_config = bundle.config.model_copy(update={"training": by_muon})
     config = adapt(by_muon_config, corpus_of({8000: 1.0}, ""), tmp_path, None, [], [])
     assert config.training.optimizer.kind == "adam"  # the learning rate is one for Adam
-    for n in (1, 2):  # a step of Muon in one batch of 64 s, or in two
-        training = by_muon.model_copy(update={"accumulate": n})
+    for n, wanted in ((1, 32), (2, 32), (64 / 30, 30)):  # batches of a step of 64 s by Muon
+        training = by_muon.model_copy(update={"accumulate": 2 if n == 2 else 1})
         data = bundle.config.data.model_copy(update={"batch_seconds": 64.0 / n})
         of_n = bundle.config.model_copy(update={"training": training, "data": data})
         config = adapt(of_n, corpus_of({8000: 1.0}, ""), tmp_path, None, [], [])
-        assert config.data.batch_seconds == 32
+        assert config.data.batch_seconds == wanted
     few = ("data.batch_seconds=480", "training.accumulate=2")
     hour = corpus_of({8000: 1.0}, "")
     for sets in ([], few[:1], few):
