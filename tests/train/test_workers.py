@@ -112,6 +112,7 @@ class Numbers:
         return step
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where there is one processor
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_steps_of_later_epochs_are_read_once_each(workers: int) -> None:
     numbers, steps = Numbers(), EpochSteps(list(range(6)), 2)
