@@ -13,14 +13,14 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from asr.data.people import key_of_person, person
 from asr.errors import DataError
-from asr.normalization import normalize_text
 from asr.runtime.storage import RemoteFile
 from asr.transcription.jobs import is_content
 from data_prep.folders import read_folders
-from data_prep.lines import Fault, Transcripts, add_line, person
+from data_prep.lines import Fault, Transcripts, add_line
 from data_prep.parts import SUBTITLES, WITH_TIERS, read_parts
-from data_prep.recordings import Recordings, files_below, key_of
+from data_prep.recordings import Recordings, files_below
 from data_prep.subtitles import Part
 from data_prep.text_file import read_texts
 
@@ -135,10 +135,10 @@ def _forget_second_names(folders: Mapping[PurePath, Cells], texts: Sequence[_Tex
     named = defaultdict[str, set[str]](set)
     for text in texts:
         folder = folders.get(text.folder, {}).get("speaker", "")
-        named[folder] |= {key_of(normalize_text(name)) for name in text.speakers if name}
+        named[folder] |= {key_of_person(name) for name in text.speakers if name}
     for cells in folders.values():
         names = named[cells["speaker"]]
-        if names and key_of(normalize_text(cells["speaker"])) not in names:
+        if names and key_of_person(cells["speaker"]) not in names:
             cells["speaker"] = ""
 
 

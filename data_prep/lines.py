@@ -5,19 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr.normalization import normalize_text
+from asr.data.people import ERRORS, person
 
-_UNNAMED = {"?", "-", "unknown", "unk", "<unk>", "none", "null", "undefined", "n/a", "n.a.",
-            "anonymous"}  # in place of a name, in any case  # fmt: skip
-_EMPTY = {"NA", "nan", "NaN"}  # empty cells of R and Python; Na and Nan are names of people
-# What spreadsheets show in place of a value, in several languages.
-_ERRORS = {
-    "#N/A", "#NAME?", "#REF!", "#VALUE!", "#DIV/0!", "#NULL!", "#NUM!", "#SPILL!", "#CALC!",
-    "#ERROR!", "#UNKNOWN!", "#NV", "#BEZUG!", "#WERT!", "#ZAHL!", "#NOM?", "#VALEUR!", "#NOMBRE!",
-    "#NUL!", "#N/D", "#NOME?", "#RIF!", "#VALORE!", "#VALOR!", "#¿NOMBRE?", "#¡REF!", "#¡VALOR!",
-    "#N/B", "#NAAM?", "#VERW!", "#WAARDE!", "#Н/Д", "#ИМЯ?", "#ССЫЛКА!", "#ЗНАЧ!", "#N/D!",
-    "#NAZWA?", "#ADR!", "#ARG!",
-}  # fmt: skip
 _LEAST_ROUNDING = 0.05  # seconds
 
 Cells = Mapping[str, str]
@@ -117,7 +106,7 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
         table.faults[number] = Fault("no_recording", "it names no recording")
     elif not text:
         table.faults[number] = Fault("no_text", f"it has no text for {audio}")
-    elif text in _ERRORS:
+    elif text in ERRORS:
         what = f"it has no text for {audio}, but the error {text} of a spreadsheet"
         table.faults[number] = Fault("no_text", what)
     elif any("\ud800" <= c <= "\udfff" for value in cells.values() for c in value):
@@ -130,14 +119,6 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
         channel = int(cells["channel"]) if cells.get("channel") else None
         line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
         table.lines.append(line)
-
-
-def person(cell: str) -> str:
-    """Return the name of a person in a cell, empty where it is none."""
-    name = cell.strip()
-    is_none = name in _EMPTY or name in _ERRORS or name.casefold() in _UNNAMED
-    is_none = is_none or not normalize_text(name)  # of invisible characters alone
-    return "" if is_none else name
 
 
 def _part(cells: Cells) -> tuple[float, float | None]:

@@ -7,20 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 
+from asr.data.people import BETWEEN, key_of_person, people_of
 from asr.errors import DataError
-from asr.normalization import normalize_text
 from data_prep.corpus_writer import LeftOut, say_left_out
 from data_prep.cuts import Utterance
-from data_prep.lines import Line, Transcripts, person
-from data_prep.recordings import key_of
+from data_prep.lines import Line, Transcripts
 
 log = logging.getLogger(__name__)
 
 _NAMES = {"train": "train", "training": "train", "dev": "dev", "devel": "dev", "development": "dev",
           "valid": "dev", "val": "dev", "validation": "dev", "test": "test", "testing": "test",
           "eval": "test", "evaluation": "test"}  # fmt: skip
-# People in one cell; what is between commas and slashes may be one name, as in `Smith, Ann`.
-_BETWEEN, _BETWEEN_PEOPLE = re.compile("[;,&/|+]"), re.compile("[;&+]")
+_MAYBE_BETWEEN = re.compile("[;,&/|+]")  # people in one cell, or the parts of one name
 _MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
 _SEED = 1
 
@@ -79,8 +77,11 @@ def split_of(name: str | None) -> str | None:
 
 
 def _say_shared_speakers(splits: Splits) -> None:
-    trained = {one.speaker for one in splits["train"] if one.speaker}
-    both = trained & {one.speaker for one in (*splits["dev"], *splits["test"])}
+    trained, others = (
+        set(chain(*(people_of(one.speaker) for one in ones)))
+        for ones in (splits["train"], (*splits["dev"], *splits["test"]))
+    )
+    both = trained & others
     if both:
         log.warning(
             "as the table says, speakers of train are in dev or test (%d): the CER says little "
@@ -142,15 +143,18 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
 def _kept_together(speakers: Collection[str], n_splits: int) -> dict[str, str]:
     """Return a name for each speaker, the same for those who are kept together.
 
-    One person who is named beside most others, such as one who asks all of them, joins none.
+    Where that makes fewer than `n_splits`, those who are named beside most, such as one who asks
+    all others, join none.
     """
-    beside = Counter(chain(*(_parts(name, _BETWEEN_PEOPLE) for name in speakers)))
-    most_named = frozenset(one for one, n in beside.items() if 1 < n > len(speakers) / 2)
-    apart = _groups(speakers, most_named)
-    if len(most_named) == 1 and len(set(apart.values())) >= n_splits:
-        log.warning("one person, %s, is named beside most others, and may be in train, dev and "
-                    "test", next(iter(most_named)))  # fmt: skip
-        return apart
+    cells = [parts for name in speakers if len(parts := people_of(name, _MAYBE_BETWEEN)) > 1]
+    by_cells = [one for one, n in Counter(chain(*cells)).most_common() if n > 1]
+    for n_without in range(len(by_cells) + 1):
+        groups = _groups(speakers, frozenset(by_cells[:n_without]))
+        if len(set(groups.values())) >= n_splits:
+            if n_without:
+                log.warning("people who are named beside others may be in several splits: %s",
+                            ", ".join(by_cells[:n_without]))  # fmt: skip
+            return groups
     return _groups(speakers)
 
 
@@ -158,9 +162,9 @@ def _groups(speakers: Collection[str], without: frozenset[str] = frozenset()) ->
     """Return a name for each speaker, the same for cells that name a person in common.
 
     Between commas and slashes may be the parts of one name, which count where a cell has one of
-    them alone, or all of them. The people `without` join no cells.
+    them alone, or all of them. The people `without` join no cells but those of theirs alone.
     """
-    alone = {key_of(normalize_text(name)): name for name in speakers}
+    alone = {key_of_person(name): name for name in speakers}
     group = {name: name for name in speakers}
 
     def first_of(name: str) -> str:
@@ -170,16 +174,13 @@ def _groups(speakers: Collection[str], without: frozenset[str] = frozenset()) ->
 
     named = dict[object, str]()
     for name in sorted(speakers):
-        parts, people = (_parts(name, each) - without for each in (_BETWEEN, _BETWEEN_PEOPLE))
+        parts, people = (people_of(name, each) for each in (_MAYBE_BETWEEN, BETWEEN))
+        parts, people = parts - without or parts, people - without or people
         together = {alone[part] for part in parts if part in alone}
         together |= {named.setdefault(key, name) for key in (parts, *people) if key}
         for other in together:
             group[first_of(other)] = first_of(name)
     return {name: first_of(name) for name in speakers}
-
-
-def _parts(name: str, between: re.Pattern[str]) -> frozenset[str]:
-    return frozenset(key_of(normalize_text(part)) for part in between.split(name) if person(part))
 
 
 def with_dev(splits: Splits, share: float) -> Splits:

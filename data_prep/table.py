@@ -5,15 +5,17 @@ libsndfile does not read (m4a, webm, mp4, aac), or that give no length, become F
 """
 
 import logging
+import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path, PurePath, PurePosixPath
 
+from asr.data.people import key_of_person
 from asr.errors import ConfigError, DataError
 from asr.normalization import normalize_text
 from asr.runtime.storage import RemoteFile
@@ -30,6 +32,7 @@ from data_prep.transcripts import read_transcripts
 log = logging.getLogger(__name__)
 
 COPIES = "audio"  # folder in `out`
+_MOST_SHARED = 0.5  # of the longer of two parts, where people speak in one recording
 
 
 def prepare(
@@ -103,7 +106,7 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
             why = why or f"{table.short_place(line.number)}: {error}"
             continue
         # A person is one, however the name is written.
-        speaker = speakers.setdefault(_key_of_speaker(line.speaker or ""), line.speaker or "")
+        speaker = speakers.setdefault(key_of_person(line.speaker or ""), line.speaker or "")
         one = _utterance(line, speaker, path, files.within[path])
         part = (line.start, line.seconds) if line.is_part else None
         if owners.setdefault(one.id, (path, part)) != (path, part):
@@ -129,10 +132,12 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
 
 def _owners(table: Transcripts, files: Recordings) -> Callable[[Line], Whose | None]:
     """Return who is said to be recorded in the file of a line, None where no one is named."""
-    people = defaultdict[str, set[str]](set)
+    lines = defaultdict[str, list[Line]](list)
     named = [line for line in table.lines if line.speaker]
     for line in named:
-        people[line.audio].add(key_of(line.speaker or ""))
+        lines[line.audio].append(line)
+    people = {audio: {key_of(one.speaker or "") for one in of} for audio, of in lines.items()}
+    talks = {audio for audio, of in lines.items() if len(people[audio]) > 1 and _is_talk(of)}
     everybody = frozenset(chain(*people.values()))
     # Where several files have one name it is a mere number, which the folder of a person completes.
     n_own = sum(files.completes(line.speaker or "", line.audio) for line in named)
@@ -141,13 +146,22 @@ def _owners(table: Transcripts, files: Recordings) -> Callable[[Line], Whose | N
     def whose(line: Line) -> Whose | None:
         if not line.speaker:
             return None
-        is_shared = len(people[line.audio]) > 1
-        if line.is_part:  # several people may speak in those of a recording
-            is_own = is_strict and not is_shared
-            return Whose(key_of(line.speaker), everybody, is_shared=False, is_strict=is_own)
-        return Whose(key_of(line.speaker), everybody, is_shared, is_strict)
+        is_talk = line.audio in talks  # which may be in the folder of one of its people
+        is_shared = len(people[line.audio]) > 1 and not line.is_part
+        return Whose(key_of(line.speaker), everybody, is_shared, is_strict and not is_talk)
 
     return whose
+
+
+def _is_talk(lines: Sequence[Line]) -> bool:
+    """Tell whether parts may be of one recording: no two people have nearly the same part."""
+    if not all(line.is_part for line in lines):
+        return False
+    parts = sorted((line.start, line.seconds or math.inf, line.speaker or "") for line in lines)
+    return not any(
+        one != other and min(start + length, later + its) - later > _MOST_SHARED * max(length, its)
+        for (start, length, one), (later, its, other) in pairwise(parts)
+    )
 
 
 def _say_speakers(table: Transcripts) -> None:
@@ -156,11 +170,6 @@ def _say_speakers(table: Transcripts) -> None:
     if table.unused and not is_known:
         log.warning("%s: no column is known to hold the speaker: if one of %s does, name it with "
                     "--speaker-column", table.path, ", ".join(table.unused))  # fmt: skip
-
-
-def _key_of_speaker(name: str) -> str:
-    """Return a name as it is compared: widths, cases and spaces are written in several ways."""
-    return key_of(normalize_text(name))
 
 
 def _say_unnamed(found: Pairs, files: Recordings) -> None:

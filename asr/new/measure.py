@@ -7,6 +7,7 @@ import random
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from tabulate import tabulate
 
 from asr.data.manifest import load_cuts, read_wave, text_of
+from asr.data.people import people_of
 from asr.errors import AudioError, DataError
 from asr.normalization import HAN_LETTER, normalize_text
 from asr.schema import FrozenModel
@@ -197,8 +199,9 @@ def _said(cut: Cut) -> str:
 
 
 def _speakers(cuts: Sequence[Cut]) -> set[str]:
-    """Return the names of speakers, with an empty one for those without."""
-    return {one.speaker or "" for cut in cuts for one in cut.supervisions}
+    """Return the people who speak, with an empty name where one is not named."""
+    cells = {one.speaker or "" for cut in cuts for one in cut.supervisions}
+    return set(chain(*(people_of(cell) or {""} for cell in cells)))
 
 
 def _size(cuts: Sequence[Cut], trained: set[str], texts: set[str]) -> SplitSize:

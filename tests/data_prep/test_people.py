@@ -8,6 +8,7 @@ import pytest
 import soundfile as sf
 
 from asr.data.manifest import load_cuts
+from asr.data.people import people_of
 from asr.errors import DataError
 from data_prep.cuts import Utterance
 from data_prep.splits import _groups, divide
@@ -46,7 +47,10 @@ def test_a_recording_in_anothers_folder_is_not_taken_for_a_missing_one(
     parts = [f"{row},0,0.5" for row in rows]
     with caplog.at_level("WARNING"):
         texts = prepared(takes, "file,text,speaker,start,end", *parts)
-    assert "ann/3.wav" not in texts
+        assert "ann/3.wav" not in texts
+        parts += ["3.wav,ann 3,ann,0.1,0.6"]  # its owner's, who has some silence before
+        texts = prepared(takes, "file,text,speaker,start,end", *parts)
+    assert texts["ann/3.wav"] == "ann 3" and "cat 3" not in texts.values()
 
 
 def test_a_name_that_no_other_file_has_may_be_in_anothers_folder(tmp_path: Path) -> None:
@@ -118,16 +122,55 @@ def test_cells_that_name_a_person_in_common_are_one_group(named: list[str], n_gr
     assert len(set(_groups(named).values())) == n_groups
 
 
-def test_one_who_asks_all_others_does_not_make_one_person_of_them(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "named",
+    [
+        ["int", *(f"int; s{i}" for i in range(20))],
+        ["int", *(f"int, s{i}" for i in range(20))],
+        [f"{'ab'[i % 2]}; s{i}" for i in range(20)],
+        [f"a; b; s{i}" for i in range(20)],
+        ["int", *(f"int; s{i}" for i in range(20)), *(f"s{i}" for i in range(20))],
+    ],
+)
+def test_those_who_ask_all_others_do_not_make_one_person_of_them(
+    named: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    named = ["int", *(f"int; s{i}" for i in range(20)), "x", "y"] * 5
-    utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named)]
+    utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named * 5)]
     splits = divide(utterances, {"test": 0.1, "dev": 0.1})
     found = {split: {one.speaker for one in ones} for split, ones in splits.items()}
-    assert not found["train"] & (found["dev"] | found["test"])
+    people = {split: people_of(";".join(cells).replace(",", ";")) for split, cells in found.items()}
+    assert people["train"] & (people["dev"] | people["test"]) <= {"int", "a", "b"}
     assert len(found["dev"]) > 1 and len(found["test"]) > 1
-    assert "beside most others" in caplog.text and "fewer than" not in caplog.text
+    assert "named beside others" in caplog.text and "fewer than" not in caplog.text
+
+
+@pytest.mark.parametrize("spelled", [["ann; bob", "ann; cat"], ["ann;", "ann; unknown"]])
+def test_a_person_of_many_cells_is_in_one_split_where_others_fill_the_rest(
+    spelled: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    named = ["ann"] * 50 + [*spelled, "eve", "fay"] * 6
+    utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named)]
+    splits = divide(utterances, {"test": 0.1, "dev": 0.1})
+    held = {one.speaker for one in (*splits["dev"], *splits["test"])}
+    assert held == {"eve", "fay"} and not caplog.text
+
+
+def test_without_dev_and_test_nobody_is_in_several_splits(caplog: pytest.LogCaptureFixture) -> None:
+    utterances = [
+        Utterance(f"{i}", Path(f"{i}.wav"), "x", f"int; s{i % 9}") for i in range(20)
+    ]  # fmt: skip
+    splits = divide(utterances, {"test": 0.0, "dev": 0.0})
+    assert len(splits["train"]) == 20 and not caplog.text
+
+
+def test_a_person_of_train_who_is_beside_another_in_test_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    takes = record(tmp_path / "takes", "1.wav", "2.wav", "3.wav")
+    rows = ["1.wav,one,ann,train", "2.wav,two,eve,dev", "3.wav,three,Ann; bob,test"]
+    with caplog.at_level("WARNING"):
+        prepared(takes, "file,text,speaker,split", *rows)
+    assert "speakers of train are in dev or test (1)" in caplog.text
 
 
 def test_people_of_one_house_are_no_one_person() -> None:
