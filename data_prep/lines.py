@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asr.data.people import ERRORS, person
+from asr.data.people import ERRORS, people_of
 
 _LEAST_ROUNDING = 0.05  # seconds
 
@@ -115,7 +115,8 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
             what = "its name is not in UTF-8: rename it, and the recording"
         table.faults[number] = Fault("bad_text", what)
     else:
-        speaker, split = person(cells.get("speaker", "")), cells.get("split", "").strip()
+        speaker, split = cells.get("speaker", "").strip(), cells.get("split", "").strip()
+        speaker = speaker if people_of(speaker) else ""
         channel = int(cells["channel"]) if cells.get("channel") else None
         line = Line(number, audio, text, speaker or None, split or None, start, seconds, channel)
         table.lines.append(line)

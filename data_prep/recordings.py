@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePath
 
+from asr.data.people import key_of_person
 from asr.errors import DataError
 from asr.runtime.storage import RemoteFile, find_remote
 from asr.transcription.jobs import RARER, SUFFIXES, is_content
@@ -16,14 +18,14 @@ from data_prep.corpus_writer import REPORT
 
 @dataclass(frozen=True)
 class Whose:
-    """Who is said to be recorded in a file; names are by `key_of`.
+    """Who is said to be recorded in a file; names are by `key_of_person`.
 
     `people` are those of the whole table. Where others have the same name of a file too
-    (`is_shared`), it is in the folder of the `speaker`, or in no one's; where people's recordings
-    are in their own folders (`is_strict`), a speaker who has one has nothing in another's.
+    (`is_shared`), it is in a folder of the `speakers`, or in no one's; where people's recordings
+    are in their own folders (`is_strict`), speakers who have one have nothing in another's.
     """
 
-    speaker: str
+    speakers: frozenset[str]
     people: frozenset[str]
     is_shared: bool
     is_strict: bool
@@ -38,7 +40,7 @@ class Recordings:
         self.by_path: dict[str, set[Path | RemoteFile]] = defaultdict(set)
         self.by_name: dict[str, set[Path | RemoteFile]] = defaultdict(set)
         self.by_folder: dict[tuple[str, str], set[Path | RemoteFile]] = defaultdict(set)
-        self.folders = set[str]()  # names by `key_of`
+        self.folders = set[str]()  # names by `key_of_person`
         self.within = dict(_recordings(root, converted))
         usual = {path.with_suffix("") for path in self.within.values() if _suffix(path) in SUFFIXES}
         for path, within in self.within.items():
@@ -50,8 +52,8 @@ class Recordings:
                 self.by_path[key_of(str(similar))].add(path)
                 self.by_name[key_of(similar.name)].add(path)
                 for folder in within.parts[:-1]:
-                    self.folders.add(key_of(folder))
-                    self.by_folder[key_of(folder), key_of(similar.name)].add(path)
+                    self.folders.add(key_of_person(folder))
+                    self.by_folder[key_of_person(folder), key_of(similar.name)].add(path)
 
     def find(self, audio: str, beside: Path, whose: "Whose | None" = None) -> Path | RemoteFile:
         """Return the file that a table means. Raises DataError if none in the folder is that.
@@ -78,26 +80,28 @@ class Recordings:
             raise DataError(f"{audio} is in {self.root}, but has no suffix of a recording")
         raise DataError(f"{audio} is not in {self.root}")
 
-    def completes(self, speaker: str, audio: str) -> bool:
-        """Return whether a folder of the speaker has one of several files of that name."""
+    def completes(self, speakers: Set[str], audio: str) -> bool:
+        """Return whether a folder of a speaker has one of several files of that name."""
         name = key_of(audio)
-        return (key_of(speaker), name) in self.by_folder and len(self.by_name[name]) > 1
+        is_own = any((speaker, name) in self.by_folder for speaker in speakers)
+        return is_own and len(self.by_name[name]) > 1
 
     def _of(
         self, whose: "Whose", found: Set[Path | RemoteFile], name: str
     ) -> Set[Path | RemoteFile]:
-        """Return the files of a name in the folder of the speaker, or else in no one's."""
-        own = self.by_folder.get((whose.speaker, name), set())
+        """Return the files of a name in a folder of the speakers, or else in no one's."""
+        own = set(chain(*(self.by_folder.get((one, name), ()) for one in whose.speakers)))
         if len(own) == 1:
             return own
         owners = {path: self._innermost(path, whose.people) for path in own or found}
-        free = {p for p, owner in owners.items() if owner == (whose.speaker if own else None)}
-        is_own_alone = whose.is_strict and whose.speaker in self.folders
+        owned = whose.speakers if own else {None}
+        free = {path for path, owner in owners.items() if owner in owned}
+        is_own_alone = whose.is_strict and not whose.speakers.isdisjoint(self.folders)
         return free if free or own or whose.is_shared or is_own_alone else found
 
     def _innermost(self, path: Path | RemoteFile, people: Set[str]) -> str | None:
         """Return the person whose folder a file is in, if one is."""
-        folders = map(key_of, reversed(self.within[path].parts[:-1]))
+        folders = map(key_of_person, reversed(self.within[path].parts[:-1]))
         return next((folder for folder in folders if folder in people), None)
 
     def at(self, place: str) -> Path | RemoteFile | None:

@@ -4,10 +4,10 @@ import logging
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 
-from asr.data.people import BETWEEN, key_of_person, people_of
+from asr.data.people import in_both, parts_of, people_of
 from asr.errors import DataError
 from data_prep.corpus_writer import LeftOut, say_left_out
 from data_prep.cuts import Utterance
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 _NAMES = {"train": "train", "training": "train", "dev": "dev", "devel": "dev", "development": "dev",
           "valid": "dev", "val": "dev", "validation": "dev", "test": "test", "testing": "test",
           "eval": "test", "evaluation": "test"}  # fmt: skip
-_MAYBE_BETWEEN = re.compile("[;,&/|+]")  # people in one cell, or the parts of one name
 _MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
+_LEAST_HELD = 0.25  # of what dev and test should have, where people join cells
 _SEED = 1
 
 Pairs = Sequence[tuple[Line, Utterance]]
@@ -77,11 +77,8 @@ def split_of(name: str | None) -> str | None:
 
 
 def _say_shared_speakers(splits: Splits) -> None:
-    trained, others = (
-        set(chain(*(people_of(one.speaker) for one in ones)))
-        for ones in (splits["train"], (*splits["dev"], *splits["test"]))
-    )
-    both = trained & others
+    held = (one.speaker for one in (*splits["dev"], *splits["test"]))
+    both = in_both((one.speaker for one in splits["train"]), held)
     if both:
         log.warning(
             "as the table says, speakers of train are in dev or test (%d): the CER says little "
@@ -95,20 +92,23 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     Some of no named speaker are in train where most have one.
     """
     n_splits = 1 + sum(share > 0 for share in shares.values())
-    groups_of = _kept_together({one.speaker for one in utterances} - {""}, n_splits)
-    speakers, paths = set(groups_of.values()), {one.path for one in utterances}
-    unnamed = [one for one in utterances if not one.speaker]
-    by_speaker = len(speakers) >= n_splits and len(unnamed) <= _MOST_UNNAMED * len(utterances)
+    unnamed = sum(not one.speaker for one in utterances)
+    groups_of = dict[str, str]()
+    if unnamed <= _MOST_UNNAMED * len(utterances):
+        cells = Counter(one.speaker for one in utterances if one.speaker)
+        groups_of = _kept_together(cells, n_splits, sum(shares.values()))
+    by_speaker, paths = bool(groups_of), {one.path for one in utterances}
     if by_speaker and unnamed:
         log.warning("%d lines name no speaker: they are in train, and may be of speakers of dev "
-                    "and test", len(unnamed))  # fmt: skip
-        utterances = [one for one in utterances if one.speaker]
+                    "and test", unnamed)  # fmt: skip
     if not by_speaker and n_splits > 1:
         log.warning(
             "fewer than %d speakers are named, or not one for each recording, so dev and "
             "test may hold the speakers of train: their CER says nothing about other people",
             n_splits,
         )
+    train = [one for one in utterances if by_speaker and not groups_of.get(one.speaker)]
+    utterances = [one for one in utterances if not by_speaker or groups_of.get(one.speaker)]
     groups: dict[str, list[Utterance]] = defaultdict(list)
     most = 2 * max(shares.values()) * len(utterances)
     sizes = Counter(str(one.path) for one in utterances).values()
@@ -121,7 +121,7 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     random.Random(_SEED).shuffle(order)
     largest = max(map(len, groups.values()))
     order.sort(key=lambda name: (len(groups[name]) > most, len(groups[name]) == largest))
-    splits: Splits = {"train": unnamed if by_speaker else [], "dev": [], "test": []}
+    splits: Splits = {"train": train, "dev": [], "test": []}
     for name in order[:-1]:
         fill = {s: len(splits[s]) / (a * len(utterances)) for s, a in shares.items() if a > 0}
         emptiest = min(fill, key=lambda split: fill[split], default="train")
@@ -140,47 +140,49 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     return splits
 
 
-def _kept_together(speakers: Collection[str], n_splits: int) -> dict[str, str]:
-    """Return a name for each speaker, the same for those who are kept together.
+def _kept_together(cells: Mapping[str, int], n_splits: int, shares: float) -> dict[str, str]:
+    """Return a group for each cell of speakers, the same for those that name a person in common.
 
-    Where that makes fewer than `n_splits`, those who are named beside most, such as one who asks
-    all others, join none.
+    `cells` have their numbers of utterances. Where the splits would have too little of their
+    `shares`, those named in most cells, such as one who asks all others, keep none together; cells
+    of them alone have no group. Nothing is returned where there are fewer groups than splits.
     """
-    cells = [parts for name in speakers if len(parts := people_of(name, _MAYBE_BETWEEN)) > 1]
-    by_cells = [one for one, n in Counter(chain(*cells)).most_common() if n > 1]
-    for n_without in range(len(by_cells) + 1):
-        groups = _groups(speakers, frozenset(by_cells[:n_without]))
-        if len(set(groups.values())) >= n_splits:
+    known = frozenset(chain(*map(people_of, cells)))
+    people = {cell: people_of(cell, known) for cell in cells}
+    beside = Counter(chain(*(named for named in people.values() if len(named) > 1)))
+    often = sorted((one for one, n in beside.items() if n > 1), key=lambda one: (-beside[one], one))
+    for n_without in range(len(often) + 1):
+        groups = _groups(people, frozenset(often[:n_without]))
+        sizes = Counter[str]()
+        for cell, group in groups.items():
+            sizes[group] += cells[cell]
+        held = sum(cells.values()) - sizes.pop("", 0) - max(sizes.values(), default=0)
+        if len(sizes) >= n_splits and held >= _LEAST_HELD * shares * sum(cells.values()):
             if n_without:
                 log.warning("people who are named beside others may be in several splits: %s",
-                            ", ".join(by_cells[:n_without]))  # fmt: skip
+                            ", ".join(often[:n_without]))  # fmt: skip
             return groups
-    return _groups(speakers)
+    groups = _groups(people, frozenset())
+    return groups if len(set(groups.values())) >= n_splits else {}
 
 
-def _groups(speakers: Collection[str], without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """Return a name for each speaker, the same for cells that name a person in common.
+def _groups(people: Mapping[str, Set[str]], without: Set[str]) -> dict[str, str]:
+    """Return a name for each cell, the same for cells that name a person in common.
 
-    Between commas and slashes may be the parts of one name, which count where a cell has one of
-    them alone, or all of them. The people `without` join no cells but those of theirs alone.
+    Those `without` join no cells; a cell of them alone has no name.
     """
-    alone = {key_of_person(name): name for name in speakers}
-    group = {name: name for name in speakers}
+    group = {cell: cell for cell in people}
 
-    def first_of(name: str) -> str:
-        while group[name] != name:
-            group[name] = name = group[group[name]]
-        return name
+    def first_of(cell: str) -> str:
+        while group[cell] != cell:
+            group[cell] = cell = group[group[cell]]
+        return cell
 
     named = dict[object, str]()
-    for name in sorted(speakers):
-        parts, people = (people_of(name, each) for each in (_MAYBE_BETWEEN, BETWEEN))
-        parts, people = parts - without or parts, people - without or people
-        together = {alone[part] for part in parts if part in alone}
-        together |= {named.setdefault(key, name) for key in (parts, *people) if key}
-        for other in together:
-            group[first_of(other)] = first_of(name)
-    return {name: first_of(name) for name in speakers}
+    for cell in sorted(people):
+        for key in (parts_of(cell), *(people[cell] - without)):
+            group[first_of(named.setdefault(key, cell))] = first_of(cell)
+    return {cell: first_of(cell) if people[cell] - without else "" for cell in people}
 
 
 def with_dev(splits: Splits, share: float) -> Splits:

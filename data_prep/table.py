@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain, pairwise
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path, PurePath, PurePosixPath
 
-from asr.data.people import key_of_person
+from asr.data.people import key_of_person, people_of
 from asr.errors import ConfigError, DataError
 from asr.normalization import normalize_text
 from asr.runtime.storage import RemoteFile
@@ -24,7 +25,7 @@ from data_prep.copies import converted
 from data_prep.corpus_writer import LeftOut, Report, say_left_out, write_corpus
 from data_prep.cuts import Cluster, Utterance
 from data_prep.lines import Line, Transcripts
-from data_prep.recordings import Recordings, Whose, key_of
+from data_prep.recordings import Recordings, Whose
 from data_prep.remote import folder_for
 from data_prep.splits import Pairs, as_the_table_says, divide, with_dev
 from data_prep.transcripts import read_transcripts
@@ -32,7 +33,7 @@ from data_prep.transcripts import read_transcripts
 log = logging.getLogger(__name__)
 
 COPIES = "audio"  # folder in `out`
-_MOST_SHARED = 0.5  # of the longer of two parts, where people speak in one recording
+_MOST_AT_ONCE = 0.5  # of the time of the one who speaks longer, where two speak in one recording
 
 
 def prepare(
@@ -136,31 +137,45 @@ def _owners(table: Transcripts, files: Recordings) -> Callable[[Line], Whose | N
     named = [line for line in table.lines if line.speaker]
     for line in named:
         lines[line.audio].append(line)
-    people = {audio: {key_of(one.speaker or "") for one in of} for audio, of in lines.items()}
+    people = {audio: _who(*of) for audio, of in lines.items()}
     talks = {audio for audio, of in lines.items() if len(people[audio]) > 1 and _is_talk(of)}
     everybody = frozenset(chain(*people.values()))
     # Where several files have one name it is a mere number, which the folder of a person completes.
-    n_own = sum(files.completes(line.speaker or "", line.audio) for line in named)
+    n_own = sum(files.completes(_who(line), line.audio) for line in named)
     is_strict = 2 * n_own > len(named)
 
     def whose(line: Line) -> Whose | None:
         if not line.speaker:
             return None
         is_talk = line.audio in talks  # which may be in the folder of one of its people
-        is_shared = len(people[line.audio]) > 1 and not line.is_part
-        return Whose(key_of(line.speaker), everybody, is_shared, is_strict and not is_talk)
+        is_shared = people[line.audio] > _who(line) and not line.is_part
+        return Whose(_who(line), everybody, is_shared, is_strict and not is_talk)
 
     return whose
 
 
+def _who(*lines: Line) -> frozenset[str]:
+    return frozenset(chain(*(people_of(line.speaker or "") for line in lines)))
+
+
 def _is_talk(lines: Sequence[Line]) -> bool:
-    """Tell whether parts may be of one recording: no two people have nearly the same part."""
+    """Tell whether parts may be of one recording: no two people speak most of the time at once."""
     if not all(line.is_part for line in lines):
         return False
-    parts = sorted((line.start, line.seconds or math.inf, line.speaker or "") for line in lines)
+    times = defaultdict[frozenset[str], float](float)
+    at_once = defaultdict[frozenset[frozenset[str]], float](float)
+    parts = sorted(
+        ((one.start, one.seconds or math.inf, _who(one)) for one in lines), key=itemgetter(0)
+    )
+    for i, (start, seconds, one) in enumerate(parts):
+        times[one] += seconds
+        for later, its, other in parts[i + 1 :]:
+            if later >= start + seconds:
+                break
+            if one.isdisjoint(other):
+                at_once[frozenset((one, other))] += min(start + seconds, later + its) - later
     return not any(
-        one != other and min(start + length, later + its) - later > _MOST_SHARED * max(length, its)
-        for (start, length, one), (later, its, other) in pairwise(parts)
+        shared > _MOST_AT_ONCE * max(times[one] for one in pair) for pair, shared in at_once.items()
     )
 
 

@@ -1,6 +1,8 @@
 """Who speaks in a recording, by the cell of a table or the speaker of a manifest."""
 
 import re
+from collections.abc import Iterable, Set
+from itertools import chain
 
 from asr.normalization import normalize_text
 
@@ -15,8 +17,8 @@ ERRORS = {
     "#N/B", "#NAAM?", "#VERW!", "#WAARDE!", "#Н/Д", "#ИМЯ?", "#ССЫЛКА!", "#ЗНАЧ!", "#N/D!",
     "#NAZWA?", "#ADR!", "#ARG!",
 }  # fmt: skip
-# People in one cell; what is between commas and slashes may be one name, as in `Smith, Ann`.
-BETWEEN = re.compile("[;&+]")
+_BETWEEN = re.compile("[;&+]")  # people in one cell
+_MAYBE_BETWEEN = re.compile("[;&+,/|]")  # the parts of one name too, as in `Smith, Ann`
 
 
 def person(cell: str) -> str:
@@ -32,6 +34,32 @@ def key_of_person(name: str) -> str:
     return normalize_text(name).casefold()
 
 
-def people_of(cell: str, between: re.Pattern[str] = BETWEEN) -> frozenset[str]:
-    """Return the people whom a cell names, as they are compared: `ann; Bob` are two."""
+def people_of(cell: str, known: Set[str] = frozenset()) -> frozenset[str]:
+    """Return the people whom a cell names, as they are compared: `ann; Bob` are two.
+
+    What is between commas and slashes is a person where it is one of the `known`.
+    """
+    return _named(cell, _BETWEEN) | {part for part in parts_of(cell) if part in known}
+
+
+def parts_of(cell: str) -> frozenset[str]:
+    """Return people and parts of their names: the same ones for `Smith, Ann` and `Ann/Smith`."""
+    return _named(cell, _MAYBE_BETWEEN)
+
+
+def in_both(cells: Iterable[str], others: Iterable[str]) -> frozenset[str]:
+    """Return the people whom cells of both name."""
+    cells, others = set(cells), set(others)
+    known = frozenset(chain(*map(people_of, cells | others)))
+    named, named_too = (chain(*(people_of(cell, known) for cell in of)) for of in (cells, others))
+    return frozenset(named) & frozenset(named_too)
+
+
+def names_all(cell: str) -> bool:
+    """Tell whether a cell names somebody, and has nothing like `unknown` in place of another."""
+    people = [name for name in _BETWEEN.split(cell) if name.strip()]
+    return bool(people) and all(map(person, people))
+
+
+def _named(cell: str, between: re.Pattern[str]) -> frozenset[str]:
     return frozenset(key_of_person(name) for name in between.split(cell) if person(name))

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from tabulate import tabulate
 
 from asr.data.manifest import load_cuts, read_wave, text_of
-from asr.data.people import people_of
+from asr.data.people import in_both, names_all, people_of
 from asr.errors import AudioError, DataError
 from asr.normalization import HAN_LETTER, normalize_text
 from asr.schema import FrozenModel
@@ -144,7 +144,7 @@ def measure(
     return CorpusMeasures(
         hours=sum(durations) / 3600,
         utterances=len(train),
-        speakers=len(speakers - {""}),
+        speakers=_count_people(speakers),
         unnamed=sum(not all(one.speaker for one in cut.supervisions) for cut in train),
         characters=len(set(whole) - {" "}),
         words=len({word for text in texts for word in text.split()}),
@@ -199,9 +199,12 @@ def _said(cut: Cut) -> str:
 
 
 def _speakers(cuts: Sequence[Cut]) -> set[str]:
-    """Return the people who speak, with an empty name where one is not named."""
-    cells = {one.speaker or "" for cut in cuts for one in cut.supervisions}
-    return set(chain(*(people_of(cell) or {""} for cell in cells)))
+    """Return the speakers as they are named: several people may be in one name."""
+    return {one.speaker or "" for cut in cuts for one in cut.supervisions}
+
+
+def _count_people(speakers: set[str]) -> int:
+    return len(set(chain(*map(people_of, speakers))))
 
 
 def _size(cuts: Sequence[Cut], trained: set[str], texts: set[str]) -> SplitSize:
@@ -209,8 +212,8 @@ def _size(cuts: Sequence[Cut], trained: set[str], texts: set[str]) -> SplitSize:
     speakers = _speakers(cuts)
     return SplitSize(
         utterances=len(cuts),
-        speakers=len(speakers - {""}),
-        is_unseen="" not in speakers | trained and not speakers & trained,
+        speakers=_count_people(speakers),
+        is_unseen=all(map(names_all, speakers | trained)) and not in_both(speakers, trained),
         known_texts=sum(_said(cut) in texts for cut in cuts) / len(cuts),
     )
 

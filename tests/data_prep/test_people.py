@@ -1,6 +1,7 @@
 """Tests of whose a recording is: folders of people, and cells that name several."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 import soundfile as sf
 
 from asr.data.manifest import load_cuts
-from asr.data.people import people_of
+from asr.data.people import in_both
 from asr.errors import DataError
 from data_prep.cuts import Utterance
-from data_prep.splits import _groups, divide
+from data_prep.splits import _kept_together, divide
 from data_prep.table import prepare
 
 
@@ -51,6 +52,27 @@ def test_a_recording_in_anothers_folder_is_not_taken_for_a_missing_one(
         parts += ["3.wav,ann 3,ann,0.1,0.6"]  # its owner's, who has some silence before
         texts = prepared(takes, "file,text,speaker,start,end", *parts)
     assert texts["ann/3.wav"] == "ann 3" and "cat 3" not in texts.values()
+    rows = [row for row in rows if row != "3.wav,cat 3,cat"]
+    texts = prepared(takes, "file,text,speaker", *rows, "3.wav,both,cat; dan")
+    assert "both" not in texts.values()
+
+
+def test_sentences_of_a_missing_recording_are_not_put_on_anothers(tmp_path: Path) -> None:
+    takes = record(tmp_path / "takes", *(f"ann/{i}.wav" for i in range(4)),
+                   *(f"cat/{i}.wav" for i in range(3)), seconds=3.0)  # fmt: skip
+    rows = [f"{i}.wav,0,3,ann {i},ann" for i in range(4)]
+    rows += [f"{i}.wav,{s},{s + 1},cat {i} {s},cat" for i in range(4) for s in range(3)]
+    prepared(takes, "file,start,end,text,speaker", *rows)
+    said = [cut.supervisions[0].text for cut in load_cuts(tmp_path / "out/train.jsonl.gz")]
+    assert len(said) == 13 and "ann 3" in said and "cat 3 0" not in said
+
+
+def test_a_recording_of_several_people_may_be_in_the_folder_of_one(tmp_path: Path) -> None:
+    takes = record(tmp_path / "takes", "ann/1.wav", "cat/1.wav", "ann/2.wav", "cat/2.wav")
+    rows = ["1.wav,one,cat", "1.wav,both,ann; bob", "2.wav,two,cat", "2.wav,three,ann"]
+    texts = prepared(takes, "file,text,speaker", *rows)
+    assert texts == {"cat/1.wav": "one", "ann/1.wav": "both", "cat/2.wav": "two",
+                     "ann/2.wav": "three"}  # fmt: skip
 
 
 def test_a_name_that_no_other_file_has_may_be_in_anothers_folder(tmp_path: Path) -> None:
@@ -79,10 +101,11 @@ def test_a_conversation_may_be_in_the_folder_of_one_of_its_people(tmp_path: Path
     files = [f"{who}/{i}.wav" for who in ("ann", "bob") for i in (1, 2)]
     takes = record(tmp_path / "takes", *files, "ann/talk.wav")
     rows = [f"{i}.wav,0,0.5,{who} {i},{who}" for who in ("ann", "bob") for i in (1, 2)]
-    rows += ["talk.wav,0,0.4,hi,ann", "talk.wav,0.5,0.9,hello,bob"]
+    rows += ["talk.wav,0,0.4,hi,ann", "talk.wav,0.5,0.8,hello,bob"]
+    rows += ["talk.wav,0.8,1,bye,ann", "talk.wav,0.81,1,and bye,bob"]  # at once
     prepared(takes, "file,start,end,text,speaker", *rows)
-    cuts = load_cuts(tmp_path / "out/train.jsonl.gz")
-    assert {cut.supervisions[0].text for cut in cuts} >= {"hi", "hello"} and len(cuts) == 6
+    said = {cut.supervisions[0].text for cut in load_cuts(tmp_path / "out/train.jsonl.gz")}
+    assert said >= {"hi", "hello", "bye", "and bye"} and len(said) == 8
 
 
 def test_folders_that_are_no_peoples_may_have_their_names(tmp_path: Path) -> None:
@@ -119,29 +142,39 @@ def test_people_whom_a_cell_names_together_stay_with_the_lines_of_each() -> None
     ],
 )
 def test_cells_that_name_a_person_in_common_are_one_group(named: list[str], n_groups: int) -> None:
-    assert len(set(_groups(named).values())) == n_groups
+    assert len(set(_kept_together(Counter(named), 1, 0.0).values())) == n_groups
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
-        ["int", *(f"int; s{i}" for i in range(20))],
-        ["int", *(f"int, s{i}" for i in range(20))],
-        [f"{'ab'[i % 2]}; s{i}" for i in range(20)],
-        [f"a; b; s{i}" for i in range(20)],
-        ["int", *(f"int; s{i}" for i in range(20)), *(f"s{i}" for i in range(20))],
-    ],
-)
+_INTERVIEWS = [
+    (["int", *(f"int; s{i}" for i in range(20))], "int"),
+    (["int", *(f"int, s{i}" for i in range(20))], "int"),
+    (["int", "int;", *(f"int; s{i}" for i in range(20)), *(f"s{i}" for i in range(20))], "int"),
+    ([f"{'ab'[i % 2]}; s{i}" for i in range(20)], "a"),
+    ([f"a; b; s{i}" for i in range(20)], "a, b"),
+    ([f"Smith, Ann; Poe, C{i}" for i in range(20)], "smith, ann"),
+    ([f"int; s{i}; n/a" for i in range(20)], "int"),
+    ([f"int; s{i}" for i in range(60)] + ["x", "y"], "int"),  # x and y are too little for dev, test
+]
+
+
+@pytest.mark.parametrize(("named", "asking"), _INTERVIEWS)
 def test_those_who_ask_all_others_do_not_make_one_person_of_them(
-    named: list[str], caplog: pytest.LogCaptureFixture
+    named: list[str], asking: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named * 5)]
     splits = divide(utterances, {"test": 0.1, "dev": 0.1})
     found = {split: {one.speaker for one in ones} for split, ones in splits.items()}
-    people = {split: people_of(";".join(cells).replace(",", ";")) for split, cells in found.items()}
-    assert people["train"] & (people["dev"] | people["test"]) <= {"int", "a", "b"}
+    assert in_both(found["train"], found["dev"] | found["test"]) <= {*asking.split(", "), asking}
+    assert not {"int", "int;"} & (found["dev"] | found["test"])  # of train in any case
     assert len(found["dev"]) > 1 and len(found["test"]) > 1
-    assert "named beside others" in caplog.text and "fewer than" not in caplog.text
+    assert f"in several splits: {asking}\n" in caplog.text and "fewer than" not in caplog.text
+
+
+def test_pairs_of_three_people_are_no_two_people(caplog: pytest.LogCaptureFixture) -> None:
+    named = ["a; b", "a; c", "b; c"] * 10
+    utterances = [Utterance(f"{i}", Path(f"{i}.wav"), "x", who) for i, who in enumerate(named)]
+    assert divide(utterances, {"dev": 0.1})["dev"]
+    assert "their CER says nothing about other people" in caplog.text
 
 
 @pytest.mark.parametrize("spelled", [["ann; bob", "ann; cat"], ["ann;", "ann; unknown"]])
@@ -167,10 +200,20 @@ def test_a_person_of_train_who_is_beside_another_in_test_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     takes = record(tmp_path / "takes", "1.wav", "2.wav", "3.wav")
-    rows = ["1.wav,one,ann,train", "2.wav,two,eve,dev", "3.wav,three,Ann; bob,test"]
+    rows = ["1.wav,one,ann,train", "2.wav,two,eve,dev", "3.wav,three,Ann/bob,test"]
     with caplog.at_level("WARNING"):
         prepared(takes, "file,text,speaker,split", *rows)
     assert "speakers of train are in dev or test (1)" in caplog.text
+
+
+def test_people_are_counted_one_by_one_and_unknown_ones_not(tmp_path: Path) -> None:
+    takes = record(tmp_path / "takes", *(f"{i}.wav" for i in range(4)))
+    rows = ["0.wav,a,ann", "1.wav,b,bob", "2.wav,c,ann; bob", "3.wav,d,unknown; unknown"]
+    (tmp_path / "t.csv").write_text("\n".join(("file,text,speaker", *rows)) + "\n", "utf-8")
+    report = prepare(takes, tmp_path / "t.csv", tmp_path / "out", dev=0.0, test=0.0)
+    assert report.splits["train"].speakers == 2
+    cuts = load_cuts(tmp_path / "out/train.jsonl.gz")
+    assert sum(not cut.supervisions[0].speaker for cut in cuts) == 1
 
 
 def test_people_of_one_house_are_no_one_person() -> None:
