@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import track
 
-from asr.data.people import people_of
+from asr.data.people import everybody_of
 from asr.errors import DataError, NotWrittenError
 from asr.runtime.files import PARTIAL, remove_stale
 from asr.schema import FrozenModel
@@ -179,12 +179,12 @@ def _write_split(
         file.write(line.content)
         count, seconds = count + 1, seconds + line.seconds
         ids.add(utterance.id)
-        speakers |= people_of(utterance.speaker)
+        speakers.add(utterance.speaker)
         split_characters |= line.characters
     characters |= split_characters
     return SplitReport(
         utterances=count,
-        speakers=len(speakers),
+        speakers=len(everybody_of(speakers)),
         hours=seconds / 3600,
         characters=len(split_characters),
         left_out=_by_reason(one for one in dropped if one.split == split),

@@ -20,7 +20,7 @@ _NAMES = {"train": "train", "training": "train", "dev": "dev", "devel": "dev", "
           "eval": "test", "evaluation": "test"}  # fmt: skip
 _MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
 _LEAST_HELD = 0.25  # of what dev and test should have, where people join cells
-_SEED = 1
+_MOST_SHOWN, _SEED = 5, 1
 
 Pairs = Sequence[tuple[Line, Utterance]]
 Splits = dict[str, list[Utterance]]
@@ -151,7 +151,7 @@ def _kept_together(cells: Mapping[str, int], n_splits: int, shares: float) -> di
     people = {cell: people_of(cell, known) for cell in cells}
     beside = Counter(chain(*(named for named in people.values() if len(named) > 1)))
     often = sorted((one for one, n in beside.items() if n > 1), key=lambda one: (-beside[one], one))
-    for n_without in range(len(often) + 1):
+    for n_without in (n for n in range(len(often) + 1) if n <= 8 or n & (n - 1) == 0):
         groups = _groups(people, frozenset(often[:n_without]))
         sizes = Counter[str]()
         for cell, group in groups.items():
@@ -159,8 +159,9 @@ def _kept_together(cells: Mapping[str, int], n_splits: int, shares: float) -> di
         held = sum(cells.values()) - sizes.pop("", 0) - max(sizes.values(), default=0)
         if len(sizes) >= n_splits and held >= _LEAST_HELD * shares * sum(cells.values()):
             if n_without:
-                log.warning("people who are named beside others may be in several splits: %s",
-                            ", ".join(often[:n_without]))  # fmt: skip
+                shown = ", ".join(often[: min(n_without, _MOST_SHOWN)])
+                log.warning("%d people who are named beside others may be in several splits: %s",
+                            n_without, shown)  # fmt: skip
             return groups
     groups = _groups(people, frozenset())
     return groups if len(set(groups.values())) >= n_splits else {}

@@ -5,18 +5,15 @@ libsndfile does not read (m4a, webm, mp4, aac), or that give no length, become F
 """
 
 import logging
-import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain
-from operator import itemgetter
 from pathlib import Path, PurePath, PurePosixPath
 
-from asr.data.people import key_of_person, people_of
+from asr.data.people import key_of_person
 from asr.errors import ConfigError, DataError
 from asr.normalization import normalize_text
 from asr.runtime.storage import RemoteFile
@@ -25,7 +22,8 @@ from data_prep.copies import converted
 from data_prep.corpus_writer import LeftOut, Report, say_left_out, write_corpus
 from data_prep.cuts import Cluster, Utterance
 from data_prep.lines import Line, Transcripts
-from data_prep.recordings import Recordings, Whose
+from data_prep.owners import owners
+from data_prep.recordings import Recordings
 from data_prep.remote import folder_for
 from data_prep.splits import Pairs, as_the_table_says, divide, with_dev
 from data_prep.transcripts import read_transcripts
@@ -33,7 +31,6 @@ from data_prep.transcripts import read_transcripts
 log = logging.getLogger(__name__)
 
 COPIES = "audio"  # folder in `out`
-_MOST_AT_ONCE = 0.5  # of the time of the one who speaks longer, where two speak in one recording
 
 
 def prepare(
@@ -93,11 +90,11 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
     """Return the lines whose recordings are there, each with its utterance; list the others."""
     found: list[tuple[Line, Utterance]] = []
     said, speakers, why = list[str](), dict[str, str](), ""
-    owners = dict[str, tuple[Path | RemoteFile, object]]()
+    of_id = dict[str, tuple[Path | RemoteFile, object]]()
     for number, fault in table.faults.items():
         left_out.append(LeftOut(table.short_place(number), "", str(table.path), fault.reason))
         said.append(f"{table.place(number)}: {fault.what}")
-    whose = _owners(table, files)
+    whose = owners(table.lines, files)
     for line in table.lines:
         try:
             path = files.find(line.audio, table.folder, whose(line))
@@ -110,7 +107,7 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
         speaker = speakers.setdefault(key_of_person(line.speaker or ""), line.speaker or "")
         one = _utterance(line, speaker, path, files.within[path])
         part = (line.start, line.seconds) if line.is_part else None
-        if owners.setdefault(one.id, (path, part)) != (path, part):
+        if of_id.setdefault(one.id, (path, part)) != (path, part):
             # a-b.wav and a/b.wav, a.wav and a.flac, or parts of one recording that begin together
             of = os.fsencode(files.within[path]) + (f" {part}".encode() if part else b"")
             one = replace(one, id=f"{one.id}-{sha256(of).hexdigest()[:8]}")
@@ -129,54 +126,6 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
             f"name ({why}): check the folder and the names{advice if table.columns else ''}"
         )
     return pairs
-
-
-def _owners(table: Transcripts, files: Recordings) -> Callable[[Line], Whose | None]:
-    """Return who is said to be recorded in the file of a line, None where no one is named."""
-    lines = defaultdict[str, list[Line]](list)
-    named = [line for line in table.lines if line.speaker]
-    for line in named:
-        lines[line.audio].append(line)
-    people = {audio: _who(*of) for audio, of in lines.items()}
-    talks = {audio for audio, of in lines.items() if len(people[audio]) > 1 and _is_talk(of)}
-    everybody = frozenset(chain(*people.values()))
-    # Where several files have one name it is a mere number, which the folder of a person completes.
-    n_own = sum(files.completes(_who(line), line.audio) for line in named)
-    is_strict = 2 * n_own > len(named)
-
-    def whose(line: Line) -> Whose | None:
-        if not line.speaker:
-            return None
-        is_talk = line.audio in talks  # which may be in the folder of one of its people
-        is_shared = people[line.audio] > _who(line) and not line.is_part
-        return Whose(_who(line), everybody, is_shared, is_strict and not is_talk)
-
-    return whose
-
-
-def _who(*lines: Line) -> frozenset[str]:
-    return frozenset(chain(*(people_of(line.speaker or "") for line in lines)))
-
-
-def _is_talk(lines: Sequence[Line]) -> bool:
-    """Tell whether parts may be of one recording: no two people speak most of the time at once."""
-    if not all(line.is_part for line in lines):
-        return False
-    times = defaultdict[frozenset[str], float](float)
-    at_once = defaultdict[frozenset[frozenset[str]], float](float)
-    parts = sorted(
-        ((one.start, one.seconds or math.inf, _who(one)) for one in lines), key=itemgetter(0)
-    )
-    for i, (start, seconds, one) in enumerate(parts):
-        times[one] += seconds
-        for later, its, other in parts[i + 1 :]:
-            if later >= start + seconds:
-                break
-            if one.isdisjoint(other):
-                at_once[frozenset((one, other))] += min(start + seconds, later + its) - later
-    return not any(
-        shared > _MOST_AT_ONCE * max(times[one] for one in pair) for pair, shared in at_once.items()
-    )
 
 
 def _say_speakers(table: Transcripts) -> None:

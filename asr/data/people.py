@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Set
+from functools import lru_cache
 from itertools import chain
 
 from asr.normalization import normalize_text
@@ -17,8 +18,8 @@ ERRORS = {
     "#N/B", "#NAAM?", "#VERW!", "#WAARDE!", "#Н/Д", "#ИМЯ?", "#ССЫЛКА!", "#ЗНАЧ!", "#N/D!",
     "#NAZWA?", "#ADR!", "#ARG!",
 }  # fmt: skip
-_BETWEEN = re.compile("[;&+]")  # people in one cell
-_MAYBE_BETWEEN = re.compile("[;&+,/|]")  # the parts of one name too, as in `Smith, Ann`
+_BETWEEN = re.compile("[;&+；＆＋、]")  # people in one cell
+_MAYBE_BETWEEN = re.compile("[;&+,/|；＆＋、，／｜]")  # or the parts of one name
 
 
 def person(cell: str) -> str:
@@ -29,6 +30,7 @@ def person(cell: str) -> str:
     return "" if is_none else name
 
 
+@lru_cache(1 << 16)
 def key_of_person(name: str) -> str:
     """Return a name as it is compared: widths, cases and spaces are written in several ways."""
     return normalize_text(name).casefold()
@@ -39,12 +41,18 @@ def people_of(cell: str, known: Set[str] = frozenset()) -> frozenset[str]:
 
     What is between commas and slashes is a person where it is one of the `known`.
     """
-    return _named(cell, _BETWEEN) | {part for part in parts_of(cell) if part in known}
+    people = _named(cell, _BETWEEN)
+    if not known:
+        return people
+    parts = parts_of(cell)
+    return parts if parts <= known else people | (parts & known)
 
 
-def parts_of(cell: str) -> frozenset[str]:
-    """Return people and parts of their names: the same ones for `Smith, Ann` and `Ann/Smith`."""
-    return _named(cell, _MAYBE_BETWEEN)
+def everybody_of(cells: Iterable[str]) -> frozenset[str]:
+    """Return the people whom cells name."""
+    cells = set(cells)
+    known = frozenset(chain(*map(people_of, cells)))
+    return frozenset(chain(*(people_of(cell, known) for cell in cells)))
 
 
 def in_both(cells: Iterable[str], others: Iterable[str]) -> frozenset[str]:
@@ -53,6 +61,11 @@ def in_both(cells: Iterable[str], others: Iterable[str]) -> frozenset[str]:
     known = frozenset(chain(*map(people_of, cells | others)))
     named, named_too = (chain(*(people_of(cell, known) for cell in of)) for of in (cells, others))
     return frozenset(named) & frozenset(named_too)
+
+
+def parts_of(cell: str) -> frozenset[str]:
+    """Return people and parts of their names: the same ones for `Smith, Ann` and `Ann/Smith`."""
+    return _named(cell, _MAYBE_BETWEEN)
 
 
 def names_all(cell: str) -> bool:

@@ -7,7 +7,6 @@ import random
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from tabulate import tabulate
 
 from asr.data.manifest import load_cuts, read_wave, text_of
-from asr.data.people import in_both, names_all, people_of
+from asr.data.people import everybody_of, in_both, names_all
 from asr.errors import AudioError, DataError
 from asr.normalization import HAN_LETTER, normalize_text
 from asr.schema import FrozenModel
@@ -144,7 +143,7 @@ def measure(
     return CorpusMeasures(
         hours=sum(durations) / 3600,
         utterances=len(train),
-        speakers=_count_people(speakers),
+        speakers=len(everybody_of(speakers)),
         unnamed=sum(not all(one.speaker for one in cut.supervisions) for cut in train),
         characters=len(set(whole) - {" "}),
         words=len({word for text in texts for word in text.split()}),
@@ -203,16 +202,12 @@ def _speakers(cuts: Sequence[Cut]) -> set[str]:
     return {one.speaker or "" for cut in cuts for one in cut.supervisions}
 
 
-def _count_people(speakers: set[str]) -> int:
-    return len(set(chain(*map(people_of, speakers))))
-
-
 def _size(cuts: Sequence[Cut], trained: set[str], texts: set[str]) -> SplitSize:
     """Return the size of a split, where training has these speakers and texts."""
     speakers = _speakers(cuts)
     return SplitSize(
         utterances=len(cuts),
-        speakers=_count_people(speakers),
+        speakers=len(everybody_of(speakers)),
         is_unseen=all(map(names_all, speakers | trained)) and not in_both(speakers, trained),
         known_texts=sum(_said(cut) in texts for cut in cuts) / len(cuts),
     )
