@@ -59,7 +59,7 @@ def _people_by_cell(cells: Set[str], files: Recordings) -> dict[str, frozenset[s
 
 
 def _is_talk(parts: Sequence[_Part]) -> bool:
-    """Tell whether parts may be of one recording: nobody speaks mostly at once with another."""
+    """Tell whether parts may be of one recording: no one speaks mostly at once with another."""
     if any(math.isnan(part.seconds) for part in parts):
         return False
     in_order = sorted(parts, key=attrgetter("start"))
