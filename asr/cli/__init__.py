@@ -55,7 +55,7 @@ def asr(
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads to compute with; default: the cores it may use."),
+        typer.Option(min=1, help="Threads to compute with; default: as many as cores are free."),
     ] = None,
 ) -> None:
     """Take the options that come before a verb."""
