@@ -29,6 +29,7 @@ import numpy as np
 import asr
 from asr.data.manifest import load_cuts, read_wave, text_of
 from asr.evaluation.cer import ErrorCounts, character_errors
+from asr.joining import join_texts
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.stream import Session, advance
 from asr.transcription.transcript import Token
@@ -80,7 +81,8 @@ def streamed(model: Recognizer, chunk: int, endpoint: asr.Endpoint | None) -> Tr
 
     def transcribe(wave: np.ndarray, method: str) -> str:
         options = model.config.decoding.changed({"method": method})
-        return "".join(r.text for r in model.stream([wave], options, endpoint, chunk) if r.is_final)
+        results = model.stream([wave], options, endpoint, chunk)
+        return join_texts(result.text for result in results if result.is_final)
 
     return transcribe
 
