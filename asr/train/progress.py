@@ -9,7 +9,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from asr.train.checkpoints import Checkpoints
 from asr.train.distributed import rank
@@ -44,20 +44,26 @@ class TrainingProgress(Callback):
         self.loss = outputs["loss"] if outputs else self.loss  # a skipped step has no output
         if self.console.is_terminal:
             bar = self.bar = self.bar or self._open(trainer)
-            bar.update(bar.task_ids[0], completed=batch_idx + 1, loss=float(self.loss))
+            left = self._left(trainer, pl_module.total_steps, self.clock())
+            loss = float(self.loss)
+            bar.update(bar.task_ids[0], completed=batch_idx + 1, loss=loss, left=left)
         elif (now := self.clock()) - self.last_line >= _INTERVAL:
             self.last_line = now
             self._print_line(trainer, pl_module.total_steps)
 
     def _print_line(self, trainer: L.Trainer, total_steps: int) -> None:
         step, rate = trainer.global_step, trainer.optimizers[0].param_groups[0]["lr"]
-        per_step = (self.last_line - self.start) / max(1, step - self.first_step)
-        left = timedelta(seconds=round(per_step * max(0, total_steps - step)))
+        left = self._left(trainer, total_steps, self.last_line)
         self.console.print(
             f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {step}/{total_steps}  "
             f"loss {float(self.loss):.4f}  learning rate {rate:.2e}  {left} left",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+    def _left(self, trainer: L.Trainer, total_steps: int, now: float) -> timedelta:
+        """Return the time left of the whole run, by the mean time of a step of this session."""
+        per_step = (now - self.start) / max(1, trainer.global_step - self.first_step)
+        return timedelta(seconds=round(per_step * max(0, total_steps - trainer.global_step)))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Close the bar, print the epoch's line."""
@@ -75,11 +81,11 @@ class TrainingProgress(Callback):
     def _open(self, trainer: L.Trainer) -> Progress:
         bar = Progress(
             TextColumn("epoch {task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}"), TimeRemainingColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"), TextColumn("{task.fields[left]} left"),
             console=self.console, transient=True,
         )  # fmt: skip
         epoch = f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
-        bar.add_task(epoch, total=int(trainer.num_training_batches), loss=nan)
+        bar.add_task(epoch, total=int(trainer.num_training_batches), loss=nan, left="?")
         bar.start()
         return bar
 

@@ -319,7 +319,7 @@ def test_an_epoch_holds_every_cut_once_in_another_order_each_time(tones: Path) -
         assert sum(c.duration for c in batch) <= 3.0
 
 
-def test_off_a_terminal_a_line_every_half_minute_tells_how_long_it_will_take(
+def test_a_bar_or_a_line_every_half_minute_tells_how_long_a_run_will_take(
     tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     seconds = itertools.count(0, 5)  # between two looks at the clock
@@ -333,6 +333,10 @@ def test_off_a_terminal_a_line_every_half_minute_tells_how_long_it_will_take(
     assert re.fullmatch(pattern, lines[0]), lines[0]
     assert sum("left" in line for line in lines) > 2
     assert re.search(r"dev CER \d+\.\d\d %  step 30  ", lines[-1])
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    train(Config.model_validate(tones_recipe(tones)), tmp_path / "shown")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(r"epoch 1/2 .* loss \d+\.\d+ +0:0[0-2]:\d\d left", shown), shown
 
 
 def test_the_utterances_are_counted_once_whatever_their_speeds(tones: Path, tmp_path: Path) -> None:
