@@ -24,7 +24,7 @@ __all__ = [
     "Transcript", "load",
 ]  # fmt: skip
 
-# Modules of public names, which are imported at their first use: torch alone takes seconds.
+# Modules that define the public names. They are imported at first use: torch alone takes seconds.
 _MODULES = (
     "errors", "decoding.endpoint", "decoding.hypothesis", "decoding.options",
     "transcription.transcript", "transcription.recognizer", "audio.recording",
@@ -32,13 +32,14 @@ _MODULES = (
 
 
 def load(bundle: str | Path, device: str = "auto", int8: bool = False) -> "Recognizer":
-    """Load a recognizer from a bundle's folder, on `auto`, `cpu` or `cuda`.
+    """Load the recognizer of a bundle's folder onto a device: `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    `int8` computes larger maps in 8 bits: faster on a CPU, without effect elsewhere.
+    `int8` computes the larger linear maps and convolutions in 8 bits. This is faster on a CPU, and
+    has no effect elsewhere.
 
-    The process that loads it uses it, in any number of its threads: one that is forked later loads
-    its own. Raises asr.BundleError that names the file that is missing or damaged, ConfigError for
-    a device that is not there or a bundle by URL.
+    Any number of threads of this process may use the recognizer; a process that is forked later
+    must load its own. Raises asr.BundleError, which names the missing or damaged file. Raises
+    asr.ConfigError for a device that does not exist or a bundle by URL.
     """
     from asr.bundle import Bundle
     from asr.errors import ConfigError

@@ -1,8 +1,8 @@
 """Model bundle: a folder with all that inference needs; loading it runs no code.
 
 config.yaml (the resolved recipe, with the format's version), tokenizer.model (sentencepiece),
-model.safetensors (weights and feature statistics) and README.md (the model card). It opens no file
-outside its folder, and takes no memory before the weights are known to fit the configuration.
+model.safetensors (weights and feature statistics) and README.md (the model card). Loading opens no
+file outside the folder, and allocates no weights before their shapes fit the configuration.
 """
 
 import logging
@@ -53,14 +53,14 @@ class Bundle:
 
     @classmethod
     def create(cls, config: Config, tokenizer: Tokenizer) -> "Bundle":
-        """Return fresh weights for a recipe, with the tokenizer's vocabulary size in it."""
+        """Return an untrained bundle for a recipe, which gets the tokenizer's vocabulary size."""
         sized = config.tokenizer.model_copy(update={"vocab_size": tokenizer.vocab_size})
         config = config.model_copy(update={"tokenizer": sized})
         model = config.model.build(config.features.n_freqs, tokenizer.vocab_size)
         return cls(config, tokenizer, config.features.build(), model)
 
     def grown(self, characters: Iterable[str]) -> "Bundle":
-        """Return a copy with a further token for each of these characters, untrained."""
+        """Return a copy with one more token, untrained, for each of these characters."""
         new = Bundle.create(self.config, self.tokenizer.grown(characters))
         copy_with_more_tokens(self.parts, new.parts)
         return new
@@ -73,9 +73,9 @@ class Bundle:
     def save(self, folder: Path, card: str, int8: bool = False) -> None:
         """Write the four files atomically, the weights last; remove an older evaluation.
 
-        With `int8` the larger weights are stored in 8 bits. Where the disk has no room for the
-        weights, an older bundle stays as it is. The weights name the tokenizer that they were
-        trained with.
+        With `int8` the larger weights are stored in 8 bits. If the disk has no room for the
+        weights, an older bundle stays as it is. The file of weights holds the digest of the
+        tokenizer that they were trained with.
         """
 
         def write_others() -> None:
@@ -89,7 +89,10 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: Path) -> "Bundle":
-        """Read a bundle. Raises BundleError that names the file, or the tensor, that is wrong."""
+        """Read a bundle. Raises BundleError, which names the file or the tensor that is wrong.
+
+        Raises ConfigError if the configuration describes a network that cannot be built.
+        """
         config = load_bundle_config(folder)
         for name in (TOKENIZER, WEIGHTS):
             _check_exists(folder, name)
@@ -115,11 +118,11 @@ class Bundle:
 
 
 def load_bundle_config(folder: Path, overrides: list[str] | None = None) -> Config:
-    """Read the configuration of a bundle, its language model's path made absolute.
+    """Read the configuration of a bundle, and make the path of its language model absolute.
 
-    A language model that is not in the bundle's folder is left out with a warning: a path elsewhere
-    would let a stranger's bundle open any file. Raises BundleError if the configuration is missing
-    or wrong.
+    A language model outside the bundle's folder is left out, with a warning if it has a weight: a
+    path elsewhere would let a stranger's bundle open any file. Raises BundleError if the
+    configuration is missing or wrong.
     """
     _check_exists(folder, CONFIG)
     try:
@@ -143,12 +146,12 @@ def load_bundle_config(folder: Path, overrides: list[str] | None = None) -> Conf
 
 
 def is_within(folder: Path, path: Path) -> bool:
-    """Tell whether a path is below a folder, links followed."""
+    """Tell whether a path is below a folder; symbolic links are followed."""
     return path.resolve().is_relative_to(folder.resolve())
 
 
 def write_bundle_config(folder: Path, config: Config) -> None:
-    """Write a bundle's configuration; the path of a language model in it is relative to it."""
+    """Write a bundle's configuration; a language model in the folder gets a relative path."""
     lm = config.decoding.lm
     if lm and is_within(folder, lm):
         within = lm.resolve().relative_to(folder.resolve())
@@ -169,21 +172,21 @@ def save_weights(
     write_others: Callable[[], object] = lambda: None,
     int8: bool = False,
 ) -> None:
-    """Write weights as `write_tensors` does, maybe in 8 bits, and their tokenizer's digest."""
+    """Write weights (see `write_tensors`), in 8 bits if `int8`, with their tokenizer's digest."""
     weights = parts.state_dict()
     tensors = to_int8(weights) if int8 else weights
     write_tensors(path, tensors, {"tokenizer": tokenizer.digest}, write_others)
 
 
 def tokenizer_of(weights: Path) -> str | None:
-    """Return the digest of the tokenizer that weights were trained with."""
+    """Return the digest of the tokenizer that weights were trained with, None if not stored."""
     return read_metadata(weights).get("tokenizer")
 
 
 def check_shapes(parts: nn.Module, path: Path) -> None:
-    """Compare the shapes of a module, which may be on no device, with those of a file of weights.
+    """Compare the shapes of a module, which may be on `meta`, with those of a file of weights.
 
-    Raises BundleError that names the tensor that is wrong.
+    Raises BundleError, which names the first tensor that differs.
     """
     found = without_scales(read_shapes(path))
     wanted = {name: tuple(tensor.shape) for name, tensor in parts.state_dict().items()}
@@ -200,7 +203,7 @@ def check_shapes(parts: nn.Module, path: Path) -> None:
 
 
 def load_weights(parts: nn.Module, path: Path) -> None:
-    """Read weights into a module. Raises BundleError that names the tensor that is wrong."""
+    """Read weights into a module. Raises BundleError, which names the tensor that is wrong."""
     check_shapes(parts, path)
     found, wanted = from_int8(read_tensors(path), path), parts.state_dict()
     for name, tensor in sorted(found.items()):

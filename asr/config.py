@@ -26,11 +26,11 @@ from asr.training_config import DataConfig, TrainingConfig
 
 FORMAT = 1
 _RENAMED = {"search": "decoding", "piece_seconds": "chunk_seconds"}
-_MOST_FAULTS = 20  # that are explained: to look for the nearest key takes time
+_MOST_FAULTS = 20  # explained in a message; the search for the nearest key takes time
 
 
 class Config(FrozenModel):
-    """A recipe: everything that a run depends on, and all that a bundle stores of it."""
+    """A recipe: everything that a run depends on. A bundle stores it with all defaults."""
 
     format: int = FORMAT
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
@@ -44,12 +44,12 @@ class Config(FrozenModel):
 
     @property
     def step_seconds(self) -> float:
-        """Return the seconds of audio of an encoder step."""
+        """Return the seconds of audio that an encoder step covers."""
         return FRAMES_PER_STEP * self.features.hop_length / self.features.sample_rate
 
     @model_validator(mode="after")
     def _decode_as_trained(self) -> Self:
-        """Give the CTC head its share of training in decoding too, where the recipe has none."""
+        """Decode with the CTC weight of training, unless the recipe sets one for decoding."""
         if "ctc_weight" not in self.decoding.model_fields_set:
             decoding = self.decoding.model_copy(update={"ctc_weight": self.model.ctc_weight})
             object.__setattr__(self, "decoding", decoding)
@@ -132,9 +132,9 @@ class Config(FrozenModel):
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read a recipe and apply `key.key=value` overrides, their values written as YAML.
+    """Read a recipe and apply `key.key=value` overrides, whose values are written as YAML.
 
-    Raises ConfigError: no such file, not YAML, or a list of wrong keys and values.
+    Raises ConfigError for a missing file, for text that is not YAML, and for wrong keys and values.
     """
     values = read_yaml(path)
     for override in overrides or []:
@@ -156,7 +156,7 @@ def dump_config(config: Config) -> str:
 
 
 def positive_number(values: Any, *keys: str) -> int | float | None:
-    """Return a finite number above 0 that nested values have under the keys, or None."""
+    """Return the number under nested keys if it is finite and above 0, else None."""
     for key in keys:
         values = values.get(key) if isinstance(values, dict) else None
     is_number = isinstance(values, int | float) and not isinstance(values, bool)
@@ -164,9 +164,9 @@ def positive_number(values: Any, *keys: str) -> int | float | None:
 
 
 def apply_override(values: dict[str, Any], override: str) -> str:
-    """Set a `key.key=value` in the values of a recipe, and return its key.
+    """Apply a `key.key=value` override to the values of a recipe in place, and return its key.
 
-    Raises ConfigError where it is written in another way.
+    Raises ConfigError if it has another form, is no YAML, or one of its parent keys holds a value.
     """
     key, equals, text = override.partition("=")
     *parents, last = key.strip().split(".")
@@ -186,12 +186,12 @@ def apply_override(values: dict[str, Any], override: str) -> str:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return what is wrong, the first faults of many, as one sentence of `key: what` clauses."""
+    """Return the first faults as one sentence of `key: what` clauses, and count the others."""
     clauses, n_more = [], max(0, error.error_count() - _MOST_FAULTS)
     for item in error.errors()[:_MOST_FAULTS]:
         *parents, last = [str(part) for part in item["loc"]] or [""]
         is_unknown, value = item["type"] == "extra_forbidden", item["input"]
-        # Pydantic puts the chosen kind of a union into the location: it is no key of the file.
+        # Pydantic puts the chosen kind of a union into the location, but it is no key of the file.
         parts = [part for part in parents if part in _NAMES or part.isdigit()]
         parts += [last] if is_unknown or last in _NAMES or last.isdigit() else []
         key, what = ".".join(parts), item["msg"].removeprefix("Value error, ")

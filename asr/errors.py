@@ -3,11 +3,11 @@
 Everything else that goes wrong is a bug, and stays an ordinary exception with its traceback.
 """
 
-_LONGEST = 4000  # characters of a message: what it quotes of a file can be megabytes
+_LONGEST = 4000  # characters of a message, which may quote megabytes of a file
 
 
 class AsrError(Exception):
-    """Any failure that the user can fix; `exit_code` is that of the command line."""
+    """Any failure that the user can fix; the command line ends with its `exit_code`."""
 
     exit_code = 1
 
@@ -28,7 +28,7 @@ class DataError(AsrError):
 
 
 class NotWrittenError(DataError):
-    """A corpus for which the disk has no room; what is there of it stays."""
+    """A corpus that cannot be written, as on a full disk; the files already written stay."""
 
 
 class AudioError(AsrError):
@@ -40,12 +40,15 @@ class AudioError(AsrError):
 
 
 class BundleError(AsrError):
-    """A model bundle that is missing, damaged or of another program."""
+    """A model bundle that is missing, damaged or written by another program."""
 
     exit_code = 4
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out: Python's error, or torch's, which has a class on GPUs only."""
+    """Tell whether an error means that memory ran out.
+
+    Torch has a class for this error on GPUs only, so the message is searched for signs of it.
+    """
     signs = ("out of memory", "allocate memory", "bad_alloc", "failed to map", "start new thread")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)

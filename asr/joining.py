@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterable
 from functools import reduce
 
-# Scripts without spaces between words: Thai to Burmese, Khmer, kana and its punctuation. Spaces
-# beside Chinese characters are no part of a text (`asr.normalization.normalize_text`).
+# Scripts without spaces between words: Thai to Burmese, Khmer, kana and its punctuation. Chinese is
+# not among them: normalization removes spaces beside its characters (`asr.normalization`).
 UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u31ff\uff66-\uff9f"
 _BEGINS, _ENDS = re.compile(f"[{UNSPACED}]"), re.compile(f"[{UNSPACED}][!?,.]*$")
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Return texts one after the other, with a space between where their script has spaces."""
+    """Join texts in order, with a space between two unless both are in scripts without spaces."""
     return reduce(_joined, texts, "")
 
 

@@ -8,20 +8,22 @@ _HAN = r"\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _SPACE_BESIDE_HAN = re.compile(rf"(?<=[{_HAN}]) | (?=[{_HAN}])")
 HAN_LETTER = re.compile(rf"[{_HAN}]")
 
-# Punctuation that is a part of a word between two of its letters, and how it is written there:
+# Punctuation that is part of a word if it stands between two letters, and its normalized form:
 # apostrophes, hyphens, the middle dot of Catalan, maqaf, geresh and gershayim of Hebrew.
 _IN_WORDS = {c: "'" for c in "'\u2018\u2019"} | {c: "-" for c in "-\u2010"}
 _IN_WORDS |= {c: c for c in "\u00b7\u05be\u05f3\u05f4"}
 _MORE_PUNCTUATION = "|~<>"  # mathematical symbols that are not read aloud
-# Marks that are: percent, and, at, section, degree; Sindhi's "and" and "in", four of Burmese.
+# Marks that are read aloud: percent, and, at, section, degree; Sindhi's "and" and "in", four of
+# Burmese.
 _READ_ALOUD = "%\u2030&@\u00a7\u00b0\u06fd\u06fe\u104c\u104d\u104e\u104f"
-_ON_VOWELS = re.compile("[\u055b\u055c\u055e\u055f]")  # Armenian's, within a word
-# Circles that are typed for the Chinese zero after a number, or before one of a year.
+_ON_VOWELS = re.compile("[\u055b\u055c\u055e\u055f]")  # Armenian marks within a word
+# Circles that people type for the Chinese zero, after a numeral or before the last one of a year.
 _CIRCLES = re.compile("[\u25cb\u25ef](?: ?[\u25cb\u25ef])*")
 _NUMBERS = frozenset("一二三四五六七八九十百千万\u3007零廿卅两壹贰叁肆伍陆柒捌玖拾")
-# Invisible, joiners of letters aside: soft hyphens, directions of writing, byte order marks.
+# Invisible characters except joiners of letters: soft hyphens, directions of writing, byte order
+# marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
-_JOINERS = "\u200d\ufe0e\ufe0f"  # of emoji, and the first of letters
+_JOINERS = "\u200d\ufe0e\ufe0f"  # they join emoji; the first one also joins letters
 _REST_OF_EMOJI = re.compile(rf"(?<!\S)[{_JOINERS}]+")
 
 Case = Literal["upper", "lower", "lower_tr", "keep"]
@@ -29,20 +31,20 @@ Punctuation = Literal["keep", "remove"]
 
 
 def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "keep") -> str:
-    """Return text without differences of width (NFKC), case, and spaces beside Chinese characters,
-    and without invisible characters.
+    """Return text without differences of width (NFKC), case and spaces, or invisible characters.
 
-    Mandarin's word segmentation is no part of a transcript. Other spaces collapse to one, so that
-    "今天 ｇｏ  on" becomes "今天GO ON". Removed punctuation leaves a space.
+    Spaces beside Chinese characters are removed, because word segmentation is no part of a Mandarin
+    transcript. Other spaces collapse to one, so that "今天 ｇｏ  on" becomes "今天GO ON". Removed
+    punctuation leaves a space.
     """
     text = _INVISIBLE.sub("", text)
     if punctuation == "remove":
         text = _ON_VOWELS.sub("", text)
     text = unicodedata.normalize("NFKC", text)
     if case != "keep":
-        # A letter's other case may be several characters, such as those of ΐ.
+        # The other case of a letter, such as ΐ, may be several characters.
         text = unicodedata.normalize("NFKC", _cased(text, case))
-    # NFKC parts Thai's and Lao's letter AM, which everybody writes as one.
+    # NFKC splits the Thai and the Lao letter AM, which everybody writes as one character.
     text = text.replace("\u0e4d\u0e32", "\u0e33").replace("\u0ecd\u0eb2", "\u0eb3")
     if punctuation == "remove":
         text = _without_punctuation(text)
@@ -50,14 +52,14 @@ def normalize_text(text: str, case: Case = "upper", punctuation: Punctuation = "
 
 
 def _without_spaces(text: str) -> str:
-    # Runs of spaces come first: the pattern would try each of their ends from each of their starts.
+    # Runs of spaces collapse to one first, because the pattern removes only one space.
     return _SPACE_BESIDE_HAN.sub("", " ".join(text.split()))
 
 
 def _cased(text: str, case: Case) -> str:
-    """Return text in a case; in lower case İ is an i without a dot beside it.
+    """Return text in a case; in lower case İ becomes i, without a combining dot.
 
-    By `lower_tr`, of Turkish and Azeri, I is ı.
+    With `lower_tr`, for Turkish and Azeri, I becomes ı.
     """
     if case == "upper":
         return text.upper()
@@ -75,7 +77,7 @@ def _without_punctuation(text: str) -> str:
 
 
 def _zeros(circles: re.Match[str]) -> str:
-    """Return circles after a number, or before one of a year, as zeros."""
+    """Return circles as zeros if they follow a numeral or precede the last one of a year."""
     first, last = circles.span()
     before, after = circles.string[max(0, first - 1) : first], circles.string[last : last + 2]
     is_zero = before in _NUMBERS or (after[:1] in _NUMBERS and after[1:] == "年")

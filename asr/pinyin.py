@@ -13,9 +13,9 @@ Units = Callable[[str], list[str]]
 def units_of(kind: str) -> Units:
     """Return the function that splits a text into syllables with tones, or into their parts.
 
-    `kind` is `syllable` (zhong1) or `initial_final` (zh, ong1); other letters are units of their
-    own. With `letter` all are, which needs no pypinyin. Raises ConfigError where it is not
-    installed.
+    `kind` is `syllable` (zhong1) or `initial_final` (zh, ong1); each letter of another script is a
+    unit. With `letter` every letter is a unit, and pypinyin is not needed. The other kinds raise
+    ConfigError if pypinyin is not installed.
     """
     if kind == "letter":
         return _letters
@@ -27,7 +27,7 @@ def units_of(kind: str) -> Units:
             "model.encoder.sounds and decoding.method ctc_sounds are of Mandarin sounds, which "
             "pypinyin knows: pip install 'lrt-asr[chinese]'"
         ) from error
-    letters: Any = list  # it takes a list of texts too, which its types do not say
+    letters: Any = list  # `errors` may return a list too, which pypinyin's types do not say
 
     def syllables(text: str, style: Style) -> list[str]:
         return lazy_pinyin(
@@ -38,7 +38,7 @@ def units_of(kind: str) -> Units:
     def parts(text: str) -> list[str]:
         styles = (Style.INITIALS, Style.FINALS_TONE3)
         found = zip(*(syllables(text, style) for style in styles), strict=True)
-        # A letter is both; a syllable may have no initial.
+        # A letter is its own initial and final, and counts once; a syllable may have no initial.
         return [part for both in found for part in dict.fromkeys(both) if part]
 
     return parts if kind == "initial_final" else partial(syllables, style=Style.TONE3)

@@ -6,18 +6,18 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-# A number of units in a network: one above this is a typing error, reported before it allocates
-# memory. Layers are fewer, for each takes time to build.
+# A number of units in a network. A larger one is a typing error, and is reported before it takes
+# memory. The limit of layers is lower, because each takes time to build.
 Size = Annotated[int, Field(gt=0, le=1 << 16)]
 Layers = Annotated[int, Field(gt=0, le=1 << 7)]
 
-# What lhotse takes for a command (`pipe:`), for standard input (`-`) or for an address. A Path
-# has one slash of the two after a scheme.
+# A path that lhotse takes for a command (`pipe:`), for standard input (`-`) or for an address. Path
+# keeps only one of the two slashes after a scheme.
 _NOT_LOCAL = re.compile(r"pipe:|-\Z|[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 def check_local(path: Path) -> Path:
-    """Return the path of a file. Raises ValueError if a library could take it for a command."""
+    """Return a path. Raises ValueError if a library could take it for a command or an address."""
     if _NOT_LOCAL.match(str(path)):
         raise ValueError(
             f"{path} is a command or an address, which is not run or fetched: give a file's path"
@@ -27,7 +27,7 @@ def check_local(path: Path) -> Path:
 
 LocalPath = Annotated[Path, AfterValidator(check_local)]
 
-# A value that JSON has only where it is not None.
+# A value that JSON leaves out if it is None.
 T = TypeVar("T")
 OmitNone = Annotated[T | None, Field(exclude_if=lambda value: value is None)]
 

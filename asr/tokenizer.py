@@ -21,14 +21,15 @@ from asr.schema import FrozenModel
 PAD, SOS, EOS, UNK = 0, 1, 2, 3
 SPECIAL = (PAD, SOS, EOS, UNK)
 MOST_TOKENS = 1 << 18
-# sentencepiece itself makes pieces of 16 characters at most. A text is as many times as long as
-# its tokens.
+# Characters of a piece; the limit bounds the length of a decoded text. sentencepiece itself makes
+# pieces of 16 characters at most.
 _LONGEST_PIECE = 256
 
-# Of a sentencepiece model: pieces, settings of the trainer, the normalizer; and its rules.
+# Field numbers of a sentencepiece model: pieces, settings of the trainer, the normalizer. The line
+# below has that of the normalizer and those of the rules in it.
 _PARTS = (1, 2, 3)
 _NORMALIZER, _RULES = 3, (2, 6)
-_SIZES = {1: 8, 2: 0, 5: 4}  # bytes of a protobuf field by its kind, 0 where it says its own
+_SIZES = {1: 8, 2: 0, 5: 4}  # bytes of a protobuf field by its kind; 0: the field has its size
 
 _UNKNOWN = "\ue000"  # a character of private use, which no tokens have
 
@@ -36,9 +37,9 @@ _UNKNOWN = "\ue000"  # a character of private use, which no tokens have
 class TokenizerConfig(FrozenModel):
     """The kind of tokens, their number with the special tokens, and the normalization of texts.
 
-    For `char`, `vocab_size` is what the recipe expects, to describe a model without its corpus; in
-    training the corpus decides. `case` and `punctuation` hold for training texts, recognized texts
-    and their comparison.
+    For `char`, `vocab_size` is only the number that the recipe expects, so that it describes a
+    model without its corpus; in training the corpus decides. `case` and `punctuation` hold for
+    training texts, recognized texts and their comparison.
     """
 
     kind: Literal["char", "bpe", "unigram"] = "char"
@@ -74,7 +75,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], config: TokenizerConfig) -> "Tokenizer":
-        """Learn the tokens of training texts, normalized here.
+        """Learn the tokens of training texts, which are normalized here.
 
         Raises DataError if there is no text, or too little for the wanted vocabulary.
         """
@@ -128,25 +129,25 @@ class Tokenizer:
         return [self._sp.get_score(i) for i in range(self.vocab_size)]
 
     def within(self, text: str) -> list[int]:
-        """Return the tokens of a text where it follows a Chinese character.
+        """Return the token ids of a text that directly follows a Chinese character.
 
-        There is no space before it, which is put before each text for tokens of several characters.
+        No space precedes it, while `encode` puts one before each text unless tokens are characters.
         """
         tokens: list[int] = self._sp.encode(_UNKNOWN + self.normalize(text))
         return tokens[tokens.index(UNK) + 1 :] if UNK in tokens else tokens
 
     def unknown(self, texts: Iterable[str]) -> Counter[str]:
-        """Count the characters of texts that become UNK, a space as ▁."""
+        """Count the characters of texts that have no token; a space counts as ▁."""
         counts = Counter("".join(map(self.normalize, texts)).replace(" ", "▁"))
         known = set(self.tokens())
         return Counter({character: n for character, n in counts.items() if character not in known})
 
     def grown(self, characters: Iterable[str]) -> "Tokenizer":
-        """Return a tokenizer with a further token for each of these characters.
+        """Return a tokenizer with one more token for each of these characters.
 
-        The others keep their ids, and a text without these characters has the tokens that it had:
-        the score of a token that is one character decides on no other. The first of the new ones
-        counts as the commonest.
+        The other tokens keep their ids. A text without these characters keeps its tokens, because
+        the score of a one-character token affects no other token. The first new character counts as
+        the most frequent one.
         """
         score = min(self.scores()) - 1.0
         more = b"".join(_piece(character, score - i) for i, character in enumerate(characters))
@@ -155,15 +156,15 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return token ids of a text without SOS and EOS; an unknown character becomes UNK.
 
-        A tokenizer of texts without spaces, such as those of single words, has none for a space:
-        spaces are left out.
+        If no training text had a space, as in a corpus of single words, a space has no token and is
+        left out.
         """
         text = self.normalize(text)
         ids: list[int] = self._sp.encode(text if self._has_space else text.replace(" ", ""))
         return ids
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids; special tokens have none."""
+        """Return the text of token ids; special tokens have no text."""
         return self.normalize(self._sp.decode([t for t in tokens if t not in SPECIAL]))
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
@@ -171,10 +172,10 @@ class Tokenizer:
         return [self._sp.id_to_piece(t).replace("▁", " ") for t in tokens]
 
     def word_counts(self) -> list[int]:
-        """Return what each token adds to wc(Y) (Cahyawijaya 2021, eq. 4.1).
+        """Return how many words each token adds to wc(Y) (Cahyawijaya 2021, eq. 4.1).
 
-        For single characters that is 1. For longer tokens each Chinese character counts as a word,
-        and so does a token that begins one.
+        Special tokens add 0. If all others are single characters, each adds 1. Otherwise each
+        Chinese character counts as a word, and so does the beginning of another word.
         """
         tokens = self.tokens()[len(SPECIAL) :]
         is_char = all(len(token) == 1 for token in tokens)
@@ -182,9 +183,10 @@ class Tokenizer:
 
 
 def _check_model(model: bytes) -> None:
-    """Refuse a model (sentencepiece_model.proto) that rewrites texts, or tests itself when loaded.
+    """Raise BundleError for a model that rewrites texts, or that tests itself when it is loaded.
 
-    Rules of a normalizer or denormalizer can make any number of characters of a token.
+    The format is sentencepiece_model.proto. The rules of a normalizer or denormalizer can turn a
+    token into any number of characters.
     """
     try:
         for number, (key, content) in enumerate(_fields(model)):
@@ -207,7 +209,7 @@ def _check_model(model: bytes) -> None:
 
 
 def _piece(character: str, score: float) -> bytes:
-    """Return a token as a field of a sentencepiece model, whose text and score are fields too."""
+    """Return a token as a field of a sentencepiece model; its text and score are fields in it."""
     text = character.encode()
     content = bytes((0x0A, len(text))) + text + b"\x15" + struct.pack("<f", score)
     return bytes((0x0A, len(content))) + content
@@ -221,9 +223,9 @@ def _too_large() -> BundleError:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield the fields of a protobuf message by number, as bytes or a number.
+    """Yield the number and the content, bytes or an integer, of each field of a protobuf message.
 
-    Raises IndexError or ValueError where it is none.
+    Raises IndexError or ValueError if the bytes are no such message.
     """
     place = 0
 
@@ -239,7 +241,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
                 raise ValueError("a number of more than 10 bytes")
 
     while place < len(message):
-        key, kind = divmod(number() & 0xFFFFFFFF, 8)  # as protobuf's tags are cut
+        key, kind = divmod(number() & 0xFFFFFFFF, 8)  # protobuf cuts tags to 32 bits
         if kind == 0:
             yield key, number()
             continue

@@ -1,4 +1,4 @@
-"""What training alone reads of the configuration: its data, and how weights are trained."""
+"""The part of the configuration that only training reads: data, and how weights are trained."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -39,14 +39,14 @@ def _check_place(value: object) -> Path | str:
 
 
 def _check_places(value: object) -> object:
-    """Return several places, where one is given as well; what is none is for pydantic to refuse."""
+    """Return one place, or a list of them, as a tuple; pydantic refuses any other value."""
     if isinstance(value, str | Path):
         return (_check_place(value),)
     return tuple(map(_check_place, value)) if isinstance(value, list | tuple) else value
 
 
 Url = Annotated[str, PlainValidator(_check_url)]
-# A local path, or as a string a URL.
+# A Path is a local path, a string is a URL.
 PathOrUrl = Annotated[Path | str, PlainValidator(_check_place), PlainSerializer(str)]
 # One manifest is written as a path, several as a list of paths.
 Manifests = Annotated[
@@ -58,10 +58,10 @@ Manifests = Annotated[
 
 
 class ReplayConfig(FrozenModel):
-    """An older corpus, of which every epoch gets other utterances: `share` of its audio.
+    """An older corpus: `share` of an epoch's audio comes from it, other utterances in each epoch.
 
-    Utterances of `dev`, or, where it is not given, some held out of `train`, are the canary set: in
-    no training, they tell what is forgotten.
+    The canary set is utterances of `dev` or, if it is not given, utterances held out of `train`.
+    They are in no training, so their errors show what the model forgets.
     """
 
     train: LocalPath
@@ -72,12 +72,14 @@ class ReplayConfig(FrozenModel):
 class DataConfig(FrozenModel):
     """Where the cuts are, and how they become batches; durations are in seconds.
 
-    `train` is a manifest, or a list of several without an id in common. Both may be URLs; `allow`
-    are the folders, by URL, of recordings elsewhere that manifests may name. `batch_seconds` is the
-    audio in a batch of one process, each utterance as long as the longest; an optimizer step uses
-    `training.accumulate` such batches of each process. Training has each cut at each of
-    `speed_factors`, of which 1 is the original. `num_workers` processes read recordings and draw
-    their voices; without a number one does where there are voices and a processor for it.
+    `train` is a manifest, or a list of several that share no utterance. `train` and `dev` may be
+    URLs. `allow` lists URLs of further folders whose recordings the manifests may name.
+
+    `batch_seconds` is the most audio in a batch of one process, with each utterance padded to the
+    longest; an optimizer step uses `training.accumulate` such batches of each process. Training has
+    each cut once at each of `speed_factors`; 1 is the original speed. `num_workers` processes read
+    recordings and compute `augment.voices`. Without a number, one process does so if there are
+    voices and a free processor.
     """
 
     train: Manifests
@@ -105,7 +107,7 @@ class NoamSchedule(FrozenModel):
 
 
 class LinearSchedule(FrozenModel):
-    """From 0 up to `lr` over `warmup_steps`, then down to 0 at the last step."""
+    """A rate that rises from 0 to `lr` over `warmup_steps`, then falls to 0 after the last step."""
 
     kind: Literal["linear"]
     lr: PositiveFloat
@@ -128,12 +130,12 @@ class AdamConfig(FrozenModel):
 class MuonConfig(FrozenModel):
     """Muon (Jordan 2024) for the matrices of layers, Adam for all other weights.
 
-    The momentum of a matrix is made orthogonal, so that every direction of it learns as fast, and
-    scaled to the size of Adam's updates (Liu 2025, eq. 4) times `rate`; half of that for the two
-    factors of an LED, which both move their product. Convolutions, sparse values and an attention's
-    own weights but for `isab`'s feed-forward map are Adam's, as are embeddings and the maps to
-    tokens. It takes a time that does not depend on the batch, and computes in bfloat16 where the
-    device is faster in it.
+    The momentum of a matrix is made orthogonal, so that all its directions learn equally fast. Then
+    it is scaled to the size of Adam's updates (Liu 2025, eq. 4) times `rate`. The two factors of an
+    LED get half of that, because both move their product. Adam trains convolutions, sparse values,
+    embeddings and the maps to tokens. It also trains an attention's own weights, except the
+    feed-forward map of `isab`. The time of Muon does not depend on the batch. It computes in
+    bfloat16 where the device is faster in it.
     """
 
     kind: Literal["muon"]
@@ -153,8 +155,8 @@ class CurriculumConfig(FrozenModel):
 class IntermediateConfig(FrozenModel):
     """A CTC loss of Mandarin sounds on the output of an encoder layer, counted from 1.
 
-    `unit` is the syllable with its tone, or its parts (`initial_final`: zh, ong1); `weight` is
-    relative to the CTC loss of tokens. Training alone has it.
+    `unit` is the syllable with its tone, or its parts (`initial_final`: zh, ong1). `weight` is
+    relative to the CTC loss of tokens. Only training has this loss and its head.
     """
 
     layer: PositiveInt
@@ -165,23 +167,23 @@ class IntermediateConfig(FrozenModel):
 class TrainingConfig(FrozenModel):
     """How the weights are trained.
 
-    `average` is the number of best epochs (by validation CER) whose weights are averaged, without
-    those that are far worse than the best;
-    `checkpoint_steps` is the most steps that a killed run loses; `accumulate` is the number of
-    batches per process whose gradients are added before a step; `patience` ends the run after so
-    many epochs without a better validation CER; `precision: auto` is bfloat16 on a GPU that
-    computes in it and float32 elsewhere, `bfloat16` means processors too, and float32, with a
-    warning, where the device does not compute in it;
-    `weight_decay` λ subtracts λ · lr · W after each step from linear maps, convolutions, embeddings
-    and sparse weights (AdamW); `init` is a bundle whose weights and tokens a run starts with, such
-    as one of `asr compress`, and `freeze` are parts of the network that stay as they are.
-
-    With `consistency` above 0 each utterance has two views of other masks, and the CTC head is
-    drawn to say the same of both (CR-CTC; Yao 2025: 0.2); a step then takes twice the time and
-    memory.
-
-    With `shared_sounds` the CTC head's weights of a Mandarin character are its own plus those of
-    its syllable, initial and final, so that rare characters learn from others.
+    - `average`: the number of best epochs (by validation CER) whose weights are averaged, without
+      epochs that are far worse than the best.
+    - `checkpoint_steps`: the most steps that a killed run loses.
+    - `accumulate`: the number of batches per process whose gradients are added before a step.
+    - `patience`: the run ends after so many epochs without a better validation CER.
+    - `precision`: `auto` is bfloat16 on a GPU that computes in it, and float32 elsewhere.
+      `bfloat16` is for processors too; a device that does not compute in it uses float32, with a
+      warning.
+    - `weight_decay` λ: after each step λ · lr · W is subtracted from linear maps, convolutions,
+      embeddings and sparse weights (AdamW).
+    - `init`: a bundle whose weights and tokens a run starts with, such as one of `asr compress`.
+    - `freeze`: parts of the network that stay as they are.
+    - `consistency`: above 0, each utterance has two views with different masks, and the CTC head
+      learns to predict the same for both (CR-CTC; Yao 2025: 0.2). A step then takes twice the time
+      and memory.
+    - `shared_sounds`: the CTC head's weights of a Mandarin character are its own plus those of its
+      syllable, initial and final, so that rare characters learn from others.
     """
 
     epochs: Annotated[int, Field(gt=0, le=100_000)] = 30

@@ -3,14 +3,14 @@
     python -m benchmarks.attention [--lengths 512 1024 …] [--only linear performer …] [--record]
 
 A self-attention unit (dense projections, d_model 256, 4 heads, a batch of 1), forward in evaluation
-and a training step (dropout 0.1, forward and backward). What `full` is depends: torch's fused
-kernel in evaluation, a matrix of T × T in training, since torch drops no weights in its kernel on a
-CPU; `full, matrix` is the thesis's, with a matrix in both. Where Linformer overtakes the LRT
-(thesis fig. 3.5) `asr bench efficiency` shows.
+and a training step (dropout 0.1, forward and backward). `full` is torch's fused kernel in
+evaluation, and a matrix of T × T in training: torch's kernel on a CPU has no dropout of weights.
+`full, matrix` is the thesis's attention, with a matrix in both. `asr bench efficiency` shows at
+which length Linformer overtakes the LRT (thesis fig. 3.5).
 
-Each case is a process of its own with one thread. Seconds are the processor's, the least of its
-runs, so that other work on the machine counts little; memory is the rise of the peak of resident
-memory over what weights and input take. An exponent is the slope of a line through the logarithms.
+Each case is a process of its own with one thread. Seconds are processor time, the least of all
+runs, so that other work on the machine counts little. Memory is the rise of the peak of resident
+memory above what weights and input take. An exponent is the slope of a line through the logarithms.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def attention(kind: str, numbers: dict[str, Any], T: int) -> EncoderConfig:
 
 
 def unit(kind: str, numbers: dict[str, Any]) -> Make:
-    """Return what makes a self-attention unit for a length."""
+    """Return a function that makes a self-attention unit for a length."""
 
     def make(T: int) -> nn.Module:
         config = ModelConfig(d_model=256, n_heads=4, projection=DenseConfig())
@@ -102,7 +102,7 @@ def peak() -> float:
 
 
 def forget_peak() -> None:
-    """Let the peak be what is resident now."""
+    """Reset the peak to the memory that is resident now."""
     Path("/proc/self/clear_refs").write_text("5", "utf-8")
 
 
@@ -131,7 +131,7 @@ def run_case(make: Make, T: int, mode: str, connection: Any) -> None:
     run = runner(model, mode)
     d_model = next(p for p in model.modules() if isinstance(p, nn.LayerNorm)).normalized_shape[0]
     x = torch.randn(1, T, d_model)
-    run(x[:, :64])  # what the libraries keep is no part of it
+    run(x[:, :64])  # warm up: what the libraries keep is not counted
     forget_peak()
     before = peak()
     seconds: list[float] = []
@@ -146,7 +146,7 @@ def run_case(make: Make, T: int, mode: str, connection: Any) -> None:
 
 def measure(make: Make, T: int, mode: str) -> tuple[float, float]:
     """Return seconds and MiB of a case, measured in a process of its own."""
-    # A fork of a process that has imported torch and computed nothing is a fresh one, sooner.
+    # A fork of a process that has only imported torch is like a new process, and starts sooner.
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     process = context.Process(target=run_case, args=(make, T, mode, theirs))

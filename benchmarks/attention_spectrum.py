@@ -3,10 +3,11 @@
     python -m benchmarks.attention_spectrum BUNDLE CUTS [--most 100] [--plot FILE.png] [--record]
 
 Linformer rests on this (Wang et al. 2020, theorem 1 and figure 1; Merali 2020): P = softmax(Q Kᵀ /
-√d) is near a matrix of rank Θ(log n). Of each layer, head and utterance P is decomposed; tables
-tell which share of the sum of its singular values is in the largest quarter of them (the figure has
-128 of 512), and how many make 90 % of the sum, by the length n. A matrix of random numbers between
-0 and 1, its rows scaled to a sum of 1, is beside them. The bundle's attention must be full.
+√d) is near a matrix of rank Θ(log n). The script decomposes P of each layer, head and utterance.
+Its tables tell which share of the sum of the singular values is in the largest quarter of them (the
+figure has 128 of 512), and how many singular values make 90 % of the sum, by the length n. For
+comparison there is a matrix of random numbers between 0 and 1, its rows scaled to a sum of 1. The
+bundle's attention must be full.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from asr.reporting.plots import new_figure, save_figure
 from benchmarks import record
 from benchmarks.record import Result, Value
 
-_SHARE, _POINTS, _GROUPS = 0.9, 101, 4  # of the sum; of a curve; of lengths
+_SHARE, _POINTS, _GROUPS = 0.9, 101, 4  # share of the sum; points of a curve; groups of lengths
 
 
 def matrices(model: asr.Recognizer, waves: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -58,13 +59,13 @@ def spectrum(matrices_HSS: Tensor) -> np.ndarray:
 
 
 def needed(shares_HS: np.ndarray) -> np.ndarray:
-    """Return how many singular values make the share (H,)."""
+    """Return how many singular values make the share `_SHARE` of the sum, shape (H,)."""
     counts: np.ndarray = (shares_HS < _SHARE).sum(-1) + 1
     return counts
 
 
 def in_quarter(shares_HS: np.ndarray) -> np.ndarray:
-    """Return the share (H,) of the largest quarter."""
+    """Return the share of the largest quarter of the singular values, shape (H,)."""
     column: np.ndarray = shares_HS[:, math.ceil(shares_HS.shape[1] / 4) - 1]
     return column
 

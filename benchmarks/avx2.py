@@ -2,10 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.avx2 [--record]
 
-A VGG front end, forward and backward: on a processor with AVX2 alone the gradient of a
-convolution's weights is computed from copies (`asr.model.conv2d`). A wide matrix made orthogonal
-for Muon: by its Gram matrix, where it is in float32 (`asr.train.optimizer`). Times
-are the processor's, the medians of rounds.
+- A VGG front end, forward and backward: on a processor with AVX2 and no AVX-512 the gradient of a
+  convolution's weights is computed from copies (`asr.model.conv2d`).
+- A wide matrix made orthogonal for Muon: where it is in float32, by its Gram matrix
+  (`asr.train.optimizer`).
+
+Times are processor time, the medians of rounds.
 """
 
 import argparse
@@ -30,7 +32,7 @@ ROUNDS, D_MODEL, FREQS, FRAMES = 9, 256, 80, 480
 
 
 def in_turn(*runs: Callable[[], object]) -> list[Value]:
-    """Return the milliseconds of each, and how many times the last is as fast as the first."""
+    """Return the median ms of each run, and how many times the last is as fast as the first."""
     times: list[list[float]] = [[] for _ in runs]
     for round_ in range(ROUNDS + 1):
         for run, spent in zip(runs, times, strict=True):
@@ -58,7 +60,7 @@ def front_end(channels: tuple[int, int]) -> list[Value]:
 
 
 def orthogonal(shape: tuple[int, int]) -> list[Value]:
-    """Return the milliseconds of a matrix by each iteration and by its Gram matrix."""
+    """Return the ms to make a matrix orthogonal, by iterations on it and by its Gram matrix."""
     x: Tensor = torch.randn(1, *shape) / shape[0]
     return in_turn(lambda: optimizer._drawn(x), lambda: optimizer._drawn_by_gram(x))
 

@@ -38,7 +38,7 @@ def chromium(spoken: Path) -> Iterator[Browser]:
 
 @dataclass
 class Seen:
-    """What a browser did behind a page."""
+    """What a browser did behind a page: problems, requested URLs, and what a live session sent."""
 
     problems: list[str] = field(default_factory=list)
     urls: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Seen:
     starts: list[str] = field(default_factory=list)
 
     def watch(self, page: Page) -> None:
-        """Note errors, requests and what is sent of a live session."""
+        """Note the errors and requests of a page, and what its live session sends."""
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", lambda message: self.problems.append(message.text))
         page.on("request", lambda request: self.urls.append(request.url))
@@ -59,7 +59,7 @@ class Seen:
             self.starts.append(payload)
 
     def left(self, file: Path) -> list[str]:
-        """Return the requests that leave the page in a file."""
+        """Return the requested URLs that are not of the page, which is the file `file`."""
         own = (file.as_uri(), "blob:null/", "data:")
         return [url for url in self.urls if not url.startswith(own)]
 
@@ -78,7 +78,7 @@ def text_of(page: Page) -> str:
 
 
 def downloaded(page: Page, form: str) -> str:
-    """Return the file of a button."""
+    """Click the button of a format; return the content of the downloaded file."""
     with page.expect_download() as download:
         page.get_by_role("button", name=form, exact=True).click()
     assert download.value.suggested_filename.endswith(f".{form}")
@@ -86,7 +86,7 @@ def downloaded(page: Page, form: str) -> str:
 
 
 def keep_recordings(page: Page) -> None:
-    """Keep what the page makes a URL of, before it is opened: `recorded` returns the last one."""
+    """Keep what a page not yet opened will make URLs of; `recorded` returns the last recording."""
     page.add_init_script(
         "window.made = []; const make = URL.createObjectURL;"
         "URL.createObjectURL = (blob) => { made.push(blob); return make(blob); };"

@@ -2,11 +2,12 @@
 
     python -m benchmarks.contention [--seconds 4] [--rounds 3] [--quick] [--record]
 
-The model is the demo's, with random weights: training steps, beam searches, and answers of the
-service to four clients, a second. Cases: nothing else runs; 1, 2 and 4 busy loops run beside it; a
-cgroup has a quota. Settings take turns in each: `before` is torch without any variable (a thread
-for each core, which spins while it waits), `after` is what `asr` chooses (asr.runtime.threads) and
-changes with the load (asr.runtime.load), `one thread` is `asr --threads 1`.
+The model is the demo's, with random weights. The script counts training steps, beam searches, and
+answers of the service to four clients, in a second. Cases: nothing else runs; 1, 2 and 4 busy loops
+run beside it; a cgroup has a quota. In each case the settings take turns: `before` is torch without
+any variable (a thread for each core, which spins while it waits); `after` is what `asr` chooses
+(asr.runtime.threads) and changes with the load (asr.runtime.load); `one thread` is
+`asr --threads 1`.
 
 A number is the throughput over what the fair share of the CPUs allows: 1.00 is the throughput of
 the best setting with the CPUs idle, times the share. It may be above 1: a second thread gains less
@@ -44,11 +45,11 @@ SECONDS, UTTERANCES, TOKENS = 1.5, 16, 6  # of a batch for training; decoding ta
 CLIENTS = 4
 _PERIOD = 100_000  # µs
 _BUSY = "import os\nwhile os.getppid() == {}:\n for _ in range(10**6): pass"
-Rates = dict[tuple[str, str], float]  # by work and setting, of a second
+Rates = dict[tuple[str, str], float]  # times in a second, by work and setting
 
 
 def run(work: str, setting: str) -> None:
-    """Work: a line in has seconds, a line out how often it was done in a second."""
+    """Work for the seconds in each input line; print how often it was done in a second."""
     if setting != "before":  # and before torch is imported
         set_threads(choose_threads(1 if setting == "one thread" else None))
     import torch

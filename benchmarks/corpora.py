@@ -3,9 +3,9 @@
     python -m benchmarks.corpora SPEECH OUT
     asr prepare table SPEECH/words20 OUT/words20.csv data/words20
 
-SPEECH has the folders of benchmarks/recipes/README.md. OUT has a table for each corpus then, and
-the lists of words for `asr train-lm --words`. With `--counts ARPA` also `triples.txt`, the pairs
-and triples of words of a 3-gram model in the ARPA format.
+SPEECH has the folders of benchmarks/recipes/README.md. The script writes to OUT a table for each
+corpus, and the lists of words for `asr train-lm --words`. With `--counts ARPA` it also writes
+`triples.txt`, the pairs and triples of words of a 3-gram model in the ARPA format.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def _row(row: Row, file: str, speaker: str, name: str) -> Row:
 
 
 def counts(arpa: Iterable[str]) -> Iterator[str]:
-    """Yield "words count" for each pair and triple of Chinese words, of a billion words.
+    """Yield "words count" for each pair and triple of Chinese words, as of a billion words.
 
     `arpa` are the lines of a 3-gram model, in which a triple follows its first pair.
     """

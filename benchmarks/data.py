@@ -50,7 +50,7 @@ def corpus(root: Path, n: int) -> Config:
 
 
 def loading(config: Config) -> float:
-    """Return the median seconds of a batch."""
+    """Return the median seconds to load a batch."""
     cuts = load_training_cuts(config.data)
     tokenizer = Tokenizer.train(map(text_of, cuts), config.tokenizer)
     dataset = SpeechDataset(config.features.build(), tokenizer, RATE)

@@ -3,9 +3,9 @@
     python -m benchmarks.data_curve TITLE FILE.png
 
 TITLE is that of a table of docs/results.md with the columns minutes, speakers and CER (%), as
-`benchmarks.little_data` measures them. The trainings that have all of the corpus' speakers are a
-line, those with fewer are single points; where a table tells the errors of each seed, these are
-small points. Of a table with a column `WeNet's CER (%)` a dashed line and hollow points show these.
+`benchmarks.little_data` measures them. The trainings with all speakers of the corpus are a line,
+trainings with fewer are single points. Errors of each seed, if the table has them, are small
+points. The values of a column `WeNet's CER (%)` are a dashed line and hollow points.
 """
 
 import argparse

@@ -2,10 +2,10 @@
 
     python -m benchmarks.decoding_methods BUNDLE DATA WORK [--most 300] [--lm-epochs 10] [--record]
 
-In WORK: a Transformer language model and a trigram (`asr train-lm`, without and with `--order 3`),
-both of the train transcripts alone. Weights are found on at most `--most` utterances
-of dev as by `asr tune`; test is decoded once with each row's. BUNDLE is only read; run it where the
-bundle's own paths of data hold.
+The script trains two language models in WORK, of the train transcripts alone: a Transformer and a
+trigram (`asr train-lm`, without and with `--order 3`). Weights are found on at most `--most`
+utterances of dev, as by `asr tune`; test is decoded once with the weights of each row. BUNDLE is
+only read. Run the script in a folder where the paths of data in the bundle's configuration hold.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.record import Result, Value
 def searches(
     recognizer: Recognizer, data: Path, most: int, lms: dict[str, Path]
 ) -> dict[str, DecodingOptions]:
-    """Return the rows of the table; what is tuned is tuned here, on dev."""
+    """Return the options of each row of the table, by its name; tune weights here, on dev."""
     own = recognizer.config.decoding
     rows = {
         "decoder alone": own.model_copy(update={"ctc_weight": 0.0}),
@@ -61,7 +61,7 @@ def language_models(args: argparse.Namespace, recognizer: Recognizer) -> dict[st
 
 
 def row(recognizer: Recognizer, data: Path, name: str, search: DecodingOptions) -> list[Value]:
-    """Decode dev and test once."""
+    """Decode dev and test once; return the row of the table."""
     dev, test = (
         evaluate(recognizer, load_cuts(data / f"{part}.jsonl.gz"), search)
         for part in ("dev", "test")

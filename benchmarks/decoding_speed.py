@@ -3,14 +3,16 @@
     python -m benchmarks.decoding_speed [--quick] [--batches 1 8 32] [--rounds 5] [--before FOLDER]
 
 Random weights of the papers' shapes, vocabulary 4364, 4.5 s of audio, 112 encoder positions, beam
-8, exactly 24 tokens, on a CPU; whole recognizers, from the waveform, by one utterance. Other
+8, exactly 24 tokens, on a CPU. Whole recognizers begin with the waveform, of one utterance. Other
 engines: `pip install transformers ctranslate2 sherpa-onnx`; those that are not installed are left
 out. sherpa-onnx has the encoder and the CTC head of the LRT, and decodes greedily. FOLDER is a
-checkout of aa6b0bc, whose decoders are `before` (`benchmarks.first_joint`). A
-setting is how many share a batch and the threads of each: ours and `generate` share it as processes
-(as `asr transcribe --jobs` does), CTranslate2 as its own workers. Subjects take turns, of as many
-batches as hold 16 utterances; only one works at a time, and the threads of the last one are
-asleep when the next begins. A number is the median of its turns in the best setting of its row.
+checkout of aa6b0bc, whose decoders are `before` (`benchmarks.first_joint`).
+
+A setting is the number of workers that share a batch, and the threads of each. Workers are
+processes for our engine and `generate` (as with `asr transcribe --jobs`), and CTranslate2's own
+workers. Subjects take turns of as many batches as hold 16 utterances. Only one works at a time; the
+threads of the last one are asleep when the next begins. A number is the median of the turns in the
+best setting of its row.
 """
 
 import argparse
@@ -73,7 +75,7 @@ def frontend() -> Run:
 
 
 def build(subject: str, workers: int, threads: int) -> Run:
-    """Return what a process measures."""
+    """Return the run that a process measures."""
     name = subject.partition(" ")[0]
     if name.startswith("ctranslate2"):
         return ctranslate2_translate("int8" if "int8" in name else "float32", workers, threads)
@@ -91,7 +93,7 @@ def build(subject: str, workers: int, threads: int) -> Run:
 
 
 def serve(subject: str, workers: int, threads: int) -> None:
-    """Run batches: a line in has a batch size and how often, a line out says `done`."""
+    """Run batches: each input line has a batch size and how often; print `done` after it."""
     run = build(subject, workers, threads)
     run(workers if subject.startswith("ctranslate2") else 1)
     print("ready", flush=True)
@@ -103,7 +105,7 @@ def serve(subject: str, workers: int, threads: int) -> None:
 
 
 class Subject:
-    """Hold one subject in one setting: a process, or as many as share a batch."""
+    """One subject in one setting: a process, or several that share a batch."""
 
     def __init__(self, name: str, workers: int, threads: int, before: str | None) -> None:
         self.name, self.workers = name, workers
@@ -153,7 +155,7 @@ class Subject:
 
 
 def takes(name: str, workers: int, batch: int) -> bool:
-    """Tell whether a batch is measured by so many workers: some of ours only by one utterance."""
+    """Tell whether a batch is measured with so many workers; some subjects have one utterance."""
     is_alone = name in (*WHOLE, *SURE, "before lrt sure") or name.startswith("sherpa")
     return batch % workers == 0 and (batch == 1 or not is_alone)
 

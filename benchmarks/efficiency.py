@@ -1,7 +1,9 @@
 """Record the main tables of a study that `asr bench efficiency` made.
 
-asr bench efficiency --out exp/efficiency
-python -m benchmarks.efficiency exp/efficiency/efficiency.json [--record]
+The first command makes the study, the second one records its tables:
+
+    asr bench efficiency --out exp/efficiency
+    python -m benchmarks.efficiency exp/efficiency/efficiency.json [--record]
 """
 
 import argparse
@@ -25,7 +27,7 @@ def value(row: Measurement, unit: str) -> Value:
 
 
 def by_length(rows: list[Measurement], mode: str, unit: str, title: str) -> Result:
-    """Return one measure of every model by length."""
+    """Return the table of one measure (`unit`) of every model by length."""
     own = [row for row in rows if row.mode == mode]
     lengths = list(dict.fromkeys(row.length for row in own))
     cases = {(row.title, row.length): value(row, unit) for row in own}

@@ -1,5 +1,7 @@
-"""Run other engines with the shape of ours: transformers and CTranslate2 as decoders, sherpa-onnx
-as a whole recognizer."""
+"""Run other engines with the shape of ours.
+
+transformers and CTranslate2 run as decoders, sherpa-onnx as a whole recognizer.
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -46,7 +48,7 @@ def transformers_generate() -> Run:
 def ctranslate2_translate(compute_type: str, workers: int, threads: int) -> Run:
     """Return a run of CTranslate2 with our decoder's shape and the smallest encoder it can have.
 
-    Its encoder reads as many symbols as we have encoder positions: one layer of 512 numbers.
+    Its encoder is one layer of width 512 and reads as many symbols as we have encoder positions.
     """
     import ctranslate2
 
@@ -71,8 +73,8 @@ def ctranslate2_translate(compute_type: str, workers: int, threads: int) -> Run:
 def sherpa_onnx_ctc(waves: torch.Tensor, is_small: bool, threads: int) -> Run:
     """Return a run of sherpa-onnx from waveforms (B, N), by the encoder and CTC head of our LRT.
 
-    That is all it can take of the model: it decodes greedily, without the decoder. `is_small` is
-    the front end of best.yaml.
+    sherpa-onnx can take no more of the model: it decodes greedily, without the decoder. `is_small`
+    takes the front end of best.yaml.
     """
     import sherpa_onnx
 

@@ -1,7 +1,7 @@
-"""Run the joint search of aa6b0bc, the first plan's, for `benchmarks.decoding_speed --before`.
+"""Run the joint search of commit aa6b0bc (the first plan) for `decoding_speed --before`.
 
-It runs with a checkout of that commit as PYTHONPATH, so its modules are found by their names there.
-The decoder and the CTC head know the text, as `benchmarks.our_decoders` with `sure`.
+It runs with a checkout of that commit as PYTHONPATH, so modules have the names of that commit. The
+decoder and the CTC head know the text, as in `benchmarks.our_decoders` with `sure`.
 """
 
 import sys
@@ -13,7 +13,7 @@ STEPS, BEAM, TOKENS, VOCAB, D, CTC_WEIGHT = 112, 8, 24, 4364, 512, 0.3
 
 
 def serve(threads: int) -> None:
-    """Search one utterance's text as often as each line in says; a line out says `done`."""
+    """Search one utterance's text as often as each input line says; print `done` after it."""
     decoding, tokenizer = import_module("asr.decoding"), import_module("asr.tokenizer")
     score, search = import_module("asr.score"), import_module("asr.search")
     torch.set_num_threads(threads)

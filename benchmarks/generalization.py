@@ -4,13 +4,12 @@
         [--rates 5e-4 1e-3 2e-3] [--remedy NAME key=value …] [--control NAME key=value …] [--record]
 
 The recipe's network with dense maps is compared with a dense one of half its parameters, and with
-LRTs of half and of as many parameters; sizes match to 1 %. One rule for all: a training has the
-recipe's epochs, long enough to over-fit; its epoch of the least dev CER is measured on the test
-set. Each rate is tried with the first seed, and the one of the least dev CER is used with the other
-seeds. A remedy is the LRT of equal size with other values, a control the dense network with them,
-with the rates searched in the same way.
-Intervals hold 95 % of bootstrap samples of seeds and utterances. Finished trainings in WORK are not
-repeated, killed ones go on.
+LRTs of half and of as many parameters. Sizes match to 1 %. One rule holds for all: a training has
+the recipe's epochs, which are enough to over-fit, and its epoch with the least dev CER is measured
+on the test set. Each rate is tried with the first seed. The rate with the least dev CER is used
+with the other seeds. A remedy is the LRT of equal size with other values, a control is the dense
+network with other values; rates are searched in the same way. Intervals hold 95 % of bootstrap
+samples of seeds and utterances. Finished trainings in WORK are not repeated, killed ones go on.
 """
 
 import argparse
@@ -57,7 +56,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Measured:
-    """A training: rates of characters, losses by epoch, and errors and lengths by utterance."""
+    """A training: CER and losses by epoch, and errors and lengths (characters) by utterance."""
 
     history: list[dict[str, float]]
     errors_N: np.ndarray
@@ -65,7 +64,7 @@ class Measured:
 
     @property
     def best(self) -> dict[str, float]:
-        """Return the epoch of the least dev CER, the last of equals, which the bundle has."""
+        """Return the epoch with the least dev CER, the last one of equals, as in the bundle."""
         return min(self.history, key=lambda row: (row["val_cer_percent"], -row["epoch"]))
 
     @property
@@ -120,7 +119,7 @@ def parameters(base: ModelConfig, n_freqs: int, n_tokens: int, changes: dict[str
 
 
 def low_rank(sizes: dict[str, int], size: Size, target: int) -> dict[str, Any]:
-    """Return LEDs of about these sizes: the rank is matched to the target, then `d_inner`."""
+    """Return values of LEDs of about these sizes: match the rank to the target, then `d_inner`."""
 
     def ranked(rank: int) -> dict[str, Any]:
         return {**sizes, "projection": {"kind": "low_rank", "rank": rank}}
@@ -180,7 +179,7 @@ def measured(network: Network, rate: float, seed: int, args: argparse.Namespace)
 
 
 def _counted(bundle: Path, cuts: Path) -> list[tuple[int, int]]:
-    """Return the errors and the characters of each utterance, all texts shown."""
+    """Return the errors and the characters of each utterance, uncertain texts included."""
     recognizer, found = asr.load(bundle, "cpu"), list[UtteranceErrors]()
     options = recognizer.config.decoding.changed({"confidence_threshold": 0.0})
     evaluate(recognizer, load_cuts(cuts), options, on_group=lambda _, group: found.extend(group))

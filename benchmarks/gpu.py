@@ -41,7 +41,7 @@ _ROUND = 4  # different batches, in turn; the losses of the last round are compa
 
 @dataclass(frozen=True)
 class Sizes:
-    """What differs in a dry run."""
+    """The sizes of a measurement; those of a dry run differ."""
 
     device: torch.device
     changes: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ def peak(device: torch.device) -> float | None:
 
 
 def train(sizes: Sizes, variant: Variant) -> Trained:
-    """Train from the same weights on the same batches."""
+    """Train a variant, from the same weights on the same batches as the others."""
     device = sizes.device
     bundle = random_bundle(RECIPE, sizes.changes)
     batches = [

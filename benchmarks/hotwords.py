@@ -2,15 +2,16 @@
 
     python -m benchmarks.hotwords BUNDLE TRAIN CUTS [--most 1000] [--phrases 200] [--record]
 
-The phrases are pieces of the texts of half of CUTS, such as `dev.jsonl.gz`, which texts of TRAIN
-have at most `--often` times: two to four Chinese characters, or one or two words, which the model
-can write, at most one of a text, none within another. To these come pieces of the training texts,
-up to 1,000 phrases in all, most of which no utterance has. Recall is the share of the rare phrases'
-occurrences in the references that the texts have too; a false alarm is an occurrence of any phrase
-in a text more than in its reference, as a share of the words (Chinese characters) of all
-references. CER elsewhere is that of the utterances without a rare phrase. Each utterance is decoded
-alone, without and with hotwords in turn, by one encoder pass, whose time all have in theirs, and
-with all that is uncertain.
+The rare phrases are pieces of the texts of half of CUTS, such as `dev.jsonl.gz`, that the texts of
+TRAIN have at most `--often` times. A piece has two to four Chinese characters, or one or two words,
+which the model can write. A text gives at most one phrase, and no phrase is within another. Pieces
+of the training texts are added, up to 1,000 phrases in all; most of these are in no utterance.
+
+Recall is the share of the rare phrases' occurrences in the references that the texts have too. A
+false alarm is an occurrence of any phrase in a text beyond those in its reference, as a share of
+the words (Chinese characters) of all references. CER elsewhere is that of the utterances without a
+rare phrase. Each utterance is decoded alone, without and with hotwords in turn, and uncertain texts
+count too. All ways share one encoder pass, and the time of each includes it.
 """
 
 import argparse
@@ -82,7 +83,10 @@ def _is_known(model: Recognizer, phrase: str) -> bool:
 
 @dataclass
 class Counts:
-    """What one way of decoding made of the utterances; errors and units are of those elsewhere."""
+    """Counts of one way of decoding; `errors` and `elsewhere` (units) are of the other utterances.
+
+    The other utterances are those without a rare phrase.
+    """
 
     wanted: int = 0
     found: int = 0
@@ -123,7 +127,7 @@ class Counts:
 def decoded(
     model: Recognizer, waves: list[Tensor], options: list[DecodingOptions]
 ) -> list[tuple[list[str], float]]:
-    """Return the texts of each of several options, and the process time; encoding is theirs too."""
+    """Return texts and process seconds for each of several options; each includes the encoding."""
     texts: list[list[str]] = [[] for _ in options]
     seconds = [0.0 for _ in options]
     for wave in waves:

@@ -4,9 +4,9 @@
         [--most 1000] [--record]
 
 Each utterance is encoded once and decoded by both searches in turn, alone, for its best text, with
-each beam. Printed are the utterances whose texts differ, the largest difference of scores, and the
-ratio of the CPU times of both searches, without encoder and front end. With any difference of the
-texts, or of 1e-4 of the scores, the exit code is 1.
+each beam. The table has the number of utterances whose texts differ, the largest difference of
+scores, and the ratio of the CPU times of both searches, without encoder and front end. The exit
+code is 1 if any texts differ, or scores by more than 1e-4.
 """
 
 import argparse

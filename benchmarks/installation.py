@@ -4,8 +4,8 @@
 
 The packages come from the index that pip is configured for, in the versions of constraints.txt. An
 extra is installed beside what inference needs, measured and removed again. The commands run in a
-temporary folder, where the repository cannot be imported. Seconds are of the processor, the least
-of four runs, with the start of the interpreter.
+temporary folder, where the repository cannot be imported. Seconds are processor time, the least of
+four runs, with the start of the interpreter.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Environment:
         subprocess.run(command, check=True, cwd=self.work)
 
     def installed(self) -> set[str]:
-        """Return the names of the packages."""
+        """Return the names of the installed packages."""
         command = [str(self.bin / "python"), "-m", "pip", "list", "--format", "json"]
         listed = subprocess.run(command, check=True, capture_output=True, cwd=self.work).stdout
         return {package["name"] for package in json.loads(listed)}

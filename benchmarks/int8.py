@@ -2,11 +2,11 @@
 
     python -m benchmarks.int8 BUNDLE CUTS [--dev DEV] [--utterances N] [--energy 0.9] [--record]
 
-Speed is from features to the log-probabilities of the CTC head, one utterance at a time; the
-variants take turns with each utterance, and the processor's time is counted. CER is greedy CTC's.
-Graphs are calibrated on utterances of DEV (default: the recipe's), the same for onnxruntime's
-static quantization, which finds ranges by the least and the largest value. The last rows are the
-bundle after SVD.
+Speed is from features to the log-probabilities of the CTC head, one utterance at a time. The
+variants take turns with each utterance, and processor time is counted. CER is that of greedy CTC.
+Graphs are calibrated on utterances of DEV (default: the recipe's). onnxruntime's static
+quantization gets the same utterances, and finds ranges by the least and the largest value. The last
+rows are the bundle after SVD.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def by_graph(path: Path) -> Run:
 def variants(
     source: Path, dev: Path | None, energy: float, out: Path
 ) -> dict[str, tuple[int, Run]]:
-    """Return bytes and a run by name."""
+    """Return the size in bytes and a run of each variant, by its name."""
     found: dict[str, tuple[int, Run]] = {}
 
     def add(name: str, path: Path, run: Run) -> None:
@@ -94,7 +94,7 @@ def variants(
 
 
 def dynamic(source: Path, out: Path) -> Path:
-    """Write what onnxruntime makes of a graph without calibration."""
+    """Quantize a graph by onnxruntime without calibration, and write it to `out`."""
     from onnxruntime.quantization import quantize_dynamic
 
     quantize_dynamic(source, out, per_channel=True)
@@ -102,7 +102,7 @@ def dynamic(source: Path, out: Path) -> Path:
 
 
 def static(source: Path, inputs: Sequence[Batch], out: Path) -> Path:
-    """Write what onnxruntime makes of a graph with calibration."""
+    """Quantize a graph by onnxruntime with calibration on `inputs`, and write it to `out`."""
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]

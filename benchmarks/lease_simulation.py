@@ -1,11 +1,11 @@
-"""The lease protocol of `asr.transcription.leases` with many workers, in simulated time.
+"""Simulate the lease protocol of `asr.transcription.leases` with many workers.
 
     python -m benchmarks.lease_simulation --workers 1000 --shares 1000000
 
 A share has three recordings. Workers are the real ones, their store is in memory, and each request
-takes a drawn time. Workers are killed at random, and others take their place. Printed are the
-recordings that were lost or written twice, how many were decoded more than once, and requests per
-second.
+takes a drawn time. Time is simulated. Workers are killed at random, and others take their place.
+The script prints how many recordings were lost, written twice or decoded more than once, and the
+requests per second.
 """
 
 import argparse
@@ -29,7 +29,7 @@ _SIZE = 3  # recordings of a share
 
 
 class _Jump(selectors.DefaultSelector):
-    """Waits for no file; what would be waited is added to a clock."""
+    """A selector that waits for no file; it adds the time of each wait to a clock."""
 
     now = 0.0
 
@@ -211,7 +211,7 @@ class Simulation:
         await asyncio.gather(*(self._place() for _ in range(self.n_workers)))
 
     def run(self) -> dict[str, float]:
-        """Return what came of it."""
+        """Run the workers; return the counts by name."""
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(self._run())
             seconds = runner.get_loop().time()

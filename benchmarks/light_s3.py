@@ -1,11 +1,11 @@
-"""A storage with the few requests of S3 that preparing a corpus and a shared job make.
+"""Serve the few requests of S3 that preparing a corpus and a shared job make.
 
     python -m benchmarks.light_s3 RECORDINGS LATENCY
 
-It prints its port. Bucket `corpus` holds the recordings, all the same silent one under names of
-their own; what is written to any bucket is kept in memory. Each answer comes LATENCY seconds late,
-without a thread that waits. So it takes little of the processors that the benchmark measures, a
-tenth of what moto's server takes for a request. No key is checked.
+The server prints its port. Bucket `corpus` holds the recordings, all the same silent one under
+names of their own. What is written to any bucket is kept in memory. Each answer comes LATENCY
+seconds late, without a thread that waits. So the server takes little of the processors that the
+benchmark measures, a tenth of what moto's server takes for a request. No key is checked.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class _Storage:
     def answer(
         self, method: str, target: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, str, bytes]:
-        """Return status, headers and body."""
+        """Return status, headers and body of the answer to a request."""
         url = urlsplit(target)
         key = unquote(url.path).strip("/")
         if "/" not in key:  # a bucket
@@ -114,7 +114,7 @@ class _Connection(asyncio.Protocol):
         self._storage, self._latency, self._got = storage, latency, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what answers are written to."""
+        """Keep the transport, to which answers are written."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 

@@ -4,11 +4,12 @@
         [--audio 60] [--set NAME key=value …] [--seeds 1 2 3] [--record]
 
 DATA is a folder of `asr prepare` whose splits have different speakers. Every training has `--audio`
-hours of audio, so that all take about the same time: a small part of the corpus comes more often,
-and epochs of its recipe are scaled. Dev chooses the epochs and test is measured, by greedy CTC;
-without a test the speakers of dev are halved for the two. Each `--set` is one more training with
-all of the corpus and these values changed, for an ablation. Every training is done with each of the
-seeds, and their mean is told. Finished trainings in WORK are not repeated, killed ones go on.
+hours of audio, so that all take about the same time: a small part of the corpus is repeated more
+often, and the epochs of the recipe are scaled. Dev chooses the epochs and test is measured, by
+greedy CTC. Without a test, the speakers of dev are halved for the two. Each `--set` is one more
+training with all of the corpus and these values changed, for an ablation. Every training is done
+with each of the seeds, and the table has the means. Finished trainings in WORK are not repeated,
+killed ones go on.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def choosing_and_measured(data: Path) -> tuple[list[Cut], list[Cut]]:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training was of, and what its bundle's errors are, as shares of 1."""
+    """The data of a training, and the error rates (1 is 100 %) of its bundle."""
 
     hours: float
     speakers: int
@@ -134,7 +135,7 @@ def run(case: Case, args: argparse.Namespace, seed: int) -> Trained:
 
 
 def scaled(config: Config, epochs: int) -> list[str]:
-    """Return the values of a training in so many epochs, in which the rest begins at its share."""
+    """Return the values of a training in so many epochs; curriculum and pauses are scaled too."""
     share = epochs / config.training.epochs
     values = [f"training.epochs={epochs}"]
     if curriculum := config.training.curriculum:
@@ -164,7 +165,7 @@ def row_of(name: str, seeds: Sequence[Trained]) -> list[Value]:
 
 
 def measure(bundle: Path, measured: Path) -> Evaluation:
-    """Evaluate by greedy CTC, with all that is uncertain."""
+    """Evaluate a bundle by greedy CTC; uncertain texts count too."""
     recognizer = asr.load(bundle, "cpu")
     changes = {"method": "ctc_greedy", "confidence_threshold": 0.0}
     options = recognizer.config.decoding.model_copy(update=changes)

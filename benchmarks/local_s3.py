@@ -1,4 +1,4 @@
-"""S3 on this machine, by moto's server or a light one, and recordings of tones for its jobs."""
+"""Run S3 on this machine, by moto's server or a light one, and write recordings for its jobs."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def _running(command: list[str]) -> Iterator[int]:
 
 
 def use_s3(port: int, address: str = "127.0.0.1") -> None:
-    """Lead the S3 of this process and its children to a server."""
+    """Point the S3 clients of this process and its children to a server."""
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": f"http://{address}:{port}",
@@ -77,6 +77,6 @@ def write_recordings(folder: Path, n: int, seconds: float) -> list[Path]:
 
 
 def write_bundle(folder: Path, changes: list[str]) -> None:
-    """Write the demo's model with random weights, which guesses."""
+    """Write the demo's model with random weights, so that it guesses."""
     changes = [*changes, "decoding.confidence_threshold=0"]
     random_bundle("demo/lrt", changes).save(folder, "Random weights.")

@@ -4,10 +4,13 @@
 
 Each file is the recordings of CUTS (test.jsonl.gz) in turn, with pauses of 0.3 to 1 s between, as
 FLAC. Each length is a process of its own, so that the peak of memory is its own. Loading the
-bundle is not timed; its memory and the interpreter's are in the peak. The last columns are the
-characters in which the file's text differs from the recordings' own texts, as they are recognized
-one by one; those in which it differs from the texts of the chunks that it was cut to, each
-recognized by itself; and how often the times of segments and tokens go back.
+bundle is not timed; its memory and the interpreter's are in the peak. The last columns are
+
+- the characters in which the file's text differs from the texts of the recordings, recognized one
+  by one;
+- the characters in which it differs from the texts of the chunks that it was cut to, each
+  recognized by itself;
+- how often the times of segments and tokens go back.
 """
 
 import argparse
@@ -36,7 +39,7 @@ from benchmarks.record import Result, Value
 
 
 def write_speech(path: Path, seconds: int, waves: list[Tensor], rate: int) -> list[int]:
-    """Write recordings in turn, whole, then silence up to the length; return which they are."""
+    """Write whole recordings in turn, then silence up to the length; return their indices."""
     rng, used = np.random.default_rng(0), []
     with sf.SoundFile(path, "w", rate, 1) as file:
         left = seconds * rate
@@ -60,7 +63,7 @@ def chunks_alone(model: Recognizer, recording: Path) -> str:
 
 
 def measure(bundle: Path, recording: Path) -> None:
-    """Print seconds, the peak of memory in MiB, the text, and the times in their order."""
+    """Print the seconds, the peak of memory in MiB, the text, and the times in their order."""
     model = asr.load(bundle, "cpu")
     start = time.perf_counter()
     found = model.transcribe(recording)

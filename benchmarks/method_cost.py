@@ -2,9 +2,9 @@
 
     python -m benchmarks.method_cost BUNDLE CUTS [--every 8] [--rounds 5] [--record]
 
-One thread; the methods take turns on every 8th utterance, each round in the same process. A number
-is the median of the rounds but the first, per utterance, with and without encoding, for the n best
-of the bundle's configuration and for the best text alone.
+One thread. The methods take turns on every 8th utterance, all rounds in the same process. A number
+is the median of all rounds but the first, per utterance, with and without encoding, for the n best
+texts of the bundle's configuration and for the best text alone.
 """
 
 import argparse
@@ -28,7 +28,7 @@ METHODS = ("joint", "rescore", "ctc_beam", "ctc_greedy")
 def milliseconds(
     recognizer: Recognizer, waves: list[Tensor], options: DecodingOptions | None
 ) -> float:
-    """Return the processor time of an utterance; without options, of its encoding alone."""
+    """Return the processor time of an utterance in ms; without options, of its encoding alone."""
     begin = time.process_time()
     for wave in waves:
         ((_, encoded),) = recognizer.encode([wave])

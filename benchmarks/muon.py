@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.muon [--record]
 
-The optimizer's step (`asr.train.optimizer`) of the layers of a low-rank network and of a dense one,
-with all matrices of one size at once and with each alone, in turn. Times are the processor's, the
-medians of rounds.
+The optimizer (`asr.train.optimizer`) takes steps with the matrices of low-rank networks and of a
+dense one, all of one size at once and each alone, in turn. Times are processor time, the medians of
+rounds.
 """
 
 import argparse

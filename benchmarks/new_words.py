@@ -1,4 +1,4 @@
-"""Split a corpus of single words: those of test and dev are in no training, their characters are.
+"""Split a corpus of single words: words of test and dev are not in train, their characters are.
 
     python -m benchmarks.new_words HSK_DIR hsk.csv [--seed 1]
     asr prepare table HSK_DIR hsk.csv data/hsk

@@ -2,8 +2,8 @@
 
     python -m benchmarks.noise BUNDLE CUTS [--most 200] [--record]
 
-Seventeen kinds of noise at six lengths of 0.5 to 16 s: which get a text. Of CUTS
-(dev.jsonl.gz), evenly chosen: how many get none.
+There are seventeen kinds of noise at six lengths of 0.5 to 16 s; the table tells how many of them
+get a text. It also tells how many utterances of CUTS (dev.jsonl.gz), evenly chosen, get none.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def noises(seconds: float, rate: int, seed: int) -> Iterator[tuple[str, np.ndarr
 
 
 def count_texts(model: Recognizer) -> tuple[int, int]:
-    """Return how many noises get a text, and of how many; tell which."""
+    """Return how many noises get a text, and of how many; print the text of each."""
     texts, n = 0, 0
     for seed, seconds in enumerate(_SECONDS):
         for name, wave in noises(seconds, model.sample_rate, seed):

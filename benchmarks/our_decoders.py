@@ -1,9 +1,13 @@
 """Run our decoder and our whole recognizer at the papers' sizes, with random weights.
 
-A subject is a projection, `dense`, `lrt` or `lrt_int8`, and words after it: `whole` begins with the
-waveform, `small` has the front end and features of best.yaml in place of the papers', and `sure`
-has a decoder and a CTC head that know the text, as trained ones mostly do, so that joint search
-with CTC can speculate; `stepwise` keeps it from that. `greedy` decodes by the CTC head alone.
+A subject is a projection, `dense`, `lrt` or `lrt_int8`, and words after it:
+
+- `whole` begins with the waveform;
+- `small` has the front end and features of best.yaml in place of the papers';
+- `sure` has a decoder and a CTC head that know the text, as trained ones mostly do, so that joint
+  search with CTC can speculate;
+- `stepwise` keeps `sure` from speculation;
+- `greedy` decodes by the CTC head alone.
 """
 
 from collections.abc import Callable
@@ -37,7 +41,7 @@ Find = Callable[[Tensor, Tensor], list[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is run."""
+    """What is run: a projection, and the words after it as flags."""
 
     projection: str
     flags: frozenset[str]
@@ -63,7 +67,7 @@ class Subject:
         model = config.build(features.n_freqs, VOCAB).eval()
         if not self.has_ctc:
             with torch.no_grad():
-                model.decoder.output.bias[EOS] = -1e4  # exactly so many tokens
+                model.decoder.output.bias[EOS] = -1e4  # never the end: exactly TOKENS tokens
         int8 = self.projection.endswith("int8")
         kind = InformedDecoder if self.is_sure else FastDecoder
         model.decoder = kind(model.decoder, int8=int8)
@@ -83,7 +87,7 @@ class Subject:
         return self.is_sure or "greedy" in self.flags
 
     def run(self) -> Run:
-        """Return what searches the texts of a batch of utterances."""
+        """Return a function that searches the texts of a batch of so many utterances."""
         model, extract = self.build()
         waves, memories = noise(), torch.randn(32, STEPS, D)
         find = self._sure(model) if self.is_sure else _unsure(model)
@@ -94,7 +98,7 @@ class Subject:
                 feats = torch.stack([extract(wave) for wave in waves[:batch]])
                 memory, keep = model.encode(feats, torch.full((batch,), feats.shape[1]))
                 if model.ctc_head:
-                    logp = model.ctc_logits(memory).log_softmax(-1)  # not what is known
+                    logp = model.ctc_logits(memory).log_softmax(-1)  # for its time alone
                     if "greedy" in self.flags:
                         greedy_texts(logp, keep.sum(1), GREEDY, torch.ones(VOCAB))
                         return
@@ -123,7 +127,7 @@ class Subject:
 
 
 def noise() -> Tensor:
-    """Return waveforms (32, N)."""
+    """Return waveforms of noise (32, N)."""
     return torch.randn(32, int(SECONDS * RATE)) * 0.1
 
 

@@ -4,10 +4,12 @@
 
 The page is opened from the disk, in headless Chromium without a network. CUTS are dropped on it as
 WAV files, all at once, and each text is compared with that of `asr transcribe --method ctc_beam`.
-Chromium's microphone plays one of them, and what the page recorded is compared too: with
-`model.stream` where the bundle streams, for the page then has live text. Time is that of 4.5 s of
-audio, from the drop to the text, waveform and all: of the processor, for all processes of Chromium,
-and by the clock, which other work on the machine makes longer. Medians of ten after the first.
+Chromium's microphone plays one of them, and the text of what the page recorded is compared too:
+with `model.stream` where the bundle streams, since the page then has live text.
+
+Times are those of 4.5 s of audio, from the drop to the text, reading of the waveform included:
+processor time of all processes of Chromium, and time by the clock, which other work on the machine
+makes longer. They are medians of ten drops after the first.
 """
 
 import argparse
@@ -44,11 +46,11 @@ from benchmarks.record import Result, Value
 
 TIMED_SECONDS, TIMES = 4.5, 11
 FINISHED = re.compile(r"^\d+:\d\d$|^failed$")
-MINUTES = 60_000  # ms, of Playwright
+MINUTES = 60_000  # ms, Playwright's unit
 
 
 def written(bundle: Bundle, cuts: Path, most: int, folder: Path) -> list[Path]:
-    """Return WAV files of utterances."""
+    """Write utterances as WAV files to a folder; return their paths."""
     paths, chosen = list[Path](), list(load_cuts(cuts))
     chosen = chosen[:: max(1, len(chosen) // most)][:most]
     for cut, wave, _ in utterances(bundle, chosen):
@@ -90,7 +92,7 @@ def spoken_text(page: Page, folder: Path) -> tuple[str, Path]:
 
 
 def processor_seconds() -> float:
-    """Return the processor's time of Chromium's processes."""
+    """Return the processor time of Chromium's processes, in seconds."""
     found = 0.0
     for process in psutil.Process().children(recursive=True):
         times = process.cpu_times()
@@ -114,13 +116,13 @@ def times(page: Page, path: Path) -> list[tuple[float, float]]:
 
 
 def same(model: Recognizer, bundle: Bundle, paths: list[Path], texts: list[str]) -> int:
-    """Return how many texts are the recognizer's."""
+    """Return how many texts are the same as the recognizer's."""
     options = options_of(bundle)
     return sum(model.transcribe(p, options).text == t for p, t in zip(paths, texts, strict=True))
 
 
 def same_of_the_microphone(model: Recognizer, bundle: Bundle, path: Path, text: str) -> bool:
-    """Tell whether a text is that of a recording, as a stream where the bundle streams."""
+    """Tell whether the recognizer has this text for a recording, streamed if the bundle streams."""
     if bundle.config.model.encoder.streaming is None:
         return bool(same(model, bundle, [path], [text]))
     results = model.stream(Recording(path, model.sample_rate), options_of(bundle))

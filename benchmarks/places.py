@@ -4,7 +4,7 @@
 
 The places are simulated, the same for each bundle, by other means than `augment.voices` has: echoes
 that fall by 60 dB in 0.4 s; white noise, or the sum of six other utterances, 10 dB below the
-speech. By greedy CTC, with all that is uncertain.
+speech. Decoding is greedy CTC; uncertain texts count too.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def placed(waves: list[np.ndarray], rate: int, place: str) -> Iterator[np.ndarra
 def _in_room(wave: np.ndarray, rate: int, rng: np.random.Generator) -> np.ndarray:
     t = np.arange(int(_DECAY_SECONDS * rate)) / rate
     response = rng.normal(size=len(t)) * 10 ** (-3 * t / _DECAY_SECONDS)
-    response /= np.sqrt((response**2).sum())  # the echoes are as loud as what comes directly
+    response /= np.sqrt((response**2).sum())  # the echoes are as loud as the direct sound
     response[0] = 1
     there: np.ndarray = fftconvolve(wave, response)[: len(wave)]
     return there

@@ -2,8 +2,8 @@
 
     python -m benchmarks.prepare_scale [--record]     # 120,000 utterances: 2 minutes, 2 GB at most
 
-The corpus is AiShell-1's in shape: a speaker has one silent recording of 0.2 s under as many names
-(hard links) as utterances, and every utterance has its line.
+The corpus has the layout of AiShell-1. A speaker has one silent recording of 0.2 s under as many
+names (hard links) as utterances, and every utterance has its line in the transcript.
 """
 
 import argparse

@@ -33,7 +33,7 @@ def write_table(path: Path, utterances: int) -> None:
 
 
 def prepare(table: Path, workers: int) -> tuple[int, float, float, float]:
-    """Return utterances, seconds, seconds of a processor, and MB of the largest process."""
+    """Return the utterances, the seconds, the CPU seconds, and the MB of the largest process."""
     out = f"s3://corpus/out{workers}"
     code = "from asr.cli import main; main()"
     command = [sys.executable, "-c", code, "prepare", "table", "s3://corpus", str(table), out]

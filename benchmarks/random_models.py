@@ -1,4 +1,4 @@
-"""Recipes with random weights, and utterances of noise: training steps and beam search of them."""
+"""Make models of recipes with random weights and batches of noise; run training and search."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -189,7 +189,7 @@ def write(
 
 
 def save(made: ResultFile, path: Path) -> None:
-    """Write a file with one row of a table a line, so that its changes can be read."""
+    """Write a file with each row of a table on one line, so that its diffs can be read."""
     text = made.model_dump_json(indent=1)
     rows = re.compile(r"\[\n\s+((?:[^\[\]\n]|\n)*?)\n\s+\]")
     text = rows.sub(lambda m: "[" + re.sub(r"\n\s+", " ", m[1]) + "]", text)

@@ -3,8 +3,8 @@
     python -m benchmarks.resume BUNDLE FOLDER [--jobs 1] [--record]
 
 `asr transcribe BUNDLE FOLDER --out OUT` is killed (kill -9, with all its processes) as soon as half
-of the transcripts are there; the same command then continues. A transcript is written by renaming,
-so one that was written again would be another file (inode).
+of the transcripts are there. The same command then continues. A transcript is written under another
+name and renamed, so a transcript that is written again is another file (inode).
 """
 
 import argparse

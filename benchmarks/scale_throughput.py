@@ -1,12 +1,12 @@
-"""The same recordings on two cores: by a command, by a process, through S3, by two hosts, by Ray.
+"""Compare ways to transcribe the same recordings on two cores, among them S3, two hosts and Ray.
 
     python -m benchmarks.scale_throughput
 
-Each case is the command line as a user would type it, its start included, and they take turns.
-`lists` is what other toolkits leave to the user: a command for each half of the files, `loop` one
-for each file, which takes so long that it has one turn, of a quarter of the files. S3 is
-`benchmarks.light_s3`, on the same two cores, which it needs less of than moto's server. Ray is left
-out where it is missing.
+Each case is the command line as a user would type it, its start included. The cases take turns.
+`lists` is what other toolkits leave to the user: a command for each half of the files. `loop` is a
+command for each file, which takes so long that it has only one turn, with a quarter of the files.
+S3 is `benchmarks.light_s3` on the same two cores; it takes less of them than moto's server. Ray is
+left out where it is not installed.
 """
 
 import argparse
@@ -55,9 +55,9 @@ class Bench:
     def run(
         self, case: Callable[[str], Commands], name: str, is_remote: bool, part: int = 1
     ) -> float:
-        """Return the seconds of a case, after a look at what it wrote.
+        """Return the seconds of a case; check what it wrote.
 
-        A case that takes only every `part`-th recording counts as often.
+        The seconds of a case that takes only every `part`-th recording are multiplied by `part`.
         """
         out = f"s3://job/{name}" if is_remote else str(self.root / name)
         start = time.perf_counter()
@@ -77,7 +77,7 @@ class Bench:
         return part * seconds
 
     def cases(self) -> dict[str, tuple[Callable[[str], Commands], bool]]:
-        """Return functions from a place for transcripts to commands, and whether it is in S3."""
+        """Return, by case, a function from an output place to commands, and whether it is in S3."""
         local, remote = self.root / "in", "s3://job/in"
         half = (len(self.paths) + 1) // 2
         common = ("transcribe", self.bundle)
@@ -112,7 +112,7 @@ def _start_ray(stack: ExitStack) -> None:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # As the others have it; by default they would yield to all other programs.
+    # The priority of the other cases; by default workers would yield to all other programs.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     stack.callback(cluster.shutdown)

@@ -3,12 +3,14 @@
     python -m benchmarks.serving BUNDLE RECORDINGS [--requests 2000] [--soak 10000] [--record]
 
 RECORDINGS is a folder of short recordings. Two services share the machine and are asked in turn, in
-rounds: `asr serve`, and one that decodes recordings one by one (ASR_BATCH_SECONDS=0). So many
-clients ask at a time, each again as soon as it has its response, which is compared with the
-library's text of its recording. Then 3 s clips are sent by all clients but an eighth, who send two
-minutes each, and the clips' median wait is set against an ideal queue's: one that shares the
-measured capacity (audio seconds a second) evenly among all clients and wastes nothing. The clients
-share the cores with the services.
+rounds: `asr serve`, and one that decodes recordings one by one (ASR_BATCH_SECONDS=0). `--clients`
+clients ask at a time, each again as soon as it has its response. The response is compared with the
+library's text of the recording.
+
+Then an eighth of the clients send recordings of two minutes, and all others clips of 3 s. The
+median wait of the clips is compared with that of an ideal queue, which shares the measured capacity
+(audio seconds a second) evenly among all clients and wastes nothing. The clients share the cores
+with the services.
 """
 
 import argparse
@@ -44,7 +46,7 @@ Found = tuple[str, psutil.Process, record.Result]
 
 @dataclass
 class Recording:
-    """Hold a file's content, its seconds, and the library's text (None: not compared)."""
+    """A file's content, its seconds, and the library's text (None: not compared)."""
 
     content: bytes
     seconds: float
@@ -62,7 +64,7 @@ class Recording:
 
 @dataclass
 class Round:
-    """Hold what a round found: seconds to the response by recording, errors, wrong texts."""
+    """The results of a round: seconds to the response of each request, errors, wrong texts."""
 
     seconds: float = 0.0
     audio: float = 0.0
@@ -83,7 +85,7 @@ class Round:
 
 @contextmanager
 def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Process]]:
-    """Run `asr serve` as a process; yield its address."""
+    """Run `asr serve` as a process; yield its address and the process."""
     code = "from asr.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"m={bundle}", "--port", "0", "--device", "cpu"]
     environment = {
@@ -172,7 +174,7 @@ async def mixed(
 
 
 def read(folder: Path, bundle: Path, n: int) -> list[Recording]:
-    """Return some recordings with the library's texts."""
+    """Return at most n recordings with the library's texts."""
     import asr
 
     paths = sorted(folder.rglob("*.wav"))[:n]
@@ -208,7 +210,7 @@ COLUMNS = {
 
 
 def row(name: str, result: Round) -> list[Value]:
-    """Return a round's row, and tell it."""
+    """Return the row of a round, and print it as progress."""
     wait = median(result.waits) * 1000
     audio = result.audio / result.seconds
     count = len(result.waits)

@@ -1,11 +1,12 @@
-"""A job by four processes on two hosts, all of which are killed again and again.
+"""Run a job by four processes on two hosts; kill the processes again and again.
 
     python -m benchmarks.shared_job --recordings 500
 
 A host is a network namespace of this machine with a name and a monotonic clock of its own (a time
-namespace), which needs root; the time of day, which has no namespace, is off by minutes in its
-Python. S3 is moto's server, with versions of all objects, which tell how often each was written.
-The recordings of one share are no audio. One more kills its process, in the undisturbed run too.
+namespace), which needs root. The time of day has no namespace; Python on a host has one that is off
+by minutes. S3 is moto's server, with versions of all objects, which tell how often each was
+written. The recordings of one share are no audio. One more recording kills its process, in the
+undisturbed run too.
 """
 
 import argparse
@@ -43,7 +44,7 @@ _SHARE, _EXPIRY = 10, 10.0  # recordings; seconds, of the disturbed run
 
 @dataclass(frozen=True)
 class Host:
-    """What one of the hosts is told; it kills one of its processes every `kill_every` seconds."""
+    """The settings of a host, which kills one of its processes every `kill_every` seconds."""
 
     name: str
     out: str
@@ -144,7 +145,7 @@ def _log_decoding(log: _Log, killer: str) -> None:
 
 @contextmanager
 def _namespace(index: int) -> Iterator[tuple[str, str]]:
-    """Yield the name of a network namespace and the address in it of this machine."""
+    """Yield the name of a network namespace, and the address of this machine in it."""
     name, link = f"asr{os.getpid()}-{index}", f"a{os.getpid()}-{index}"
     ours, theirs = f"10.213.{index}.1", f"10.213.{index}.2"
     _ip(f"netns add {name}")
@@ -175,7 +176,10 @@ def _start(host: Host, index: int, port: int, stack: ExitStack) -> Any:
 
 
 def _prepare(root: Path, n: int, seconds: float) -> tuple[Path, set[str], str]:
-    """Write a bundle, and recordings to S3; return the names of bad ones, and of the one kills."""
+    """Write a bundle, and recordings to S3; return the bundle and the names of bad recordings.
+
+    The last item returned is the name of the recording that kills its process.
+    """
     from benchmarks.local_s3 import file_system, write_bundle, write_recordings
 
     write_bundle(root / "bundle", _TINY)
@@ -193,7 +197,7 @@ def _prepare(root: Path, n: int, seconds: float) -> tuple[Path, set[str], str]:
 
 
 def _count(log: Path, bad: set[str], killer: str) -> dict[str, float]:
-    """Return how many recordings were decoded again, and how many of their shares were lost."""
+    """Return counts from a log: of deaths, shares in flight, and recordings decoded again."""
     decoded, at_work = Counter[str](), dict[int, list[str]]()
     n_deaths, in_flight, clocks = 0, list[list[str]](), []
     for told in map(json.loads, log.read_text().splitlines()):
@@ -221,7 +225,7 @@ def _count(log: Path, bad: set[str], killer: str) -> dict[str, float]:
 
 
 def _compare(root: Path) -> dict[str, float]:
-    """Return what is in S3 beside what an undisturbed run wrote."""
+    """Return how what is in S3 compares with what an undisturbed run wrote."""
     from benchmarks.local_s3 import file_system
 
     s3 = file_system()
@@ -243,7 +247,7 @@ def _compare(root: Path) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> dict[str, float]:
-    """Do the job twice, undisturbed and not; return what came of it."""
+    """Do the job twice, undisturbed and disturbed; return the counts by name."""
     from benchmarks.local_s3 import s3_server, use_s3
 
     with TemporaryDirectory() as folder, s3_server() as port, ExitStack() as stack:

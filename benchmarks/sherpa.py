@@ -2,12 +2,16 @@
 
     python -m benchmarks.sherpa BUNDLE CUTS [--dev DEV] [--most 200] [--record]
 
-CUTS are recognized by the model itself, greedily by CTC (a streaming bundle as a stream, with a
-second of silence after each utterance, so that the last chunk is full), by `sherpa_onnx` in Python,
-and by the npm package `sherpa-onnx`, WebAssembly under Node, where NODE_PATH names a folder that
-has it: each in float32 and in 8 bits (calibrated on DEV, default: the recipe's). The difference is
-the largest one of a log-probability from the model's, over all utterances; sherpa-onnx takes the
-mean out of what an `omnilingual` model gets, and for this difference the model gets the same.
+CUTS are recognized in three ways:
+
+- by the model itself, greedily by CTC; a streaming bundle recognizes a stream, with a second of
+  silence after each utterance, so that the last chunk is full;
+- by `sherpa_onnx` in Python;
+- by the npm package `sherpa-onnx` (WebAssembly under Node), if NODE_PATH names its folder.
+
+The last two run in float32 and in 8 bits (calibrated on DEV, default: the recipe's). The difference
+is the largest one of a log-probability from the model's, over all utterances. sherpa-onnx takes the
+mean out of what an `omnilingual` model gets; for this difference the model gets the same input.
 """
 
 import argparse

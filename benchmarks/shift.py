@@ -4,8 +4,8 @@
 
 Linformer's matrices E and F belong to positions, so a shift by one position changes what it finds
 (Zaytsev, slides: Gini 53.47, shifted by one 47.31). Each utterance stands in 16 steps of faint
-noise, of which more and more come before it, so that its length is always the same and its
-position alone changes. By greedy CTC, with all that is uncertain.
+noise. More and more of them come before it, so that the length is always the same and only the
+position changes. Decoding is greedy CTC; uncertain texts count too.
 """
 
 import argparse

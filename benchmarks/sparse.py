@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.sparse [--record]
 
-A number is the dense product's processor time by the sparse one's (CSR), each the best of rounds
-that take turns: above 1 the sparse product is faster. Rows are steps or hypotheses at once.
+A number is the dense product's processor time divided by the sparse one's (CSR), each the best of
+rounds that take turns. Above 1 the sparse product is faster. Rows are steps or hypotheses at once.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def seconds(run: Callable[[], Tensor]) -> float:
 
 @torch.inference_mode()
 def ratios(outputs: int, inputs: int, density: float) -> list[float]:
-    """Return the dense product's time by the sparse one's for each number of rows."""
+    """Return the dense product's time divided by the sparse one's, for each number of rows."""
     dense = nn.Linear(inputs, outputs)
     dense.weight *= torch.rand(outputs, inputs) < density
     sparse = SparseLinear(dense.weight, dense.bias)

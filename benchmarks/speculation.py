@@ -4,10 +4,10 @@
 
 The papers' decoder (LRT, r = 50, 4 layers, vocabulary 4364) with random weights, 112 encoder steps,
 beam 8, texts of 24 tokens, on one CPU thread. Random weights know no text, so a text is drawn, and
-its token at a position is made likely: in the CTC head's output always, in the decoder's but for a
-share of the positions, where the decoder is unsure between eight tokens. The search does not know
-this. Both searches take turns in one process; a number is the median of its CPU times, or of the
-ratios of neighboring turns, over several texts. Both must find the same text and score.
+its token at each position is made likely in the output of the CTC head and of the decoder. At a
+share of the positions the decoder is unsure between eight tokens. The search does not know this.
+Both searches take turns in one process. A number is the median of CPU times, or of the ratios of
+neighboring turns, over several texts. Both must find the same text and score.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _OPTIONS = DecodingOptions(beam_size=BEAM, ctc_weight=0.3, n_best=1)
 
 
 class InformedDecoder(FastDecoder):
-    """A random decoder that finds what `likely_UV` adds to its logits at each position."""
+    """A decoder with random weights; `likely_UV` is added to its logits at each position."""
 
     likely_UV: Tensor
 
@@ -99,7 +99,7 @@ def timed(run: Callable[[], list[list[Hypothesis]]]) -> tuple[float, Hypothesis]
 
 
 def measure(unsure: float, rounds: int) -> list[Value]:
-    """Return a row: the share, milliseconds of both searches, their ratio, and the passes."""
+    """Return a row: the share, the milliseconds of both searches, and their ratio."""
     recognizer, decoder = build()
     plain_ms, fast_ms, ratios = [], [], []
     for _ in range(_TEXTS):

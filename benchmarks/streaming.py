@@ -67,7 +67,7 @@ def accuracy(
 
 
 def whole(model: Recognizer) -> Transcribe:
-    """Return what transcribes a waveform as a recording."""
+    """Return a function that transcribes a waveform as a recording."""
 
     def transcribe(wave: np.ndarray, method: str) -> str:
         options = model.config.decoding.changed({"method": method})
@@ -77,7 +77,7 @@ def whole(model: Recognizer) -> Transcribe:
 
 
 def streamed(model: Recognizer, chunk: int, endpoint: asr.Endpoint | None) -> Transcribe:
-    """Return what transcribes a waveform in chunks of so many steps."""
+    """Return a function that transcribes a waveform in chunks of so many encoder steps."""
 
     def transcribe(wave: np.ndarray, method: str) -> str:
         options = model.config.decoding.changed({"method": method})
@@ -92,7 +92,7 @@ def streamed(model: Recognizer, chunk: int, endpoint: asr.Endpoint | None) -> Tr
 
 @dataclass
 class Shown:
-    """What a client sees of a take: how many tokens at which time, and the final ones."""
+    """What a client sees of a take: partials (time, number of tokens), and the final tokens."""
 
     partials: list[tuple[float, int]] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
@@ -183,7 +183,7 @@ def take_again(model: Recognizer, wave: np.ndarray) -> Shown:
 
 
 def delays(shown: Shown) -> Iterator[float]:
-    """Yield how long after a token's end there were as many tokens, in seconds."""
+    """Yield the seconds from each token's end until a partial had so many tokens."""
     for i, token in enumerate(shown.tokens):
         times = [now for now, n in shown.partials if n > i]
         if times:
@@ -204,7 +204,7 @@ def latency(
     model: Recognizer, takes: list[np.ndarray], sessions: list[int]
 ) -> Iterator[list[Value]]:
     """Yield a row for each number of sessions, and for the way without a streaming encoder."""
-    take_again(model, takes[0])  # what is done once is done
+    take_again(model, takes[0])  # warm up: some work is done once
     take_streamed(model, takes[:1])
     yield latency_row("again and again, 1 session", [take_again(model, take) for take in takes])
     for n in sessions:
@@ -229,7 +229,7 @@ def joined(waves: list[np.ndarray], rate: int, seconds: float) -> list[np.ndarra
 
 
 def hour(model: Recognizer, waves: list[np.ndarray]) -> Iterator[list[Value]]:
-    """Stream an hour; yield what was found, beside some of its segments on their own."""
+    """Stream an hour; yield rows of counts, with some of its segments recognized again alone."""
     rate = model.sample_rate
     cycle = np.concatenate([np.pad(wave, (0, int(1.2 * rate))) for wave in waves])
     blocks = (cycle.take(range(i, i + rate), mode="wrap") for i in range(0, 3600 * rate, rate))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.syllables RECORDS.jsonl … [--record]
 
-Mandarin has many characters for a syllable, so that the sounds of a new word can be right where its
-characters are wrong. The syllables are pypinyin's.
+Mandarin has many characters for a syllable. So the sounds of a new word can be right where its
+characters are wrong. The syllables are those of pypinyin.
 """
 
 import argparse

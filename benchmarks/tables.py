@@ -85,7 +85,7 @@ def read_all(folder: Path = record.FOLDER) -> list[ResultFile]:
 
 
 def newest(files: list[ResultFile]) -> list[tuple[ResultFile, Result]]:
-    """Return the results of one theme, without those that a later run of the machine replaced."""
+    """Return the results of files, without those that a later run on the same machine replaced."""
     found: dict[tuple[str, str], tuple[ResultFile, Result]] = {}
     for made in files:
         for result in made.results:

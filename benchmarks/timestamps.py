@@ -3,10 +3,10 @@
     python -m benchmarks.timestamps BUNDLE [--seconds 120] [--record]
 
 Sentences and voices of the demo's test split are spoken anew by espeak-ng, which says at which
-sample each character begins (for a word of its dictionary, the word's first), and joined with
-pauses of 0.3 to 1 s. Printed are the mean, the signed mean and the largest of the errors of the
-beginnings of the characters that were recognized, found by aligning the texts, and of the ends of
-recordings, each of which is its last token's end.
+sample each character begins (for a word of its dictionary, the word's first). They are joined with
+pauses of 0.3 to 1 s. The table has the mean, the signed mean and the largest error of two times:
+the beginnings of the recognized characters, found by aligning the texts, and the ends of
+recordings. The end of a recording is that of its last token.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Build the same networks as anyone would write them with torch.nn, to compare with.
 
-VGG of `nn.Conv2d` in the default layout, `nn.Transformer`'s layers, `nn.Dropout`. With a rank,
-every linear map of them but embedding and output is a pair of `nn.Linear`.
+They have a VGG of `nn.Conv2d` in the default layout, the layers of `nn.Transformer`, and
+`nn.Dropout`. With a rank, every linear map except embedding and output is a pair of `nn.Linear`.
 """
 
 import torch
@@ -68,7 +68,7 @@ class PlainModel(nn.Module):
         self.output = nn.Linear(D_MODEL, vocab_size)
 
     def forward(self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor) -> Tensor:
-        """Return the logits of the token after each."""
+        """Return the logits (B, U, V) of the token after each token."""
         x_BSD = self.norm(self.project(self.vgg(feats_BTF[:, None]).transpose(1, 2).flatten(2)))
         steps_S = torch.arange(x_BSD.shape[1])
         padding_BS = steps_S >= (lengths_B // 4)[:, None]

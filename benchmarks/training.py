@@ -3,8 +3,8 @@
     python -m benchmarks.training [--quick] [--record]
 
 A step is forward, loss, backward, clipping and Adam, of utterances of 4.5 s with 15 tokens, at the
-papers' sizes. Each variant is a process of its own, so that they do not
-share an allocator; the processes take turns, and the matrix rate is measured between them.
+papers' sizes. Each variant is a process of its own, so that variants do not share an allocator. The
+processes take turns, and the matrix rate is measured between them.
 """
 
 import argparse
@@ -33,11 +33,11 @@ DENSE = "model.projection={kind: dense}"
 # A rank at which the whole step is under 0.45 of the VGG's.
 VGG_RANK = 16
 LOW_RANK_VGG = f"model.frontend={{kind: vgg_low_rank, rank: {VGG_RANK}}}"
-# Overrides of the recipe; the same without its front end; plain ones are of a rank or dense.
+# Overrides of the recipe; the same without its front end; the ranks of plain models, None is dense.
 OURS = {"transformer_large": [DENSE], "lrt_r50": [], "lrt_r50, vgg_low_rank": [LOW_RANK_VGG]}
 BODIES = {"transformer_large, no front end": [DENSE], "lrt_r50, no front end": []}
 PLAIN = {"plain transformer_large": None, "plain lrt_r50": 50}
-# Processes that are measured in turn, and hold memory at the same time.
+# Variants whose processes are measured in turn, and hold memory at the same time.
 GROUPS = [
     ["transformer_large", "plain transformer_large"],
     ["lrt_r50", "plain lrt_r50", "lrt_r50, vgg_low_rank"],
@@ -105,7 +105,7 @@ def operations(name: str, batch: int) -> float:
 
 
 def serve(name: str, batch: int) -> None:
-    """Take a step for every line that comes in; this is a measured process."""
+    """Take a step for every input line and print its seconds; this is a measured process."""
     step = training_step(name, batch)
     for _ in sys.stdin:
         print(step(), flush=True)
@@ -150,7 +150,7 @@ def measure(names: list[str], batch: int, rounds: int) -> tuple[dict[str, float]
 
 
 def steps(batch: int, rounds: int) -> tuple[list[list[Value]], dict[str, float], dict[str, float]]:
-    """Return the table of a batch size, seconds by variant, and shares of the matrix rate."""
+    """Return, for a batch size, the table, seconds by variant, and shares of the matrix rate."""
     seconds: dict[str, float] = {}
     shares: dict[str, float] = {}
     rows: list[list[Value]] = []
@@ -181,7 +181,7 @@ def ratios(seconds: dict[str, float], shares: dict[str, float]) -> dict[tuple[st
 
 
 def report(batches: tuple[int, ...], rounds: int) -> list[Result]:
-    """Measure the batch sizes; return their tables and the ratios beside what is aimed at."""
+    """Measure the batch sizes; return their tables, and the ratios beside their aims."""
     results = []
     found: dict[int, dict[tuple[str, str], float]] = {}
     columns = {

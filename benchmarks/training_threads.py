@@ -2,9 +2,9 @@
 
     python -m benchmarks.training_threads RECIPE WORK [--set KEY=VALUE] [--rounds N] [--record]
 
-Each run trains two epochs of the recipe in a new folder of WORK; the time is that of the second, by
-the clock: validation is included, the first reading of recordings is not. Cores that other
-programs use make the numbers worthless.
+Each run trains two epochs of the recipe in a new folder of WORK. The time is that of the second
+epoch, by the clock: validation is included, the first reading of recordings is not. The numbers are
+worthless if other programs use the cores.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _EPOCH = re.compile(r"epoch (\d+)/\d+  train loss")
 
 
 def settings(most: int) -> dict[str, tuple[list[str], list[str]]]:
-    """Return the options before the verb and those after it by the name of a run."""
+    """Return, by the name of a run, the options before the verb and those after it."""
     alone = ["--set", "data.num_workers=0"]
     return {
         "one thread, which reads too": (["--threads", "1"], alone),

@@ -5,15 +5,15 @@
         [--hours 1] [--speakers 5] [--ctc-weight 0.7] [--whole-context] [--d-model 192]
         [--inner 640] [--layers 8] [--warm-up 800] [--record]
 
-The model, its losses and its four ways of decoding are WeNet's, imported from the checkout; the
+The model, its losses and its four ways of decoding are WeNet's, imported from the checkout. The
 loop around them is here, after WeNet's AiShell recipe: 80 filter banks, speeds 0.9 to 1.1,
 SpecAugment and spec_sub, Adam with a warm-up, label smoothing 0.1, reverse_weight 0.3, and dynamic
-chunks unless `--whole-context`. As in our recipes the shorter utterances come alone at first, steps
-are of 32 s, products in bfloat16 where the processor computes in it, and `--hours` or `--speakers`
-take the part of the corpus that `benchmarks.little_data` takes. Dev chooses how many of the last
-weights are averaged; test is measured, or, without one, the half of dev's speakers that did not
-choose. Minutes are those of the process alone, on one core. A killed training goes on from its last
-evaluation.
+chunks unless `--whole-context`. As in our recipes, training begins with the shorter utterances
+alone, steps are of 32 s, and products are in bfloat16 where the processor computes in it. `--hours`
+or `--speakers` take the part of the corpus that `benchmarks.little_data` takes. Dev chooses how
+many of the last weights are averaged. Test is measured, or, without one, the half of dev's speakers
+that did not choose. Minutes are those of the process alone, on one core. A killed training goes on
+from its last evaluation.
 """
 
 import argparse
@@ -52,9 +52,9 @@ N_AVERAGED = (1, 2, 4)  # weights, of the last evaluations
 
 @dataclass
 class Corpus:
-    """The utterances of a training and those measured, as filter banks; characters as numbers.
+    """The utterances of a training, their filter banks, and the numbers of their characters.
 
-    0 is the blank and the padding, 1 the unknown character, the last one begins and ends a text.
+    0 is the blank, 1 the unknown character; the last number begins and ends a text.
     """
 
     train: list[Cut]
@@ -117,7 +117,7 @@ def masked(features: Tensor, rng: random.Random) -> Tensor:
 
 
 def batches(cuts: list[Cut], only_short: bool, rng: random.Random) -> list[list[tuple[Cut, float]]]:
-    """Return an epoch: each utterance at one speed, with others of about its length."""
+    """Return an epoch's batches: each utterance at one speed, with others of about its length."""
     items = [(cut, rng.choice(SPEEDS)) for cut in cuts]
     if only_short:
         items = sorted(items, key=lambda item: item[0].duration)[: len(items) // 2]
@@ -158,7 +158,7 @@ class Training:
     N_PARTS = 12
 
     def __init__(self, model: Any, corpus: Corpus, args: argparse.Namespace) -> None:
-        """Begin it, or go on with the state that OUT holds."""
+        """Begin a training, or go on with the state that OUT holds."""
         self.model, self.corpus, self.args = model, corpus, args
         self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         self.state: dict[str, Any] = {"seconds": 0.0, "step": 0, "epoch": 0, "weights": []}
@@ -169,7 +169,7 @@ class Training:
             self.optimizer.load_state_dict(self.state["optimizer"])
 
     def run(self, choosing: Sequence[Cut]) -> None:
-        """Train until the time is over."""
+        """Train for `--minutes`; print the CER of dev after each part."""
         budget = 60 * self.args.minutes
         part = budget / self.N_PARTS
         while self.state["seconds"] < budget:
@@ -232,7 +232,7 @@ class Training:
 
 
 def averaged(weights: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of weights; what is no fraction, such as a count, is the last one's."""
+    """Return the mean of weights; integers, such as counts, are those of the last weights."""
     return {
         name: torch.stack([each[name] for each in weights]).mean(0)
         if last.is_floating_point()

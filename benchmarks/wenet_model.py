@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def import_wenet(checkout: Path) -> None:
-    """Make WeNet importable: without langid and whisper, which its model code does not use."""
+    """Make WeNet importable without langid and whisper, which its model code does not use."""
     sys.path.insert(0, str(checkout))
     langid, whisper = ModuleType("langid.langid"), ModuleType("whisper.tokenizer")
     unused = SimpleNamespace(from_modelstring=lambda *_, **__: None)

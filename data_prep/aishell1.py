@@ -31,7 +31,7 @@ PUBLISHED = {"train": (120_098, 340), "dev": (14_326, 40), "test": (7_176, 20)}
 # The published archives have 142,330 members of 20 GB in all.
 MAX_MEMBERS, MAX_BYTES = 200_000, 40_000_000_000
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
-_HEADER_BYTES = 1 << 20  # of a name or of other facts about a member
+_HEADER_BYTES = 1 << 20  # of a header with a long name or other facts about a member
 
 
 class _Line(NamedTuple):
@@ -42,9 +42,10 @@ class _Line(NamedTuple):
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose name takes little memory; tarfile would read one of any size.
+    """A member of an archive; headers that take much memory are refused.
 
-    Sparse files are refused before tarfile reads their map, which can have any length.
+    tarfile itself would read a name of any length. Sparse files are refused before tarfile reads
+    their map, which can have any length.
     """
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
@@ -65,7 +66,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Unpacked:
-    """What was unpacked so far of an archive and those inside it."""
+    """The members and bytes unpacked so far from an archive and from the archives inside it."""
 
     def __init__(self) -> None:
         self.members = self.bytes = 0
@@ -124,7 +125,7 @@ def prepare(corpus: Path, out: Path, *, jobs: int | None = None) -> Report:
 
 
 def _locate(corpus: Path) -> Path:
-    """Return the data_aishell folder or the archive at `corpus`."""
+    """Return the data_aishell folder or the archive at `corpus`. Raises DataError for neither."""
     for path in (corpus, corpus / "data_aishell"):
         if (path / "wav").is_dir() and (path / TRANSCRIPT).is_file():
             return path
@@ -255,7 +256,7 @@ def _open(archive: Path | str, content: IO[bytes] | None = None) -> Iterator[tar
             while unpacked.read(1 << 20):
                 if unpacked.tell() > MAX_BYTES:
                     raise tarfile.ReadError(f"more than {MAX_BYTES:,} bytes")
-    except (*_DAMAGE, RecursionError, ValueError) as error:  # of tarfile at hostile headers
+    except (*_DAMAGE, RecursionError, ValueError) as error:  # the last two at hostile headers
         raise DataError(
             f"{archive}: is damaged or incomplete ({error}): download it again"
         ) from error

@@ -1,6 +1,6 @@
 """Read transcripts from text files that have the names of their recordings.
 
-They are beside the recordings, or in a folder of the same subfolders.
+The text files are beside the recordings, or in another folder with the same subfolders.
 """
 
 import logging
@@ -34,9 +34,9 @@ Cells = dict[str, str]
 
 
 class _Text(NamedTuple):
-    """What a file says: cells by its lines, or of line 0 where they are of the whole file.
+    """What a text file says: the cells of each line, or of line 0 if the file is one text.
 
-    `folder` is that of its recordings; one without lines has the reason.
+    `folder` is the folder of its recordings. If there are no lines, `fault` is the reason.
     """
 
     path: Path
@@ -47,17 +47,17 @@ class _Text(NamedTuple):
 
     @property
     def has_text(self) -> bool:
-        """Tell whether a line can be used."""
+        """Tell whether at least one line can be used."""
         return self.worth[1]
 
     @property
     def speakers(self) -> set[str]:
-        """Return the speakers that its lines name, an empty one for lines that name none."""
+        """Return the speakers that the lines name, and "" for lines that name none."""
         return {person(cells.get("speaker", "")) for _, cells in self.lines}
 
     @property
     def worth(self) -> tuple[bool, bool]:
-        """Tell whether it has times and whether it has text: the best of a recording is used."""
+        """Return (has times, has text); of several texts a recording uses the one of most worth."""
         used = [cells for _, cells in self.lines if cells["text"] and _has_length(cells)]
         return any("start" in cells for cells in used), bool(used)
 
@@ -67,7 +67,7 @@ def _has_length(cells: Cells) -> bool:
 
 
 def texts_below(folder: Path) -> list[Path]:
-    """Return the text files below a folder, but hidden ones."""
+    """Return the text files below a folder, except hidden ones."""
     return [path for path in files_below(folder) if _is_text(path.relative_to(folder))]
 
 
@@ -77,7 +77,7 @@ def _is_text(within: PurePath) -> bool:
 
 
 class _Texts(NamedTuple):
-    """The text files of a recording, the preferred kind first: those at its path, and others."""
+    """The text files of a recording, preferred kinds first: those at its path, and others."""
 
     near: list[Path]
     far: list[Path]
@@ -86,9 +86,10 @@ class _Texts(NamedTuple):
 def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = None) -> None:
     """Read the text files below the folder `table.path` that have the names of recordings.
 
-    A file has the text of one recording, those of its parts, or those of a folder. `tier` names
-    that of the text. `read_folders` tells splits and speakers. Raises DataError where no file has
-    the name of a recording.
+    A file has the text of one recording, the texts of its parts, or the texts of a folder's
+    recordings. `tier` names the tier of the text. `read_folders` finds splits and speakers in the
+    names of folders. Lines and faults are added to `table`. Raises DataError where no file has the
+    name of a recording.
     """
     of_folders = [path for path in texts_below(table.path) if _is_of_a_folder(path)]
     groups = _by_recording(table, recordings)
@@ -115,7 +116,7 @@ def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = N
     if others:
         log.warning("%d texts are not used, for another of the same recording is, such as %s in "
                     "place of %s", len(others), *others[0])  # fmt: skip
-    # One in no folder that cannot be used does not tell that folders are no splits.
+    # A text in no folder that cannot be used does not count against folders that are splits.
     whole = [text for text in used if not text.fault or text.fault.reason == "no_text"]
     folders = read_folders(
         (text.folder for text in whole if text.has_text or text.folder.parts),
@@ -131,7 +132,7 @@ def read_beside(table: Transcripts, recordings: Recordings, tier: str | None = N
 
 
 def _forget_second_names(folders: Mapping[PurePath, Cells], texts: Sequence[_Text]) -> None:
-    """Let a folder of a person name none where a text in it names another: it may be the same."""
+    """Remove a folder's speaker where its texts name only others: they may be the same person."""
     named = defaultdict[str, set[str]](set)
     for text in texts:
         folder = folders.get(text.folder, {}).get("speaker", "")
@@ -147,10 +148,10 @@ def _is_of_a_folder(path: Path) -> bool:
 
 
 def _by_recording(table: Transcripts, recordings: Recordings) -> dict[Path | RemoteFile, _Texts]:
-    """Return the texts of each recording; those of none are faults.
+    """Return the texts of each recording; add a fault for a text without a recording.
 
-    A text at the path of a recording, in one folder with it or in a like one, is near. The name of
-    another may be that of a recording in any folder.
+    A text is near if it has the path of a recording, in the same folder or in the corresponding
+    subfolder. Any other text may have the name of a recording in any folder.
     """
     found = defaultdict[Path | RemoteFile, _Texts](lambda: _Texts([], []))
     texts = [path for path in texts_below(table.path) if not _is_of_a_folder(path)]
@@ -168,9 +169,10 @@ def _by_recording(table: Transcripts, recordings: Recordings) -> dict[Path | Rem
 
 
 def recording_of(whole: Path, folder: Path, recordings: Recordings) -> Path | RemoteFile | None:
-    """Return the recording beside a text in a folder, or else in the like folder, if there is one.
+    """Return the recording beside a text, or else in the corresponding subfolder, or None.
 
-    `whole` is the path of the text without its suffix. Raises DataError where there are several.
+    `whole` is the path of the text without its suffix, `folder` the folder of all texts. Raises
+    DataError where there are several recordings.
     """
     if isinstance(recordings.root, Path):
         place = os.path.relpath(whole.absolute(), recordings.root.absolute())
@@ -181,7 +183,10 @@ def recording_of(whole: Path, folder: Path, recordings: Recordings) -> Path | Re
 
 
 def list_unread(table: Transcripts, folders: Container[Path], recordings: Recordings) -> None:
-    """List the texts of recordings that no table of these folders, which others lack, names."""
+    """Add a fault for each text in a folder without a table whose recording no table names.
+
+    `folders` are those with a table.
+    """
     outer = {path: path.relative_to(table.path).parts[:-1][:1] for path in texts_below(table.path)}
     others = [path for path, names in outer.items() if Path(*names) not in folders]
     used = set[Path | RemoteFile]()
@@ -197,7 +202,7 @@ def list_unread(table: Transcripts, folders: Container[Path], recordings: Record
 
 
 def _no_text(table: Transcripts) -> DataError:
-    """Return the error for a folder whose texts are of no recording."""
+    """Return the error for a folder in which no text has the name of a recording."""
     tables = [path for path in sorted(table.path.iterdir()) if path.suffix.lower() in _TABLES]
     number, fault = next(iter(table.faults.items()))
     first = Path(table.place(number)).relative_to(table.path)
@@ -210,7 +215,7 @@ def _no_text(table: Transcripts) -> DataError:
 
 
 class _Contents:
-    """What the text files of a folder say of recordings. What is not known of them is a fault."""
+    """What the text files of a folder say of recordings; what cannot be used is a fault."""
 
     def __init__(
         self, table: Transcripts, recordings: Recordings,
@@ -219,7 +224,7 @@ class _Contents:
         self.table, self.recordings, self.contents, self.tier = table, recordings, contents, tier
 
     def of_recording(self, recording: Path | RemoteFile, texts: _Texts) -> list[_Text]:
-        """Return what the texts of a recording say; those far from it only if no other does."""
+        """Return what the texts of a recording say; read far ones only if no near one has text."""
         near = [text for path in texts.near if (text := self._read(path, recording))]
         if not any(text.has_text for text in near):
             return near + [text for path in texts.far if (text := self._read(path, recording))]
@@ -233,9 +238,10 @@ class _Contents:
         self, path: Path, owners: Mapping[Path | RemoteFile, Path],
         others: list[tuple[Path, Path]],
     ) -> list[_Text]:  # fmt: skip
-        """Return the lines of a file, by folder, but those of recordings with an own text.
+        """Return the lines of a folder's file, by folder of recordings.
 
-        The files of such are added to `others`.
+        Recordings that have a text file of their own are left out; that file and `path` are then
+        added to `others`.
         """
         lines = defaultdict[PurePath, list[tuple[int, Cells]]](list)
         text, encoding = self._content(path) or ("", "")
@@ -276,7 +282,7 @@ class _Contents:
         return _Text(path, folder, [(part.line, _cells(audio, part)) for part in parts], encoding)
 
     def _content(self, path: Path) -> tuple[str, str] | None:
-        """Return a file's text, whose lines end as usual, and its encoding."""
+        """Return a file's text, with line feeds alone between lines, and its encoding."""
         content = self.contents[path]
         if isinstance(content, DataError):
             what = str(content).removeprefix(str(path)).lstrip(":, ")
@@ -288,7 +294,10 @@ class _Contents:
         return text, encoding
 
     def _folder(self, recording: Path | RemoteFile) -> PurePath:
-        """Return the folder of a recording within that of all: of the texts if they are inside."""
+        """Return the folder of a recording, relative to the folder of all recordings.
+
+        If the folder of all texts is inside and holds the recording, the result is relative to it.
+        """
         texts, root = self.table.path.absolute(), self.recordings.root
         if isinstance(recording, Path) and isinstance(root, Path):
             place = recording.parent.absolute()

@@ -21,7 +21,7 @@ NAMES = {
     "seconds": ("duration", "seconds"),
 }  # fmt: skip
 TIMES = ("start", "end", "seconds")
-# An offset beside an onset, as phonetics writes them, is an end and no start.
+# Beside an onset, as in phonetics, an offset is an end and not a start.
 _OF_ONSETS = {"start": NAMES["start"][1:], "end": (*NAMES["end"], "offset")}
 
 
@@ -31,7 +31,10 @@ def plain(name: str) -> str:
 
 
 def find_columns(path: Path, header: list[str], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the column of each kind. Raises DataError where a needed or named one is missing."""
+    """Return the column of each kind. Raises DataError where a needed or named one is missing.
+
+    `named` maps kinds to the columns that the user has named.
+    """
     lower = {plain(name): name for name in reversed(header)}
     found: dict[str, str] = {}
     has_onsets = {"onset", "offset"} <= lower.keys()

@@ -1,6 +1,7 @@
-"""Audio in formats that libsndfile does not read, through FFmpeg, as FLAC.
+"""Convert recordings in formats that libsndfile does not read to FLAC, by FFmpeg.
 
-So is an MP3 or FLAC whose header gives no length: lhotse would read a part of it, or none.
+An MP3 or FLAC whose header gives no length is converted too, by libsndfile: lhotse would read a
+part of it, or none.
 """
 
 import os
@@ -21,26 +22,26 @@ _LONGEST = 255  # bytes of a name, for file systems
 
 
 def needs_conversion(path: Path) -> bool:
-    """Return whether lhotse could not read all of a file by libsndfile."""
+    """Tell whether lhotse could not read all of a file by libsndfile."""
     try:
-        str(path.absolute()).encode()  # as libsndfile needs the name of a copy
+        str(path.absolute()).encode()  # where this fails, libsndfile could not open a copy
         with open_regular(path) as file:
             return has_no_length(file) or needs_ffmpeg(path)
     except (OSError, UnicodeEncodeError):
-        return False  # which is reported where it is read
+        return False  # the error is reported where the file is read
 
 
 def needs_ffmpeg(path: Path) -> bool:
-    """Return whether a file begins as those of FFmpeg's formats do that libsndfile never reads."""
+    """Tell whether a file begins like a format that FFmpeg reads and libsndfile never does."""
     try:
         with open_regular(path) as file:
             return media_format(file, 0) not in (None, "ogg")
     except OSError:
-        return False  # which is reported where it is read
+        return False  # the error is reported where the file is read
 
 
 def is_mono(path: Path) -> bool:
-    """Return whether a recording has one channel, False where it cannot be read."""
+    """Tell whether a recording has one channel; False where it cannot be read."""
     with suppress(sf.LibsndfileError, AudioError, OSError):  # reported where it is read
         if not needs_ffmpeg(path):
             return bool(sf.info(path).channels == 1)
@@ -51,7 +52,7 @@ def is_mono(path: Path) -> bool:
 
 
 def copy_name(name: str) -> str:
-    """Return the file name of a recording's copy; of a too long one the end, behind a hash."""
+    """Return the file name of a recording's copy; if too long, a hash and the end of the name."""
     whole, copy = os.fsencode(name), f"{name}.flac"
     if len(os.fsencode(copy)) <= _LONGEST:
         return copy
@@ -63,8 +64,9 @@ def copy_name(name: str) -> str:
 def to_flac(source: Path, target: Path) -> None:
     """Write a recording's first audio track as 16-bit mono FLAC at its own rate.
 
-    An existing copy of this very file is kept. Raises AudioError, whose `code` says why it cannot
-    be used: no_samples, truncated, two_rates or not_finite, or as those of `Media`.
+    An existing copy of the same file (path, size and time of change) is kept. Raises AudioError,
+    whose `code` says why the file cannot be used: no_samples, truncated, two_rates, not_finite,
+    unreadable, or a code of `Media`.
     """
     found = source.stat()
     of = f"{source.absolute()} {found.st_size} {found.st_mtime_ns}"

@@ -25,10 +25,12 @@ def converted(
     splits: Splits, root: Path | str, copies: Path | None, left_out: list[LeftOut],
     jobs: int | None,
 ) -> Splits:  # fmt: skip
-    """Return the splits that are not empty, with FLAC in `copies` where libsndfile reads no file.
+    """Return the splits that are not empty, with FLAC copies of files that libsndfile cannot read.
 
-    Recordings by URL stay as they are. Raises ConfigError where PyAV is needed and not installed,
-    or there is no folder for copies; DataError where a copy cannot be written.
+    The copies are written to `copies`, in the subfolders that the files have below `root`.
+    Recordings by URL stay as they are. Utterances without a usable copy are added to `left_out`.
+    Raises ConfigError where PyAV is needed and not installed, or there is no folder for copies;
+    DataError where a copy cannot be written.
     """
     paths = list(dict.fromkeys(one.path for one in chain(*splits.values())))
     here = [path for path in paths if isinstance(path, Path) and isinstance(root, Path)]
@@ -54,7 +56,7 @@ def converted(
             copy = found.get(one.path)
             if isinstance(copy, AudioError):
                 left_out.append(LeftOut(one.id, split, str(one.path), copy.code))
-            elif copy and one.channel is not None:  # which a copy mixes with the others
+            elif copy and one.channel is not None:  # a copy is a mix of all channels
                 left_out.append(LeftOut(one.id, split, str(one.path), "missing_channel"))
             elif copy:
                 source = cast(Path, one.path)

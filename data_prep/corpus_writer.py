@@ -1,4 +1,4 @@
-"""Utterances of a corpus to lhotse cuts and a report; every corpus ends here.
+"""Write the utterances of any corpus as lhotse cuts, with a report.
 
 A recording that cannot be used never stops the preparation: it is left out, listed with its reason
 and counted.
@@ -43,9 +43,10 @@ class LeftOut:
 
 
 class SplitReport(FrozenModel):
-    """Counts of one split; `characters` are distinct capitals, `left_out` is by reason.
+    """Counts of one split; `left_out` is by reason.
 
-    `speakers` are those that are named, 0 where none is.
+    `characters` counts distinct characters, in capitals. `speakers` counts those that are named, so
+    it is 0 where none is.
     """
 
     utterances: int
@@ -110,7 +111,7 @@ def write_corpus(
 
 
 def say_left_out(sentences: Sequence[str], is_listed: bool = True) -> None:
-    """Warn of what is left out: of the first in sentences, of the others by their number."""
+    """Warn of what is left out: log the first sentences, and the number of the others."""
     for sentence in sentences[:_MOST_SAID]:
         log.warning("%s: left out", sentence)
     if len(sentences) > _MOST_SAID:
@@ -119,9 +120,9 @@ def say_left_out(sentences: Sequence[str], is_listed: bool = True) -> None:
 
 
 def outdated(earlier: bytes, new: Container[str]) -> list[str]:
-    """Return the manifests of an earlier report's splits that a corpus has no longer.
+    """Return the manifests of splits in an earlier report that the corpus no longer has.
 
-    Their utterances may be in another split now: a test that trains.
+    Their utterances may be in another split now, so that a test set would be in the training.
     """
     try:
         splits = Report.model_validate_json(earlier).splits
@@ -153,7 +154,7 @@ def _staged(out: Path) -> Iterator[Path]:
             for name in outdated(report.read_bytes() if report.is_file() else b"", names):
                 log.warning("%s is removed: there is no such split any more", out / name)
                 (out / name).unlink(missing_ok=True)
-            (Path(folder) / REPORT).replace(report)  # until then the next run removes them
+            (Path(folder) / REPORT).replace(report)  # last: until then the next run removes them
     except OSError as error:
         raise NotWrittenError(
             f"{out}: cannot be written ({error.strerror}): free some space or choose another folder"
@@ -198,7 +199,7 @@ def _lines(
     jobs: int | None,
     cluster: Cluster | None,
 ) -> Iterator[tuple[Utterance, Line | str]]:
-    """Yield each utterance with what `make_lines` says, and show how far it is."""
+    """Yield each utterance with its line or reason from `make_lines`, and show a progress bar."""
     pairs = zip(utterances, make_lines(utterances, synthetic, jobs, cluster), strict=True)
     bar = Console(stderr=True)
     yield from track(pairs, f"checking {split}", len(utterances), console=bar)

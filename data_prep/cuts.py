@@ -1,8 +1,8 @@
-"""Utterances to the lines of a manifest (lhotse cuts), after a look at each recording.
+"""Turn utterances into the lines of a manifest (lhotse cuts), after a check of each recording.
 
-Recordings on this machine are looked at in threads. Those in storage by URL cost the time of a
-request and work of its client, so that many are requested at a time, by several processes where
-there are thousands, or by the nodes of a cluster.
+Recordings on this machine are checked in threads. A recording by URL costs the time of a request
+and work of the storage's client. So many are requested at a time: by several processes where there
+are thousands, or by the nodes of a cluster.
 """
 
 import json
@@ -35,7 +35,7 @@ _PER_TASK = 200  # utterances
 _ROUNDED = 0.05  # seconds by which tables of rounded times go beyond a recording's end
 _PER_CPU = 16  # requests at a time
 _MANY = 5000  # utterances by URL that are worth the start of processes
-_GROUP_BYTES = 1 << 26  # of recordings in the memory of a process, which holds no large ones
+_GROUP_BYTES = 1 << 26  # of recordings that a process holds in memory; it holds no large ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Utterance:
     """What a corpus says about one utterance.
 
     `start` and `seconds` are its part of a longer file. `channel` (from 0) is one of several;
-    None is all of them, mixed as the recognizer mixes them. `confidence` is that of a text which a
-    model wrote, `converted_from` the file of which `path` is a copy; the manifest names both.
+    None is all of them, mixed as the recognizer mixes them. `confidence` belongs to a text that a
+    model wrote; `converted_from` is the file of which `path` is a copy. The manifest has both.
     """
 
     id: str
@@ -71,7 +71,7 @@ Infos = dict[Path | RemoteFile, sf._SoundFileInfo | str]
 
 
 class Cluster(Protocol):
-    """What looks at recordings on other machines, which can read them under the same names."""
+    """An engine that checks recordings on other machines, which read them under the same names."""
 
     def map(
         self, function: Make, tasks: Iterable[Sequence[Utterance]]
@@ -87,8 +87,9 @@ def make_lines(
 ) -> Iterator[Line | str]:
     """Yield for each utterance its line, or the reason why it cannot be used.
 
-    `jobs` recordings are looked at a time, by default as many as CPUs, and some for each CPU by
-    URL; a cluster has a number of its own. Raises AsrError where storage does not answer.
+    `jobs` recordings are checked at a time: by default one for each CPU, or `_PER_CPU` for each
+    where some are given by URL. A cluster has a number of its own. Raises AsrError where storage
+    does not answer or a process dies, DataError where a node of the cluster does not see a file.
     """
     if cluster:
         make = partial(_make_some, synthetic=synthetic, at_a_time=_PER_CPU)
@@ -118,7 +119,7 @@ def make_lines(
 
 
 def _tasks(utterances: Sequence[Utterance]) -> Iterator[Sequence[Utterance]]:
-    """Yield utterances in groups; those of a recording that follow each other share one."""
+    """Yield groups of utterances; neighbors of one recording are never in two groups."""
     first = 0
     while first < len(utterances):
         last = min(first + _PER_TASK, len(utterances))
@@ -138,7 +139,7 @@ def _pool(n: int, has_processes: bool) -> Executor:
 
 
 def _start_server() -> None:
-    """Start the process that others are forked from, which searches no modules where it works."""
+    """Start the process that others are forked from; it imports nothing from the working folder."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -159,7 +160,7 @@ def _make_some(
 ) -> list[Line | str]:
     faults = [_fault(one) for one in utterances]
     usable = (one for one, fault in zip(utterances, faults, strict=True) if not fault)
-    infos: Infos = {}  # a conversation holds hundreds of utterances: it is looked at once
+    infos: Infos = {}  # a conversation holds hundreds of utterances: check it once
     group, n_bytes = list[RemoteFile](), 0
     for path in dict.fromkeys(one.path for one in usable):
         if not isinstance(path, RemoteFile):
@@ -177,7 +178,7 @@ def _make_some(
 
 
 def _fault(utterance: Utterance) -> str:
-    """Return why an utterance cannot be used, whatever its recording is; else nothing."""
+    """Return why an utterance cannot be used, whatever its recording holds; "" if it can."""
     if not normalize_text(utterance.text, "keep"):
         return "empty_transcript"
     kind, source = _source(utterance.path)

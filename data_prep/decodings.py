@@ -1,4 +1,4 @@
-"""The decodings of recordings as files: which are of what a recording is now."""
+"""Files with the decodings of recordings, and whether they are still those of the recordings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +10,14 @@ from asr.runtime.files import read_bytes
 from asr.transcription.jobs import Task, write_transcript
 from asr.transcription.transcript import Transcript
 
-_STATE = ".stat"  # ends the name of what tells which recording a decoding is of
+_STATE = ".stat"  # suffix of the file that tells which state of a recording was decoded
 _TRANSCRIPT = TypeAdapter(Transcript)
 
 
 def is_done(task: Task) -> bool:
-    """Return whether a recording has a decoding and is the same file as it was then.
+    """Tell whether a recording has a decoding, and is the same file as when it was decoded.
 
-    One that is not there keeps its decoding.
+    A recording that no longer exists keeps its decoding.
     """
     if not (task.is_done and task.out):
         return False
@@ -26,16 +26,16 @@ def is_done(task: Task) -> bool:
 
 
 def begin(task: Task) -> None:
-    """Remove the decoding of what a recording was before; write what it is now."""
+    """Remove the outdated decoding of a recording, and write the recording's state now."""
     assert task.out
     if task.is_done:
         task.out.unlink()
-    if state := _state(task.path):  # an impossible name is told by the decoding
+    if state := _state(task.path):  # for an impossible name the decoding reports the error
         write_transcript(replace(task, out=task.out.with_suffix(_STATE)), state)
 
 
 def _state(recording: Path) -> str | None:
-    """Return the size and time of a file, in which another one of this name would differ."""
+    """Return the size and time of a file, which identify it, or None if it cannot be found."""
     try:
         found = recording.stat()
     except OSError:

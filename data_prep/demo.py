@@ -98,7 +98,10 @@ def prepare(
 
 
 def script(wanted: dict[str, int], seed: int) -> dict[str, list[Line]]:
-    """Draw lines for each split, no sentence twice; a longer last split begins with the same."""
+    """Draw lines for each split, no sentence twice.
+
+    If the last split gets more lines, its first lines and the other splits stay the same.
+    """
     rng = random.Random(seed)
     used: set[str] = set()
     lines: dict[str, list[Line]] = {}

@@ -1,4 +1,7 @@
-"""Read the annotations that ELAN writes: XML with tiers (https://www.mpi.nl/tools/elan/EAFv3.0.xsd)."""
+"""Read the annotations that ELAN writes: XML with tiers.
+
+The format is that of https://www.mpi.nl/tools/elan/EAFv3.0.xsd.
+"""
 
 import re
 import xml.sax
@@ -13,8 +16,12 @@ from data_prep.tiers import Tier
 
 
 def read_elan(text: str, name: str) -> list[Tier]:
-    """Return the tiers of an ELAN file for the recording of a name. Raises DataError for others."""
-    if "<!DOCTYPE" in text:  # which could have entities that grow or name other files
+    """Return the tiers of an ELAN file whose recording is called `name`.
+
+    Raises DataError for another file, for times that are not in milliseconds, and for a recording
+    with an offset.
+    """
+    if "<!DOCTYPE" in text:  # its entities could grow or name other files
         raise DataError("it has a DOCTYPE, which files of ELAN have not")
     document = _Document()
     try:
@@ -31,9 +38,9 @@ def read_elan(text: str, name: str) -> list[Tier]:
 
 
 class _Annotation(NamedTuple):
-    """A text of the tier with this number, and its time slots.
+    """A text of the tier with the index `tier`, and its time slots.
 
-    It has those of the annotation `of` where it belongs to one.
+    Where it belongs to another annotation, `of`, it has the time slots of that one.
     """
 
     tier: int
@@ -45,7 +52,7 @@ class _Annotation(NamedTuple):
 
 
 class _Media(NamedTuple):
-    """A recording that a file of ELAN is of, and whether its times begin later in it."""
+    """A recording of an ELAN file; `has_offset` tells whether time 0 is not at its start."""
 
     file: str
     is_video: bool
@@ -53,11 +60,11 @@ class _Media(NamedTuple):
 
 
 class _Document(ContentHandler):
-    """What an ELAN file has, in its order."""
+    """A SAX handler that collects what an ELAN file has, in its order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.units = ""  # where it is no file of ELAN
+        self.units = ""  # empty as long as it is no file of ELAN
         self._media: list[_Media] = []
         self._names: set[tuple[str, str]] = set()
         self._times: dict[str, str] = {}
@@ -67,9 +74,10 @@ class _Document(ContentHandler):
         self._place: Locator | None = None
 
     def has_offset(self, name: str) -> bool:
-        """Tell whether the recording of a name, with or without its suffix, begins at another time.
+        """Tell whether time 0 is not at the start of the recording called `name`.
 
-        A video beside a sound of the same name is not the recording.
+        The name may lack the suffix; if no recording has it, all count. A video beside a sound file
+        does not count.
         """
         own = [each for each in self._media if each.file == name]
         own = own or [each for each in self._media if each.file.rpartition(".")[0] == name]
@@ -77,10 +85,11 @@ class _Document(ContentHandler):
         return any(each.has_offset for each in [one for one in own if not one.is_video] or own)
 
     def tiers(self) -> list[Tier]:
-        """Return the tiers with what is said in each.
+        """Return the tiers with their parts.
 
-        Annotations of the same time are one part, as the words of a sentence without times, and so
-        are those between which the time is not known, where ELAN shows one that it guessed.
+        Neighboring annotations are joined to one part where they have the same times, such as the
+        words of a sentence without times, and where the time between them is not known. ELAN shows
+        a guess for such a time.
         """
         slots, joined = _slots(self._annotations), list[_Annotation]()
         for each in self._annotations:
@@ -101,7 +110,7 @@ class _Document(ContentHandler):
         return end == start and self._times.get(end, UNKNOWN) == UNKNOWN
 
     def setDocumentLocator(self, locator: Locator) -> None:
-        """Keep what knows the line."""
+        """Keep the locator, which knows the current line."""
         self._place = locator
 
     def startElement(self, name: str, attrs: AttributesImpl) -> None:
@@ -152,7 +161,7 @@ class _Document(ContentHandler):
 
 
 def _slots(annotations: list[_Annotation]) -> dict[str, tuple[str, str]]:
-    """Return the time slots of each annotation by its name."""
+    """Return the time slots of each annotation by its name, its owner's if it has one."""
     found = {each.name: each.slots for each in annotations if not each.of}
     owners = {each.name: each.of for each in annotations if each.of}
     for name, owner in owners.items():

@@ -12,12 +12,15 @@ log = logging.getLogger(__name__)
 def read_folders(
     folders: Iterable[PurePath], is_speaker_known: bool = False
 ) -> dict[PurePath, dict[str, str]]:
-    """Return the cells `split` and `speaker` of texts in each of these folders.
+    """Return the cells `split` and `speaker` for the texts in each of these folders.
 
-    The outer folder, or the next where all are in one, is the split where some are of train and
-    others of dev or test, or all are of train; texts of no split are to be left out then. The next
-    folder, or else the outer one, is the speaker where there are several and no text is outside of
-    them, unless speakers are known. Where names of train are not followed, nothing is.
+    - The split is the outer folder, or the next one where all are in one folder. It counts where
+      some folders are of train and others of dev or test, or all are of train. Texts in folders of
+      no split are to be left out then.
+    - The speaker is the folder below the split, or the outer folder where there are no splits. It
+      counts where there are several such folders and no text is outside of them, unless speakers
+      are known.
+    - Neither counts where a folder is of train, or all are of splits, but the first rule fails.
     """
     parts = {folder: folder.parts for folder in folders}
     while _is_of_all(list(parts.values())):
@@ -48,6 +51,6 @@ def read_folders(
 
 
 def _is_of_all(parts: list[tuple[str, ...]]) -> bool:
-    """Tell whether all are in one folder, whose name is that of no split."""
+    """Tell whether all are in one outer folder, and its name is that of no split."""
     outer = {names[:1] for names in parts}
     return len(outer) == 1 and outer != {()} and not split_of(parts[0][0])

@@ -11,11 +11,11 @@ from data_prep.columns import NAMES, plain
 from data_prep.parts import SUBTITLES, WITH_TIERS
 
 _OF_ONE_RECORDING = (*WITH_TIERS, *SUBTITLES)
-_COMPARED, _ALIKE = 200, 0.6  # rows, and letters that two texts share
+_COMPARED, _ALIKE = 200, 0.6  # rows to compare, and the ratio of letters that two texts share
 
 
 def is_header(cells: list[str], named: Mapping[str, str]) -> bool:
-    """Tell whether a first row has names: known ones, or any if some are given."""
+    """Tell whether a first row is a header: it has a known name, or the user names columns."""
     # "start" and "stop" may be words that are said, and alone they make no header.
     kinds = NAMES.keys() - {"start", "end"}
     known = {name for kind in kinds for name in NAMES[kind]}
@@ -27,8 +27,8 @@ def is_header(cells: list[str], named: Mapping[str, str]) -> bool:
 def usual_header(path: Path, rows: list[list[str]], delimiter: str) -> list[str]:
     """Return names for a table without a header: audio first, text last (LJSpeech, Kaldi).
 
-    Of two columns the text may be the first, where the other one has files. Raises DataError where
-    this is not known: of three columns the last may be of speakers.
+    Of two columns the text may be the first, if the other one has files. Raises DataError where the
+    columns cannot be told: the last of three may hold the speakers.
     """
     cells = rows[0]
     if path.suffix.lower() in _OF_ONE_RECORDING:

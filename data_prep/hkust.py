@@ -30,7 +30,7 @@ PUBLISHED = {
 
 
 def _unwrap(brackets: re.Match[str]) -> str:
-    """Return what is in (( )), or all the rest where nothing closes it."""
+    """Return what is in (( )); where nothing closes it, return the rest of the line as it is."""
     return brackets[1] if brackets[0].endswith("))") else brackets[0]
 
 

@@ -28,7 +28,7 @@ def read_kaldi(table: Transcripts) -> None:
             what = f"{recording} names the channel {error.args[0]}, neither A (the first) nor B"
             table.faults[number] = Fault("bad_channel", what)
             continue
-        speaker = speakers.get(id, "")  # the utterance itself where no speaker is known
+        speaker = speakers.get(id, "")  # the utterance's id where no speaker is known
         cells = {"audio": wav, "text": text, "speaker": "" if speaker == id else speaker}
         if id in segments:
             start, end = (*times, "none", "none")[:2]
@@ -38,9 +38,10 @@ def read_kaldi(table: Transcripts) -> None:
 
 
 def _channel(of_segment: list[str], of_file: list[str]) -> str:
-    """Return the channel of an utterance, from 0, if it has one. Raises KeyError for others.
+    """Return the channel of an utterance, from 0, or "" if it names none.
 
-    Kaldi counts those of segments from 0 (extract-segments), of reco2file_and_channel from 1.
+    Kaldi counts the channels of segments from 0 (extract-segments), and those of
+    reco2file_and_channel from 1. Raises KeyError for other names.
     """
     if of_segment:
         return {"A": "0", "B": "1", "0": "0", "1": "1"}[of_segment[0].upper()]

@@ -47,8 +47,9 @@ class Fault:
 class Transcripts:
     """The lines of a table, the faults of those that cannot be used, and its columns by kind.
 
-    `unused` are the names of columns of no known kind. `places` tell where lines are that are not
-    in the file `path`; `foreign` is the number of a line that was read in `encoding`, if one is.
+    `unused` are the names of columns of no known kind. `places` tells by number where the lines are
+    that are not in the file `path`. `foreign` is the number of a line that was read in `encoding`,
+    or 0.
     """
 
     path: Path
@@ -59,7 +60,7 @@ class Transcripts:
     encoding: str = "utf-8"
     foreign: int = 0
     places: dict[int, str] = field(default_factory=dict)
-    unit: str = "line"  # that numbers count
+    unit: str = "line"  # what numbers count
 
     @property
     def folder(self) -> Path:
@@ -67,14 +68,14 @@ class Transcripts:
         return self.path if self.path.is_dir() else self.path.parent
 
     def add_fault(self, place: str, reason: str, what: str) -> None:
-        """Add why what is at a place, which is not in the file `path`, cannot be used."""
+        """Add a fault: why the text at a place outside of the file `path` cannot be used."""
         number = len(self.places) + 1
         self.places[number], self.faults[number] = place, Fault(reason, what)
 
     def note_encoding(self, encoding: str, number: int) -> None:
         """Keep the encoding of the line added last, if it is the first that is not in UTF-8.
 
-        One that was guessed comes before UTF-16, which says so itself.
+        A later line in a guessed encoding replaces one in UTF-16, which is certain.
         """
         is_first = not self.foreign or encoding[:6] != self.encoding[:6] == "utf-16"
         if encoding == "utf-8" or not is_first or not self.lines:
@@ -84,16 +85,16 @@ class Transcripts:
             self.encoding, self.foreign = encoding, number
 
     def place(self, number: int) -> str:
-        """Return where people find a line: a file, or its number in one."""
+        """Return where people find a line: the file, or the file and the line's number in it."""
         return self.places.get(number) or f"{self.path}, {self.unit} {number}"
 
     def short_place(self, number: int) -> str:
-        """Return the same without the name of the table."""
+        """Return where people find a line, without the name of the table."""
         return self.places.get(number) or f"{self.unit} {number}"
 
 
 def add_line(table: Transcripts, number: int, cells: Cells) -> None:
-    """Add a line, or what is wrong with it."""
+    """Add a line to a table, or the fault for which it cannot be used."""
     audio, text = cells["audio"].strip(), cells["text"].strip()
     try:
         start, seconds = _part(cells)
@@ -124,7 +125,7 @@ def add_line(table: Transcripts, number: int, cells: Cells) -> None:
 
 def _part(cells: Cells) -> tuple[float, float | None]:
     """Return the start of a line's part of its recording, and its length where it has one."""
-    if "start" not in cells:  # NeMo's duration is the whole file's then, often rounded
+    if "start" not in cells:  # NeMo's duration is the file's, often rounded
         return 0.0, None
     start = float(cells["start"] or "0")
     end, seconds = (cells.get(kind, "").strip() for kind in ("end", "seconds"))
@@ -142,7 +143,7 @@ def _rounding(end: str, start: float, length: float) -> float:
     decimals = end.partition(".")[2]
     if decimals.strip("0"):
         return max(_LEAST_ROUNDING, 10.0 ** -len(decimals))
-    if decimals:  # 2.0 may be one of whole seconds, or exact
+    if decimals:  # 2.0 may be rounded to whole seconds, or exact
         return min(1.0, 0.1 * length)
     return 0.0 if start.is_integer() and length.is_integer() else 1.0
 

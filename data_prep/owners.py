@@ -11,11 +11,16 @@ from asr.data.people import key_of_person, people_of
 from data_prep.lines import Line
 from data_prep.recordings import Recordings, Whose
 
-_MOST_AT_ONCE = 0.5  # of the time of the one who speaks less, where two speak in one recording
+# The longest time in which two people may speak at once in one recording, as a share of the time of
+# the one who speaks less.
+_MOST_AT_ONCE = 0.5
 
 
 class _Part(NamedTuple):
-    """A part of a recording by a table, in seconds; the length is not a number for all of it."""
+    """A part of a recording in seconds, as a table gives it.
+
+    `seconds` is inf for a part without an end, nan for the whole recording.
+    """
 
     start: float
     seconds: float
@@ -23,7 +28,7 @@ class _Part(NamedTuple):
 
 
 def owners(lines: Sequence[Line], files: Recordings) -> Callable[[Line], Whose | None]:
-    """Return who is said to be recorded in the file of a line, None where no one is named."""
+    """Return a function that tells who is in the file of a line; None where no one is named."""
     who = _people_by_cell({line.speaker for line in lines if line.speaker}, files)
     named = [(line, who[line.speaker]) for line in lines if line.speaker]
     parts = defaultdict[str, list[_Part]](list)
@@ -34,14 +39,14 @@ def owners(lines: Sequence[Line], files: Recordings) -> Callable[[Line], Whose |
         parts[line.audio].append(_Part(line.start, length, people))
     talks = {audio for audio, of in parts.items() if len(everybody[audio]) > 1 and _is_talk(of)}
     all_people = frozenset(chain(*everybody.values()))
-    # Where several files have one name it is a mere number, which the folder of a person completes.
+    # If several files have one name, it is a mere number, and a person's folder makes it unique.
     is_strict = 2 * sum(files.completes(people, line.audio) for line, people in named) > len(named)
 
     def whose(line: Line) -> Whose | None:
         if not line.speaker:
             return None
         people = who[line.speaker]
-        is_talk = line.audio in talks  # which may be in the folder of one of its people
+        is_talk = line.audio in talks  # a talk may be in the folder of one of its people
         is_shared = everybody[line.audio] > people and not line.is_part
         return Whose(people, all_people, is_shared, is_strict and not is_talk)
 
@@ -49,7 +54,7 @@ def owners(lines: Sequence[Line], files: Recordings) -> Callable[[Line], Whose |
 
 
 def _people_by_cell(cells: Set[str], files: Recordings) -> dict[str, frozenset[str]]:
-    """Return the people of each cell of speakers; one whose folder has its whole name is one."""
+    """Return the people of each cell of speakers; a cell that is the name of a folder is one."""
     known = frozenset(chain(*map(people_of, cells)))
     keys = {cell: key_of_person(cell) for cell in cells}
     return {
@@ -59,7 +64,7 @@ def _people_by_cell(cells: Set[str], files: Recordings) -> dict[str, frozenset[s
 
 
 def _is_talk(parts: Sequence[_Part]) -> bool:
-    """Tell whether parts may be of one recording: no one speaks mostly at once with another."""
+    """Tell whether parts may be of one recording: no two people mostly speak at once."""
     if any(math.isnan(part.seconds) for part in parts):
         return False
     in_order = sorted(parts, key=attrgetter("start"))

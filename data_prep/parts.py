@@ -17,9 +17,9 @@ WITH_TIERS = (".textgrid", ".eaf")
 # The first line of a TextGrid, whatever the name of the file.
 _TEXTGRID = re.compile(r'\s*(File type = )?"ooTextFile')
 _HEAD = 128  # bytes, in UTF-8 or UTF-16
-# Of seconds; or of samples (TIMIT) or 100 ns (HTK) before a word.
+# Two times in seconds; or in samples (TIMIT) or units of 100 ns (HTK), before a word.
 _TIMES = re.compile(r"\s*-?\d+[.,]\d+\s+-?\d+[.,]\d+(\s|$)|\s*\d+\s+\d{4,}\s+[^\W\d_]")
-# A time as clocks show it, which programs and sites put before each text; and two, of a subtitle.
+# A clock's time, which programs and sites put before each text; and the two times of a subtitle.
 _CLOCK = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}(:\d{2})?([.,]\d+)?[\])]?(\s|$)")
 _CUE = re.compile(r"\s*[\[(]?\d{1,4}:\d{2}\S*\s*((--?|[–—])>\s*\d|(?<=\t)\d{1,4}:\d{2})")
 
@@ -36,9 +36,10 @@ def has_tiers(path: Path) -> bool:
 
 
 def read_parts(path: Path, text: str, tier: str | None) -> list[Part] | Fault | None:
-    """Return the parts of a file with this text, why there are none, or None for a whole text.
+    """Return the parts of a file with this text, the fault for which there are none, or None.
 
-    `tier` is the name of the one with the transcript, in files that have tiers.
+    None means that the text is one whole. `tier` names the tier with the transcript, in files that
+    have tiers.
     """
     suffix = path.suffix.lower()
     if suffix in WITH_TIERS or _TEXTGRID.match(text):
@@ -63,7 +64,7 @@ def read_parts(path: Path, text: str, tier: str | None) -> list[Part] | Fault | 
 def _has_times(text: str) -> bool:
     """Tell whether there is a line of a subtitle, or whether half of the lines begin with times.
 
-    One time of a clock may be said.
+    A single clock's time may be spoken, so two are needed.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     n_clocks = sum(bool(_CLOCK.match(line)) for line in lines)

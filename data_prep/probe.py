@@ -22,7 +22,7 @@ _MP3_LENGTH = re.compile(  # the number of frames, where the flags say that it i
     rb".{4}(?:.{9}|.{17}|.{32})(?:VBRI|(?:Xing|Info)...[\x01\x03\x05\x07\x09\x0b\x0d\x0f](?!\0{4}))",
     re.DOTALL,
 )
-_MOST_ZEROS = 2**20  # behind a tag
+_MOST_ZEROS = 2**20  # bytes behind a tag
 
 # What to do if every recording of a corpus has the same fault.
 FIXES = {
@@ -88,9 +88,10 @@ def _probe_remote(file: RemoteFile, content: bytes | None) -> sf._SoundFileInfo:
 
 
 def _header(path: Path | RemoteFile, file: BinaryIO) -> bytes:
-    """Return the header of a SPHERE file, none of others.
+    """Return the first 1024 bytes of a SPHERE file, b"" for other files.
 
-    Raises AudioError for compressed ones, and for an Ogg file that ends within a page.
+    Raises AudioError for a compressed SPHERE file, an Ogg file that ends within a page, and a file
+    whose header gives no length.
     """
     header = file.read(1024)
     if header.startswith(b"OggS") and is_cut_off(file):
@@ -106,13 +107,13 @@ def _header(path: Path | RemoteFile, file: BinaryIO) -> bytes:
 
 
 def has_no_length(file: BinaryIO) -> bool:
-    """Return whether this is an MP3 or a FLAC whose header does not give its length.
+    """Tell whether this is an MP3 or a FLAC whose header does not give its length.
 
-    For such an MP3 libsndfile estimates it, and reads no further.
+    libsndfile estimates the length of such an MP3, and reads no further.
     """
     file.seek(after_tags(file, 0, _MOST_ZEROS))
     start = file.read(1024).lstrip(b"\0")
-    if start.startswith(b"fLaC") and len(start) > 26:  # its 36 bits of a number of samples
+    if start.startswith(b"fLaC") and len(start) > 26:  # 36 bits: the number of samples
         return start[21] & 15 == 0 and not any(start[22:26])
     return bool(_MP3.match(start)) and not _MP3_LENGTH.match(start)
 

@@ -1,7 +1,7 @@
 """Recordings without text as a corpus: a model transcribes them, and what it is sure of is kept.
 
-The decodings are files below the corpus, so that a killed job continues where it was, and other
-limits take seconds.
+The decodings are files below the corpus. So a killed job continues where it was, and another run
+with other limits takes seconds.
 """
 
 import os
@@ -42,9 +42,9 @@ _NOT_IN_ID = r"[\s/]"
 
 
 class Source(FrozenModel):
-    """What the decodings in a folder are by: a bundle, its weights and its decoding options.
+    """What made the decodings in a folder: a bundle, its weights and its decoding options.
 
-    `lm` is the digest of the language model, of which `decoding` has the name alone.
+    `lm` is the digest of the language model; `decoding` has only its name.
     """
 
     bundle: str
@@ -56,8 +56,8 @@ class Source(FrozenModel):
 class Labels:
     """A folder with the decodings of recordings, and with the corpus that follows from them.
 
-    `failed` are the recordings that cannot be read, after `decode`; `knows_noise`: the model was
-    trained with noise without text.
+    After `decode`, `failed` has the recordings that cannot be read. `knows_noise` tells whether the
+    model was trained with noise without text.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Labels:
         pauses = config.augment and config.augment.pauses
         self.knows_noise = bool(pauses and pauses.noise)
         found = [find_tasks(recordings, self._folder(view), "json") for view in self.views]
-        own = out.resolve()  # it may be within the recordings, and then holds copies of them
+        own = out.resolve()  # may be below a folder of recordings, and holds copies of them
         pairs = zip(*found, strict=True)
         self.tasks = [p for p in pairs if own not in p[0].path.resolve().parents]
         names = Counter(self._id(first) for first, _ in self.tasks)
@@ -108,7 +108,7 @@ class Labels:
         return self.out / _DECODED / view.name
 
     def _begin(self, source: Source) -> None:
-        """Note what the decodings are by. Raises ConfigError where they are by something else."""
+        """Store what makes the decodings. Raises ConfigError if the folder has another source."""
         path = self.out / _SOURCE
         before = read_json(path, Source, "what `asr pseudo-label` wrote: give a new folder")
         others = {p.name for p in self.out.iterdir()} - {LOCK} if self.out.is_dir() else set()
@@ -139,12 +139,12 @@ class Labels:
         return _files(self.dev or ())
 
     def todo(self, view: View) -> list[Task]:
-        """Return the recordings that a decoding lacks, without those that are of no use."""
+        """Return the recordings that lack a decoding of this view, without unusable ones."""
         tasks = [pair[self.views.index(view)] for pair in self.tasks]
         return [task for task in tasks if not (is_done(task) or self._unusable(task))]
 
     def _unusable(self, task: Task) -> str | None:
-        """Return the reason why a recording has no decodings."""
+        """Return the reason why a recording is not to be decoded, or None."""
         if error := self.failed.get(task.path):
             return error.code
         path = task.path.resolve()
@@ -170,7 +170,7 @@ class Labels:
                 yield found
 
     def write(self, limits: Limits) -> tuple[Report, float]:
-        """Write the corpus of what the limits keep; return its report, and the hours of all."""
+        """Write what is within the limits as a corpus; return its report, and the hours of all."""
         for left in self.out.glob(f"{PARTIAL}*"):  # by a killed run
             shutil.rmtree(left)
         kept: list[Utterance] = []
@@ -197,7 +197,7 @@ class Labels:
         return report, seconds / 3600
 
     def read_guesses(self, dev: CutSet) -> DevGuesses | None:
-        """Return what an earlier call has decoded of the same dev."""
+        """Return what an earlier call has decoded of the same dev, or None."""
         found = read_json(
             self.out / _GUESSES, DevGuesses, "what `asr pseudo-label` wrote: remove it"
         )
@@ -212,7 +212,7 @@ class Labels:
         write_text(self.out / _EXPECTED, expected.model_dump_json(indent=2) + "\n")
 
     def _whole(self, task: Task) -> Utterance:
-        """Return the utterance of a recording, without a text; its id is of its path."""
+        """Return a whole recording as an utterance without a text; its id is made from its path."""
         id = self._id(task)
         if id in self._alike:
             id += f"-{sha256(os.fsencode(self._name(task))).hexdigest()[:8]}"
@@ -262,9 +262,9 @@ def _files(cuts: Iterable[Cut]) -> set[Path]:
 
 
 def _parts(whole: Utterance, one: Transcript, other: Transcript) -> list[tuple[Utterance, Guess]]:
-    """Return the utterances of a recording, one a segment, with their guesses.
+    """Return an utterance and its guess for each segment of a recording.
 
-    There are none where the two decodings are not of the same audio.
+    There are none where the segments differ: then the two decodings are not of the same audio.
     """
     spans, others = ([(s.start, s.end) for s in t.segments] for t in (one, other))
     if spans != others:

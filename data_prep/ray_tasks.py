@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from asr.errors import AsrError
 from asr.runtime.ray_cluster import connect, told
 
-_PER_CORE = 2  # tasks in flight, so that none waits for the next one
+_PER_CORE = 2  # tasks in flight, so that no core waits for its next one
 _RETRIES = 3  # of a task whose node is lost
 T = TypeVar("T")
 R = TypeVar("R")

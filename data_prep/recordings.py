@@ -18,11 +18,11 @@ from data_prep.corpus_writer import REPORT
 
 @dataclass(frozen=True)
 class Whose:
-    """Who is said to be recorded in a file; names are by `key_of_person`.
+    """Who is said to be recorded in a file; names are those of `key_of_person`.
 
-    `people` are those of the whole table. Where others have the same name of a file too
-    (`is_shared`), it is in a folder of the `speakers`, or in no one's; where people's recordings
-    are in their own folders (`is_strict`), speakers who have one have nothing in another's.
+    `people` are those of the whole table. `is_shared`: other people have a file of this name too,
+    so it is in a folder of the `speakers`, or in no person's folder. `is_strict`: people's
+    recordings are in their own folders, so speakers with a folder have no file in another person's.
     """
 
     speakers: frozenset[str]
@@ -47,7 +47,7 @@ class Recordings:
             self.exact[within.as_posix()] = path
             short = within.with_suffix("")
             if short in usual and _suffix(within) not in SUFFIXES:
-                short = within  # x is x.wav, and not the x.sph beside it, of which it was made
+                short = within  # `x` is x.wav, not the x.sph beside it that x.wav was made of
             for similar in (within, short):
                 self.by_path[key_of(str(similar))].add(path)
                 self.by_name[key_of(similar.name)].add(path)
@@ -56,11 +56,11 @@ class Recordings:
                     self.by_folder[key_of_person(folder), key_of(similar.name)].add(path)
 
     def find(self, audio: str, beside: Path, whose: "Whose | None" = None) -> Path | RemoteFile:
-        """Return the file that a table means. Raises DataError if none in the folder is that.
+        """Return the file that a table calls `audio`.
 
-        A path is relative to the folder or to that of the table, `beside`, or absolute, with or
-        without its suffix; a name without a folder may be that of a file in any subfolder, where
-        `whose` decides.
+        A path may be absolute, or relative to this folder or to `beside`, the table's folder. It
+        may lack the suffix. A name without a folder may be that of a file in any subfolder, where
+        `whose` decides. Raises DataError if no file of the folder is found, or several are.
         """
         places = list(self._places(audio.replace("\\", "/"), beside))
         for place in places:
@@ -81,7 +81,7 @@ class Recordings:
         raise DataError(f"{audio} is not in {self.root}")
 
     def completes(self, speakers: Set[str], audio: str) -> bool:
-        """Return whether a folder of a speaker has one of several files of that name."""
+        """Tell whether a folder of a speaker has one of several files of that name."""
         name = key_of(audio)
         is_own = any((speaker, name) in self.by_folder for speaker in speakers)
         return is_own and len(self.by_name[name]) > 1
@@ -89,7 +89,7 @@ class Recordings:
     def _of(
         self, whose: "Whose", found: Set[Path | RemoteFile], name: str
     ) -> Set[Path | RemoteFile]:
-        """Return the files of a name in a folder of the speakers, or else in no one's."""
+        """Return the files of a name in a folder of the speakers, or else in no person's folder."""
         own = set(chain(*(self.by_folder.get((one, name), ()) for one in whose.speakers)))
         if len(own) == 1:
             return own
@@ -149,7 +149,7 @@ def _recordings(root: Path | str, converted: Path) -> Iterator[tuple[Path | Remo
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """Yield what is below a folder; of links those to other places are followed, once each."""
+    """Yield the files below a folder; links to folders outside of it are followed, once each."""
     seen, top = set[str](), os.path.realpath(root)
     for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
@@ -177,5 +177,5 @@ def _suffix(path: PurePath) -> str:
 
 
 def key_of(name: str) -> str:
-    """Return a name as it is compared: accents and cases are written in several ways."""
+    """Return a name for comparison: accents and letter case may be written in several ways."""
     return unicodedata.normalize("NFC", name).casefold()

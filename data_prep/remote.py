@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def folder_for(out: Path | str) -> Iterator[Path]:
-    """Yield a folder, whose files are at the URL `out` at the end if nothing was raised.
+    """Yield a folder; if nothing is raised, copy its files to the URL `out` at the end.
 
-    Each is written whole, and `outdated` manifests are removed, before the report is written.
-    Raises DataError where that fails.
+    A path `out` is the folder itself. The report is written last, after all other files are whole
+    and `outdated` manifests are removed. Raises DataError where writing fails.
     """
     if isinstance(out, Path):
         yield out

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 _NAMES = {"train": "train", "training": "train", "dev": "dev", "devel": "dev", "development": "dev",
           "valid": "dev", "val": "dev", "validation": "dev", "test": "test", "testing": "test",
           "eval": "test", "evaluation": "test"}  # fmt: skip
-_MOST_UNNAMED = 0.5  # of the utterances, where speakers are kept apart
-_LEAST_HELD = 0.25  # of what dev and test should have, where people join cells
+_MOST_UNNAMED = 0.5  # share of utterances without a speaker, where speakers are kept apart
+_LEAST_HELD = 0.25  # share of what dev and test should have, where people join cells
 _MOST_SHOWN, _SEED = 5, 1
 
 Pairs = Sequence[tuple[Line, Utterance]]
@@ -27,9 +27,10 @@ Splits = dict[str, list[Utterance]]
 
 
 def as_the_table_says(table: Transcripts, pairs: Pairs, left_out: list[LeftOut]) -> Splits | None:
-    """Return the splits of a table, and list the lines of none; None if no line names one.
+    """Return the splits that a table names, or None if no line names one.
 
-    Raises DataError where some lines are of none and none is of train.
+    Lines of no split are added to `left_out`. Raises DataError where there are some and no line is
+    of train.
     """
     named = [line for line, _ in pairs if line.split]
     if not any(split_of(line.split) for line in named):
@@ -58,7 +59,7 @@ def as_the_table_says(table: Transcripts, pairs: Pairs, left_out: list[LeftOut])
 
 
 def _what_of(line: Line, has_column: bool) -> str:
-    """Return why a line is of no split, which a column or else its folder tells."""
+    """Return why a line is of no split: what its cell, or without a column its folder, has."""
     where = "in the column of splits" if has_column else "as its folder"
     if line.split:
         return f"{line.split} {where} is none of {', '.join(_NAMES)}"
@@ -87,9 +88,10 @@ def _say_shared_speakers(splits: Splits) -> None:
 
 
 def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Splits:
-    """Return the utterances of train, dev and test: by speaker, else by recording, else each.
+    """Return utterances divided into train, dev and test: by speaker, else recording, else each.
 
-    Some of no named speaker are in train where most have one.
+    `shares` has the shares of dev and test. Where at least half of the utterances have a speaker,
+    those without one are in train.
     """
     n_splits = 1 + sum(share > 0 for share in shares.values())
     unnamed = sum(not one.speaker for one in utterances)
@@ -112,7 +114,7 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
     groups: dict[str, list[Utterance]] = defaultdict(list)
     most = 2 * max(shares.values()) * len(utterances)
     sizes = Counter(str(one.path) for one in utterances).values()
-    # Few long recordings are divided: they would leave too little for train.
+    # A few long recordings are divided: whole ones would leave too little for train.
     by_path = sum(n for n in sizes if n <= most) >= sum(shares.values()) * len(utterances)
     for one in utterances:
         alone = str(one.path) if len(paths) >= n_splits and by_path else one.id
@@ -143,9 +145,10 @@ def divide(utterances: Sequence[Utterance], shares: Mapping[str, float]) -> Spli
 def _kept_together(cells: Mapping[str, int], n_splits: int, shares: float) -> dict[str, str]:
     """Return a group for each cell of speakers, the same for those that name a person in common.
 
-    `cells` have their numbers of utterances. Where the splits would have too little of their
-    `shares`, those named in most cells, such as one who asks all others, keep none together; cells
-    of them alone have no group. Nothing is returned where there are fewer groups than splits.
+    `cells` maps cells to their numbers of utterances. Where dev and test would have too little of
+    their `shares`, the people named in most cells, such as an interviewer, do not join cells; a
+    cell of such people alone has the group "". Where there are fewer groups than splits, the result
+    is empty.
     """
     known = frozenset(chain(*map(people_of, cells)))
     people = {cell: people_of(cell, known) for cell in cells}
@@ -170,7 +173,7 @@ def _kept_together(cells: Mapping[str, int], n_splits: int, shares: float) -> di
 def _groups(people: Mapping[str, Set[str]], without: Set[str]) -> dict[str, str]:
     """Return a name for each cell, the same for cells that name a person in common.
 
-    Those `without` join no cells; a cell of them alone has no name.
+    The people in `without` join no cells; the name of a cell of such people alone is "".
     """
     group = {cell: cell for cell in people}
 
@@ -187,7 +190,7 @@ def _groups(people: Mapping[str, Set[str]], without: Set[str]) -> dict[str, str]
 
 
 def with_dev(splits: Splits, share: float) -> Splits:
-    """Return splits in which a share of train is dev, if a table names none for it."""
+    """Return splits in which a share of train becomes dev, if a table names no dev."""
     if splits["dev"] or not splits["train"] or not share:
         return splits
     log.warning("no utterance is of dev: %.0f %% of train become dev", 100 * share)

@@ -19,7 +19,7 @@ _FEWEST_PAIRS = 2
 class Part(NamedTuple):
     """A text that is said from `start` to `end`, in seconds, and its line in the file, from 1.
 
-    Times that are not known are nan, and a speaker who is not is "".
+    Unknown times are "nan", and an unknown speaker is "".
     """
 
     line: int
@@ -30,9 +30,10 @@ class Part(NamedTuple):
 
 
 def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
-    """Return the cues of subtitles: times in a line, and text in those below until an empty one.
+    """Return the cues of subtitles: a line with times, and the text in the lines below it.
 
-    Where cues have numbers (SubRip) these are no text, and the next ends a cue, not an empty line.
+    An empty line ends a cue. Where cues have numbers (SubRip), the number of the next cue ends it
+    instead; numbers are no text.
     """
     cues, said = list[tuple[int, str, str]](), list[list[str]]()
     is_within = False
@@ -60,9 +61,9 @@ def read_subtitles(text: str, is_numbered: bool) -> list[Part]:
 
 
 def _without_repeats(cues: list[list[str]]) -> list[list[str]]:
-    """Return the lines of cues; of captions that scroll, without those that the cue before ends in.
+    """Return the lines of cues; in scrolling captions drop lines that repeat the cue before.
 
-    Automatic captions show a line once more above the next, and alone between the two.
+    Automatic captions show each line once more above the next line, and alone between the two.
     """
     pairs = [(before, cue) for before, cue in itertools.pairwise(cues) if before and cue]
     repeats = [len(cue) > 1 for before, cue in pairs if before[-1] == cue[0]]
@@ -81,9 +82,10 @@ def _without_repeats(cues: list[list[str]]) -> list[list[str]]:
 
 
 def _without_number(lines: list[str], expected: str) -> list[str]:
-    """Return the lines of a cue without the number of the next, which is the last that has text.
+    """Return the lines of a cue without the number of the next cue, the last line with text.
 
-    Where an empty line follows it, one is before it too; the only line is the expected number.
+    If an empty line follows the number, an empty line must be before it too. If the number is the
+    only line, it must be the expected one.
     """
     whole = list(lines)
     while whole and not whole[-1]:
@@ -108,7 +110,7 @@ def _seconds(hours: str, minutes: str, seconds: str, fraction: str) -> str:
 def read_labels(text: str) -> list[Part] | None:
     r"""Return the labels that Audacity exports, `start<TAB>end<TAB>text`; None for other text.
 
-    Lines that begin with a backslash are of the label before: its frequencies.
+    Lines that begin with a backslash have the frequencies of the label before, and are skipped.
     """
     parts = list[Part]()
     for number, line in enumerate(text.split("\n"), 1):

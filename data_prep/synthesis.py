@@ -45,7 +45,7 @@ VOICES = {
 }
 # Words per minute, of which a Chinese character is one.
 _RATES, _OTHER_RATES = {"cmn": (240, 340)}, (130, 230)
-_NO_ERRNO = 255  # the status of a process that ends for another reason than its system's
+_NO_ERRNO = 255  # the status of a process that fails without an error number of the system
 _DIED = (
     "a process died (out of memory?): run it again with fewer --jobs; finished recordings are kept"
 )
@@ -98,7 +98,7 @@ def has_language(name: str) -> bool:
 
 
 def _takes(plan: dict[Path, Line]) -> list[list[tuple[Path, Line]]]:
-    """Return the lines of every split in groups, without those that are all on the disk."""
+    """Return the lines of every split in groups of ten, without groups whose files all exist."""
     by_split: dict[Path, list[tuple[Path, Line]]] = {}
     for path, line in plan.items():
         by_split.setdefault(path.parent.parent, []).append((path, line))
@@ -178,7 +178,7 @@ def _synthesize_in_fork(take: list[tuple[Path, Line]]) -> None:
         status = _NO_ERRNO
         try:
             for path, line in take:
-                if os.getppid() != parent:  # it was killed
+                if os.getppid() != parent:  # the parent was killed
                     break
                 wave_N = _waveform(line)
                 if len(wave_N) and not path.exists():

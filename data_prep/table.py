@@ -46,11 +46,11 @@ def prepare(
 ) -> Report:
     """Write the cuts of a folder of recordings and its table to `out`; strings are URLs.
 
-    The table may be one that `read_transcripts` has read; `columns` are those of a path.
-    `dev` and `test` are shares of the utterances. Where the table has no column of splits, whole
-    speakers go to dev and test; with too few speakers whole recordings do, which is said. Where its
-    splits lack dev, a share of train is dev. Raises DataError where the table cannot be read or
-    nothing in it can be used.
+    The table is a path, whose columns `columns` may name, or what `read_transcripts` has read.
+    `dev` and `test` are shares of the utterances. Where the table has no splits, whole speakers go
+    to dev and test; with too few speakers whole recordings do, with a warning. Where its splits
+    lack dev, a share of train is dev. Raises ConfigError where nothing is left for train, DataError
+    where the table cannot be read or nothing in it can be used.
     """
     if dev + test >= 1:
         raise ConfigError(f"dev and test are {dev:g} and {test:g} of all: leave some for training")
@@ -87,7 +87,7 @@ def prepare(
 
 
 def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) -> Pairs:
-    """Return the lines whose recordings are there, each with its utterance; list the others."""
+    """Return the lines with a recording and their utterances; add the others to `left_out`."""
     found: list[tuple[Line, Utterance]] = []
     said, speakers, why = list[str](), dict[str, str](), ""
     of_id = dict[str, tuple[Path | RemoteFile, object]]()
@@ -129,7 +129,7 @@ def _utterances(table: Transcripts, files: Recordings, left_out: list[LeftOut]) 
 
 
 def _say_speakers(table: Transcripts) -> None:
-    """Tell which columns may hold the speaker, where none is known to."""
+    """Warn which columns may hold the speaker, where no column is known to."""
     is_known = "speaker" in table.columns or any(line.speaker for line in table.lines)
     if table.unused and not is_known:
         log.warning("%s: no column is known to hold the speaker: if one of %s does, name it with "
@@ -137,7 +137,7 @@ def _say_speakers(table: Transcripts) -> None:
 
 
 def _say_unnamed(found: Pairs, files: Recordings) -> None:
-    """Tell how many recordings of the folder are not used, in any format, where others are."""
+    """Warn how many recordings of the folder are not used in any format, where others are."""
     used = {files.within[one.path].with_suffix("") for _, one in found}
     unnamed = sorted(
         str(p) for p, within in files.within.items() if within.with_suffix("") not in used
@@ -148,9 +148,10 @@ def _say_unnamed(found: Pairs, files: Recordings) -> None:
 
 
 def _with_ends(found: Pairs, table: Transcripts, left_out: list[LeftOut], said: list[str]) -> Pairs:
-    """Return the lines but those that have no end where another begins later; list these.
+    """Return the lines, except those without an end in a recording where another begins later.
 
-    Their parts would have the speech of the others too. Raises DataError where none has an end.
+    Such a part would have the speech of the others too; it is added to `left_out` and `said`.
+    Raises DataError where the table has such parts, and no column of ends or durations.
     """
     starts: dict[Path | RemoteFile, float] = {}
     for line, one in found:
@@ -174,7 +175,7 @@ def _with_ends(found: Pairs, table: Transcripts, left_out: list[LeftOut], said: 
 def _of_one_text(
     found: Pairs, table: Transcripts, left_out: list[LeftOut], said: list[str]
 ) -> Pairs:
-    """Return the lines but those that give one part of a recording several texts; list these."""
+    """Return the lines, except those that give a part of a recording several texts; list these."""
     texts: dict[str, set[str]] = defaultdict(set)
     for line, one in found:
         texts[one.id].add(normalize_text(line.text))
@@ -198,9 +199,9 @@ def _utterance(line: Line, speaker: str, path: Path | RemoteFile, within: PurePa
 
 
 def _without_sides(found: Pairs) -> Pairs:
-    """Return the lines; of a mono file with one channel's lines alone none names the channel.
+    """Return the lines; drop the channel where a file is mono and all its lines name the same.
 
-    It holds one side of a call, or is all of its recording (Kaldi's channel A).
+    Such a file holds one side of a call, or all of its recording (Kaldi's channel A).
     """
     channels = defaultdict[Path | RemoteFile, set[int | None]](set)
     for _, one in found:

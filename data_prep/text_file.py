@@ -11,18 +11,18 @@ from asr.errors import DataError
 from asr.runtime.files import read_bytes
 
 _MOST_BYTES = 1 << 30
-_MOST_SEEN = 1 << 20  # bytes of lines beyond ASCII, by which an encoding is told
+_MOST_SEEN = 1 << 20  # bytes of lines beyond ASCII that are used to find an encoding
 _FEW = 120  # bytes beyond ASCII, which tell little: they make sense in many encodings
 _SPREADSHEETS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # xlsx, ods and numbers, and xls
 _ASCII = bytes(range(128))
 _MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
 _EAST_ASIAN = ("gb18030", "cp932", "big5hkscs", "cp949")
-_OF_ONE_BYTE = ("cp1252", "cp1251")  # stand for all: which of them a text is in, hardly shows
+_OF_ONE_BYTE = ("cp1252", "cp1251")  # stand for all such: a text hardly shows which it is in
 _KANA, _HALF_KANA = re.compile("[\u3041-\u30fe]"), re.compile("[\uff61-\uff9f]")
 _FOREIGN = re.compile("[\x80-\U0010ffff]")
-_WIDE, _BY_CHANCE = re.compile("[\u0800-\U0010ffff]"), 0.001  # three bytes in UTF-8; of lines
+_WIDE, _BY_CHANCE = re.compile("[\u0800-\U0010ffff]"), 0.001  # 3 bytes in UTF-8; share of lines
 _RUN = re.compile("[\x80-\U0010ffff]+")
-_WITHIN = re.compile(  # a run of one, after a letter or before one
+_WITHIN = re.compile(  # a single character, after a Latin letter or before one
     "(?<=[A-Za-z])[\x80-\U0010ffff](?![\x80-\U0010ffff])"
     "|(?<![\x80-\U0010ffff])[\x80-\U0010ffff](?=[A-Za-z])"
 )
@@ -31,16 +31,17 @@ _WITHIN = re.compile(  # a run of one, after a letter or before one
 def read_text(path: Path) -> tuple[str, str]:
     """Return a file's text and its encoding: UTF-8, UTF-16, GB18030, Big5, CP949 or Shift-JIS.
 
-    Raises DataError where it is in none of them as a whole, as in UTF-8 with a few damaged bytes.
+    Raises DataError where the whole file is in none of them, as UTF-8 with a few damaged bytes.
     """
     data = _read(path)
     return _decode(path, data, _encoding(data))
 
 
 def read_texts(paths: Sequence[Path]) -> dict[Path, tuple[str, str] | DataError]:
-    """Return of each file what `read_text` does, or why it cannot be read.
+    """Return for each file what `read_text` returns, or the error for which it cannot be read.
 
-    Those that are not in UTF-8 or UTF-16 are in one encoding, which the words of all tell better.
+    Files that are not in UTF-8 or UTF-16 are taken to share one encoding: the words of all files
+    together show it better than those of each.
     """
     found, others = dict[Path, tuple[str, str] | DataError](), dict[Path, bytes]()
     for path in paths:
@@ -102,7 +103,10 @@ def _decode(path: Path, data: bytes, encoding: str | None) -> tuple[str, str]:
 
 
 def _is_western(text: str) -> bool:
-    """Tell whether a text was read wrong: single signs within words are letters with accents."""
+    """Tell whether a text was decoded wrongly: most foreign characters are single ones in words.
+
+    These are letters with accents.
+    """
     n_within, n_runs = len(_WITHIN.findall(text)), len(_RUN.findall(text))
     return n_within > n_runs / 2
 
@@ -116,15 +120,16 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
-    """Tell whether more characters are of three bytes in UTF-8 than places are damaged."""
+    """Tell whether a text in UTF-8 has more characters of three bytes than damaged places."""
     text = data.decode("utf-8", "replace")
     return sum("\u0800" <= character < "\ufffd" for character in text) > text.count("\ufffd")
 
 
 def _line_in_utf8(data: bytes) -> int | None:
-    """Return the number of a line in UTF-8 in a file that is not in it as a whole.
+    """Return the number of a line that is in UTF-8, in a file that as a whole is not, or None.
 
-    Three Chinese characters of GBK are seldom two others in UTF-8 by chance, six hardly ever four.
+    By chance, three Chinese characters of GBK are seldom two others in UTF-8, and six are hardly
+    ever four.
     """
     short, n_foreign = list[int](), 0
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -140,7 +145,7 @@ def _line_in_utf8(data: bytes) -> int | None:
 
 
 def _encoding(data: bytes) -> str | None:
-    """Return the encoding that a text is likely in; None for one of one byte, such as CP1252."""
+    """Return the likely encoding of a text; None for an encoding of one byte, such as CP1252."""
     if data.startswith(_MARKS):
         return "utf-16"
     n_even, n_odd, is_utf8 = data[::2].count(0), data[1::2].count(0), _is_utf8(data)
@@ -157,7 +162,7 @@ def _encoding(data: bytes) -> str | None:
 
 
 def _regional(data: bytes) -> str | None:
-    """Return the likeliest regional encoding; None for one of one byte."""
+    """Return the likeliest regional encoding; None for an encoding of one byte."""
     part, n_foreign = bytearray(), 0
     for line in BytesIO(data.replace(b"\r", b"\n")):
         if not line.isascii():
@@ -173,9 +178,9 @@ def _regional(data: bytes) -> str | None:
 
 
 def _is_japanese(data: bytes | bytearray) -> bool:
-    """Tell whether a text makes sense as Shift-JIS: with kana, and hardly any of half the width.
+    """Tell whether a text makes sense as Shift-JIS: it has kana, and hardly any half-width kana.
 
-    Those are what the bytes of Chinese characters in GBK would be.
+    Chinese characters in GBK would be half-width kana in Shift-JIS.
     """
     text = data.decode("cp932", "replace")
     n_kana, n_half = len(_KANA.findall(text)), len(_HALF_KANA.findall(text))

@@ -7,7 +7,7 @@ from data_prep.subtitles import Part
 from data_prep.tiers import Tier
 
 # All that counts in Praat's files is texts in quotes and numbers that stand alone (its manual,
-# "TextGrid file formats"); what follows an exclamation mark is for people.
+# "TextGrid file formats"); what follows an exclamation mark is a comment.
 _VALUE = re.compile(
     r'(?<!\S)(?:!.*|"(?P<text>(?:[^"]|"")*+)"(?P<more>\S)?'
     r"|(?P<number>[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?!\S))"

@@ -8,7 +8,7 @@ from asr.errors import DataError
 from data_prep.columns import plain
 from data_prep.subtitles import Part
 
-# What people call the tier with the transcript, and others that may be the only ones with text.
+# Usual names of the tier with the transcript, and of others that may be the only ones with text.
 _TEXT = {"text", "sentence", "sentences", "transcript", "transcription", "transcriptions",
          "utterance", "utterances", "orthography", "phrase", "phrases"}  # fmt: skip
 _OTHER = {"phone", "phones", "phoneme", "phonemes", "segment", "segments", "syllable", "syllables",
@@ -17,7 +17,7 @@ _OTHER = {"phone", "phones", "phoneme", "phonemes", "segment", "segments", "syll
 
 
 class Tier(NamedTuple):
-    """The texts of one tier without empty ones, whose they are if that is known, and its type."""
+    """The texts of one tier without empty ones, its speaker if known, and its type (`kind`)."""
 
     name: str
     parts: list[Part]
@@ -26,11 +26,12 @@ class Tier(NamedTuple):
 
 
 def parts_of(tiers: Sequence[Tier], named: str | None) -> list[Part]:
-    """Return the parts of the transcript: of the tiers with a name, or else of a type, if given.
+    """Return the parts of the tiers that have the transcript, in the order of their lines.
 
-    Else of those that have a usual name or type, or of the only one with text; of several with text
-    only if they are of one type and each is of another speaker. Raises DataError where there is no
-    such tier, or where the only one has likely no transcript.
+    With `named`, these are the tiers with this name, or else with this type. Otherwise they are the
+    tiers with a usual name or type, or else all with text. Without `named`, several tiers are taken
+    only if they are of one type and each is of another speaker. Raises DataError where no tier is
+    called so, or it is unclear which tiers have the transcript.
     """
     wanted = {plain(named)} if named else _TEXT
     used = [tier for tier in tiers if plain(tier.name) in wanted]
@@ -47,7 +48,7 @@ def parts_of(tiers: Sequence[Tier], named: str | None) -> list[Part]:
 
 
 def _is_unclear(chosen: Sequence[Tier], known: Sequence[Tier], is_guess: bool) -> bool:
-    """Tell whether it takes a person to say which of the known tiers have the transcript."""
+    """Tell whether only a person can say which of the known tiers have the transcript."""
     if is_guess and any(_OTHER & {*_words(one.name), *_words(one.kind)} for one in chosen):
         return True
     speakers, kinds = {tier.speaker for tier in chosen} - {""}, {tier.kind for tier in chosen}

@@ -37,12 +37,17 @@ _COMMA = re.compile(r"(?<=\d),(?=\d+$)")
 def read_transcripts(
     path: Path, columns: Mapping[str, str] | None = None, recordings: Recordings | None = None
 ) -> Transcripts:
-    """Read a table of recordings and texts; `columns` names those whose names are not known.
+    """Read a table of recordings and texts; `columns` maps kinds to names that are not known here.
 
-    It is a csv or tsv file (with a header, or without one an audio and a text column), a jsonl
-    file, or a folder: with metadata.csv or metadata.jsonl, or with folders of such; Kaldi's, with
-    wav.scp and text; or of text files with the names of the `recordings` (by default those in it),
-    where `text` names a tier. Raises DataError if it cannot be read, or if a column is missing.
+    `path` is a csv or tsv file (with a header, or without one an audio and a text column), a jsonl
+    file, or one of these folders:
+
+    - with metadata.csv, metadata.tsv or metadata.jsonl, or with folders that have one;
+    - Kaldi's, with wav.scp and text;
+    - with text files that have the names of the `recordings` (by default those in the folder);
+      `columns["text"]` then names a tier.
+
+    Raises DataError if it cannot be read, or if a column is missing.
     """
     table, named = Transcripts(path), dict(columns or {})
     if path.is_dir():
@@ -88,7 +93,7 @@ def _read_folder(table: Transcripts, named: dict[str, str], recordings: Recordin
 def _metadata(folder: Path) -> Path | None:
     """Return the table of a folder, if it has one."""
     found = (folder / name for name in _METADATA)
-    return next(filter(os.path.isfile, found), None)  # which a closed folder has none of
+    return next(filter(os.path.isfile, found), None)  # isfile: False in a closed folder
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -104,7 +109,7 @@ def _check_no_columns(folder: Path, what: str, named: Mapping[str, str]) -> None
 def _join(
     table: Transcripts, paths: Sequence[Path], named: Mapping[str, str], recordings: Recordings
 ) -> None:
-    """Read the tables of several folders; names of recordings may be relative to their folder."""
+    """Read the tables of several folders; recordings may be named relative to a table's folder."""
     parts = {path.parent.relative_to(table.path): Transcripts(path) for path in paths}
     for part in parts.values():
         _read_rows(part, named)
@@ -113,7 +118,7 @@ def _join(
     folders = read_folders(parts, is_speaker_known=len(by_line) == len(parts))
     with_recordings = {Path(*one.parts[:1]) for one in recordings.within.values()}
     for folder, part in parts.items():
-        # Names that are of no recording in its folder are those of recordings elsewhere.
+        # If the folder has no recordings, the names in its table are those of recordings elsewhere.
         own = folder if folder in with_recordings else Path()
         numbers = sorted([*part.faults, *(line.number for line in part.lines)])
         new = {number: i for i, number in enumerate(numbers, len(table.places) + 1)}
@@ -134,7 +139,7 @@ def _join(
 
 
 def _named(audio: str, folder: Path, own: Path, base: Path, recordings: Recordings) -> str:
-    """Return the name of a recording of the folder `own` as the whole folder's tables give it."""
+    """Return the name, relative to `base`, of a recording below `own` in the table of `folder`."""
     for name in (str(folder / audio), audio):
         with suppress(DataError):
             if recordings.within[recordings.find(name, base)].is_relative_to(own):
@@ -169,7 +174,7 @@ def _read_rows(table: Transcripts, named: Mapping[str, str]) -> None:
 
 
 def _say_times(table: Transcripts) -> None:
-    """Tell which columns may hold times, where no start or no end is known."""
+    """Warn which columns may hold times, where no start or no end is known."""
     times = [name for name in table.unused if _OF_TIMES & set(plain(name).split("_"))]
     has_start, has_end = "start" in table.columns, bool({"end", "seconds"} & table.columns.keys())
     if not times or (has_start and has_end):
@@ -189,7 +194,7 @@ def _json_rows(text: str, table: Transcripts) -> Iterator[tuple[int, Cells]]:
 
 
 def _json_values(text: str, table: Transcripts) -> Iterator[tuple[int, Any]]:
-    """Yield the values of lines, None for what is no JSON; those of an array by their place in it.
+    """Yield number and value of each line, or of each item of an array; None for what is no JSON.
 
     Raises DataError for an array that is not whole.
     """
@@ -212,9 +217,9 @@ def _json_values(text: str, table: Transcripts) -> Iterator[tuple[int, Any]]:
 
 
 def _json_cell(name: str, value: Any) -> str:
-    """Return a string or number as text; what is neither is empty, but a time that is none.
+    """Return a string or number as text, and "" for other values.
 
-    Of Hugging Face's object for a recording it is the path.
+    NaN is "" too, except as a time. Hugging Face's object for a recording is its path.
     """
     if isinstance(value, dict):
         value = value.get("path")

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_ENTRIES, LONGEST = 20_000, 200  # characters of an entry
-_TURKISH = 0.2  # of the entries have a letter that Turkish has, and few others
-_KANA = 0.2  # of the entries with kana or Han letters have kana
-_LATIN = 0.25  # what an entry with Latin letters counts: voices of other scripts read them too
+_TURKISH = 0.2  # share of entries with a letter that Turkish has, and few others
+_KANA = 0.2  # share with kana, of the entries with kana or Han letters
+_LATIN = 0.25  # weight of an entry with Latin letters: voices of other scripts read them too
 _TRAIN_TAKES, _OTHER_TAKES = 6000, 400  # of all entries together, but:
 _LEAST_TAKES, _MOST_TAKES = 4, 120  # of each entry in train
 # espeak-ng's language by letters that are in no other; other Latin ones are taken for English.

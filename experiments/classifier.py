@@ -16,7 +16,7 @@ from asr.schema import FrozenModel, Size
 
 
 class ClassifierConfig(FrozenModel):
-    """Of `model` only the encoder is used; without `vocab_size` the input is real numbers."""
+    """Only the encoder of `model` is used; without `vocab_size` the input is real numbers."""
 
     n_classes: int = Field(ge=2)
     vocab_size: Size | None = None
@@ -52,7 +52,7 @@ class SequenceClassifier(nn.Module):
         return logits_BC
 
     def reconstruct(self, x_BS: Tensor, mask_BS: Tensor, masked_BS: Tensor) -> Tensor:
-        """Return token logits (M, V) where `masked_BS`, whose inputs [MASK] replaces."""
+        """Return token logits (M, V) at the positions in `masked_BS`, which are input as [MASK]."""
         y_BSD = self._encode(x_BS, mask_BS, masked_BS)[:, 1:]
         logits_MV: Tensor = self.token_head(y_BSD[masked_BS])
         return logits_MV
@@ -75,7 +75,8 @@ class SequenceClassifier(nn.Module):
 def sample_mask(mask_BS: Tensor, share: float, run: int = 1) -> Tensor:
     """Return (B, S), True for a random `share` of the valid positions, at least one a sequence.
 
-    They are drawn in runs of `run` neighbors (Joshi et al. 2020, spans), cut anew at each call.
+    Runs of `run` neighbors are drawn together (Joshi et al. 2020, spans); where the runs begin is
+    random in each call.
     """
     B, S = mask_BS.shape
     draws_BX = torch.rand(B, -(-S // run) + 1, device=mask_BS.device)

@@ -156,14 +156,14 @@ def table(rows: list[Row], columns: dict[str, str], thesis: dict[str, str], head
 
 
 def mean_and_deviation(values: list[float]) -> str:
-    """Return the mean and the sample standard deviation as a table has them."""
+    """Return the mean and the sample standard deviation as text for a table."""
     deviation = stdev(values) if len(values) > 1 else 0
     digits = 0 if isinstance(values[0], int) else 2
     return f"{mean(values):,.{digits}f}" + (f" ± {deviation:.2f}" if deviation else "")
 
 
 def whole_number(minimum: int) -> Callable[[str], int]:
-    """Return the parser of an option's number; the maximum is sentencepiece's and NumPy's."""
+    """Return the parser of an option's number, up to the limit of sentencepiece and NumPy."""
 
     def number(text: str) -> int:
         if not minimum <= int(text) < 1 << 31:

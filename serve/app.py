@@ -23,8 +23,8 @@ from serve.settings import Settings
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Return the service, with settings from the environment where none are given.
 
-    The models are loaded here and not in the lifespan, whose failures uvicorn reports with a
-    traceback and an exit code of its own.
+    The models are loaded here and not in the lifespan: uvicorn reports a failure of the lifespan
+    with a traceback and an exit code of its own.
 
     Raises BundleError for a file that is missing or damaged, ConfigError for settings that are
     invalid.
@@ -66,7 +66,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _add_middleware(app: FastAPI) -> None:
-    """Add the middleware; the last one is the outermost."""
+    """Add the middleware; the last one added is the outermost."""
     settings: Settings = app.state.settings
     MultiPartParser.spool_max_size = settings.max_bytes  # bodies never touch the disk
     app.add_middleware(FailureMiddleware)
@@ -79,7 +79,7 @@ def _add_middleware(app: FastAPI) -> None:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # OpenAI's clients tell of themselves in many
+            allow_headers=["*"],  # OpenAI's clients describe themselves in many headers
             expose_headers=["x-request-id", "retry-after"],
         )
     app.add_middleware(AccessLogMiddleware, metrics=app.state.metrics)

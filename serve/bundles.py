@@ -1,4 +1,4 @@
-"""Where the bundles that are served lie: those by URL are copied to this machine."""
+"""Find the bundles to serve, and copy those given by URL to this machine."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -9,9 +9,9 @@ from serve.settings import named
 
 
 def local_bundles(bundles: Iterable[str], copies: ExitStack) -> list[str]:
-    """Return bundles as NAME=FOLDER or FOLDER; those by URL are copied until `copies` ends.
+    """Return the bundles as NAME=FOLDER or FOLDER; copy those given by URL to this machine.
 
-    Raises BundleError where one of those cannot be read.
+    The copies exist until `copies` is closed. Raises BundleError where a URL cannot be read.
     """
     return [_local(bundle, copies) for bundle in bundles]
 

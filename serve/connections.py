@@ -1,11 +1,11 @@
-"""How many connections there may be, and how long one waits for its peer."""
+"""Limits on the number of connections, and on the time that a connection waits for its peer."""
 
 import asyncio
 import resource
 
 from uvicorn.config import Config
 
-# A peer that takes less than so many bytes of what it is sent, in so many seconds, is cut off.
+# A peer is cut off where its write buffer shrinks by less than _STALL_BYTES in _STALL_SECONDS.
 _STALL_SECONDS, _STALL_BYTES = 20.0, 2**14
 _RESERVE = 40  # descriptors for the rest: logs, the engine's pipe, the start of another engine
 
@@ -28,7 +28,7 @@ def _most_descriptors() -> int:
 class Impatient(asyncio.Protocol):
     """Cut off a peer that does not read, or that begins neither a request nor a session.
 
-    Senders that wait for one that does not read then go on.
+    A coroutine that waits to send to a peer that does not read then goes on.
     """
 
     config: Config
@@ -39,7 +39,11 @@ class Impatient(asyncio.Protocol):
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait; the transport calls `pause_writing` for each byte that the socket does not take."""
+        """Begin to wait for a request or a session.
+
+        The limit of 0 makes the transport call `pause_writing` as soon as the socket does not take
+        a byte.
+        """
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=0)
         self._wait()
@@ -50,7 +54,7 @@ class Impatient(asyncio.Protocol):
         self._stop_waiting()
 
     def pause_writing(self) -> None:
-        """Begin to watch the peer."""
+        """Begin to watch whether the peer reads."""
         super().pause_writing()
         self._watch()
 
@@ -71,7 +75,7 @@ class Impatient(asyncio.Protocol):
             self._watch()
 
     def idle_since(self) -> float | None:
-        """Return since when the connection has been of no use, if so."""
+        """Return the event loop's time since when the connection waits; None if it is in use."""
         return self.waiting_since
 
     def _wait(self) -> None:

@@ -66,7 +66,7 @@ def quoted(value: str) -> str:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Answer what cannot be answered in OpenAI's shape."""
+    """Make the app answer failures and unknown paths with errors in OpenAI's shape."""
 
     @app.exception_handler(RoutingError)
     async def on_http(request: Request, error: RoutingError) -> JSONResponse:
@@ -96,7 +96,7 @@ def reply(error: ApiError, scope: Scope) -> JSONResponse:
 
 
 def _routing(request: Request, error: RoutingError) -> ApiError:
-    """Return Starlette's own errors (no such route or method, a bad form) with a sentence."""
+    """Return an error with a sentence for Starlette's own: no such route or method, a bad form."""
     where = f"{request.method} {quoted(request.scope['path'])}"  # `url` needs a query in UTF-8
     messages = {
         404: f"{where} does not exist: see /docs",

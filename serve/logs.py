@@ -37,10 +37,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging() -> None:
-    """Format the records of the service and of uvicorn, unless uvicorn's command did that.
+    """Format the records of the service, uvicorn and asyncio as JSON.
 
-    uvicorn's lines on requests and WebSockets have addresses and query strings: they are dropped,
-    and so are python_multipart's on what is wrong with a form, which a client gets as a 400.
+    A logger that has a handler, such as uvicorn's after its own command, keeps it. uvicorn's lines
+    about requests and WebSockets contain addresses and query strings, so they are dropped. So are
+    python_multipart's lines about errors in a form, which the client gets as a 400.
     """
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     logging.getLogger("uvicorn.access").disabled = True

@@ -28,7 +28,10 @@ class Service:
     app: FastAPI
 
     async def check_health(self) -> None:
-        """Raise RuntimeError while the engine is not ready; Ray replaces who fails thrice."""
+        """Raise RuntimeError while the engine is not ready.
+
+        Ray replaces a replica that fails three times.
+        """
         if not self.app.state.engine.ready:
             raise RuntimeError("the engine process makes no progress")
 
@@ -39,10 +42,10 @@ class Service:
 
 
 def application(given: dict[str, object]) -> "Application":
-    """Return what Ray Serve runs; `given` are settings by the names that `Settings` has.
+    """Return the application for Ray Serve; `given` maps names of `Settings` to values.
 
-    The others come from the environment of this process, not from that of the replicas. Raises
-    ConfigError.
+    Other settings come from the environment of this process, not from that of the replicas. Raises
+    ConfigError where a setting is invalid or no bundle is given.
     """
     settings = Settings.read(**given)
     if not settings.bundles:
@@ -55,7 +58,7 @@ def application(given: dict[str, object]) -> "Application":
 
     deployment = serve.deployment(
         ray_actor_options={"num_gpus": int(settings.device.startswith("cuda"))},
-        # Above the service's own limit, which answers with a 503 and not by a queue in a proxy.
+        # Above the service's own limit, so that further requests get a 503 and no queue in a proxy.
         max_ongoing_requests=2 * settings.max_requests,
         graceful_shutdown_timeout_s=settings.grace_seconds + _LAST_SECONDS,
     )

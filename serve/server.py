@@ -37,7 +37,7 @@ def configure(app: FastAPI, host: str, port: int) -> uvicorn.Config:
         http=HttpProtocol,
         ws=LiveProtocol,
         ws_max_size=2**21,  # the routes take less, and say so
-        ws_per_message_deflate=False,  # speech does not shrink, and bombs would grow
+        ws_per_message_deflate=False,  # speech hardly compresses; bombs would expand
         backlog=backlog(),
         # Longer than the minute after which load balancers close idle connections.
         timeout_keep_alive=75,
@@ -97,7 +97,8 @@ class Server(uvicorn.Server):
 def check_port(host: str, port: int) -> None:
     """Raise ConfigError where the port is taken or forbidden, or there is no such host.
 
-    Models take a while to load. What else may be wrong is found when the port is opened.
+    It is called before the models are loaded, which takes a while. Other errors show when the port
+    is opened.
     """
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(

@@ -27,7 +27,7 @@ Keys = Annotated[tuple[SecretStr, ...], NoDecode]
 # What OpenAI's clients ask for by default: the first model answers where none has this name.
 DEFAULT_MODEL = "whisper-1"
 CLIENT_KEY = "ASR_API_KEY"  # of `asr transcribe --server`, which may run on the same machine
-_NEAR = 0.9  # of two names
+_NEAR = 0.9  # similarity from which a name is taken for a misspelled setting
 
 
 class Settings(BaseSettings):
@@ -99,10 +99,11 @@ class Settings(BaseSettings):
 
     @cached_property
     def models(self) -> dict[str, Path]:
-        """Return the bundles' folders by name. Raises ConfigError for none and for doubles.
+        """Return the folders of the bundles by name.
 
-        A name that a folder gives stays that of the start, and so does the folder, wherever a
-        symbolic link leads later. A link with a name of its own is followed at each engine's start.
+        A bundle without a name has that of its folder; symbolic links to it are resolved once, at
+        the start. In NAME=FOLDER a link is followed anew at each start of the engine. Raises
+        ConfigError where there is no bundle, or two have one name.
         """
         found: dict[str, Path] = {}
         for bundle in self.bundles:
@@ -119,19 +120,22 @@ class Settings(BaseSettings):
         return found
 
     def find_model(self, name: str) -> str | None:
-        """Return the model that a client means by a name: the first one for `whisper-1`."""
+        """Return the name of the model that a client asks for, or None if it is not served.
+
+        `whisper-1` is the first model, unless a model has this name.
+        """
         names = list(self.models)
         return name if name in names else names[0] if name == DEFAULT_MODEL else None
 
 
 def named(bundle: str) -> tuple[str, str]:
-    """Return the name of NAME=FOLDER and the folder; a path before a `=` is no name."""
+    """Return name and folder of NAME=FOLDER, or an empty name; a path before a `=` is no name."""
     name, equals, folder = bundle.partition("=")
     return (name, folder) if equals and "/" not in name else ("", bundle)
 
 
 def _check_names(variables: set[str]) -> None:
-    """Raise ConfigError for a misspelled one; others are not ours, such as those of Kubernetes."""
+    """Raise ConfigError for a misspelled variable; ignore others, such as those of Kubernetes."""
     known = [f"ASR_{name.upper()}" for name in Settings.model_fields]
     for name in sorted(variables.difference(known)):
         near = get_close_matches(name, known, 1, _NEAR) if name.startswith("ASR_") else []

@@ -12,10 +12,10 @@ from asr.schema import FrozenModel
 class PausesConfig(FrozenModel):
     """Pauses around training utterances; `padded`, `joined` and `noise` are shares of the corpus.
 
-    Padded utterances get pauses before and after, each up to `most_seconds`; joined ones are
-    followed by others after pauses, up to `joined_seconds` in all; the last share is replaced by
-    noise without text. Epochs before `from_epoch` (counted from 1) are unchanged: an alignment is
-    learned sooner without pauses.
+    Padded utterances get a pause before and after, each up to `most_seconds`. Joined utterances are
+    followed by others after pauses, up to `joined_seconds` in all. The share `noise` is replaced by
+    noise without text. Epochs before `from_epoch` (counted from 1) have no pauses, because an
+    alignment is learned sooner without them.
     """
 
     padded: float = Field(default=0.4, ge=0, le=1)
@@ -26,13 +26,13 @@ class PausesConfig(FrozenModel):
     from_epoch: int = Field(default=2, ge=1)
 
     def longest(self, seconds: float) -> float:
-        """Return the most seconds of an utterance, where none has more without pauses."""
+        """Return the most seconds of an utterance with pauses, given the most without."""
         if self.padded or self.joined:
             seconds += 2 * self.most_seconds
         return max(seconds, self.joined_seconds) if self.joined else seconds
 
 
-# The largest factor of a change, which is drawn between it and its inverse; 1 is no change.
+# The largest factor of a change. A factor is drawn between it and its inverse; 1 is no change.
 Factor = Annotated[float, Field(ge=1, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -42,9 +42,9 @@ class VoicesConfig(FrozenModel):
 
     `pitch`, `formants` (the resonances of the vocal tract: Jaitly & Hinton 2013) and `tempo` are
     changed independently, by up to these factors. `filter_db` is the most by which a smooth random
-    filter, such as a microphone has, raises or lowers a frequency. `rooms`, `noise` and `overload`
-    are shares of utterances: those in a simulated room, those with noise, at `least_snr_db` or
-    more, and those too loud for their recorder, which cuts their peaks.
+    filter, like that of a microphone, raises or lowers a frequency. `rooms`, `noise` and `overload`
+    are shares of utterances: in a simulated room; with noise, at an SNR of `least_snr_db` or more;
+    and too loud for the recorder, which cuts off their peaks.
     """
 
     pitch: Factor = 1.0

@@ -12,12 +12,12 @@ from asr.errors import AudioError
 
 BLOCK = 16384
 RATES = range(1_000, 384_001)
-# How recordings begin in wav (with w64 and rf64), flac, ogg, aiff, au, SPHERE and MP3. libsndfile
-# knows more formats, and prints the damage of some (ALAC, MIDI sample dumps) on standard output.
+# The first bytes of wav (with w64 and rf64), flac, ogg, aiff, au, SPHERE and MP3. libsndfile knows
+# more formats, but reports damage in some (ALAC, MIDI sample dumps) on standard output.
 _KNOWN = re.compile(rb"RIF[FX]|RF64|riff|fLaC|OggS|FORM|\.snd|dns\.|NIST|\xff[\xe0-\xff]")
 _MAX_CHANNELS = 8
-# Programs that write to a pipe leave a length near the largest that 32 bits hold, signed or not: it
-# means that the length is unknown, not that the file is truncated. Of sox's aiff it is the least.
+# Programs that write to a pipe leave a length near the largest that 32 bits hold, signed or not. It
+# means that the length is unknown, not that the file is truncated. The smallest is sox's for aiff.
 _UNKNOWN_LENGTH = 0x7F000000
 _UNKNOWN_FRAMES = 2**62
 
@@ -25,7 +25,7 @@ _UNKNOWN_FRAMES = 2**62
 def is_truncated_riff(libsndfile_log: str) -> bool:
     """Return whether a WAV or AIFF header announces more samples than the file holds.
 
-    libsndfile corrects the length without an error; only its log gives the announced one.
+    libsndfile corrects the length without an error; only its log holds the announced length.
     """
     log = re.search(
         r"^\s*(?:data|SSND)\s*: (\d+) \(should be (\d+)\)", libsndfile_log, re.MULTILINE
@@ -60,7 +60,7 @@ class Decoder:
 
     @property
     def n_bytes_left(self) -> int:
-        """Return the bytes that follow the decoded audio of a format that has audio alone."""
+        """Return the number of bytes after the decoded audio; 0 for formats of more than audio."""
         left = self.part.end - self.part.start - self.part.at
         return left if self.sound.format in ("MP3", "FLAC") and not self._truncated() else 0
 
@@ -96,9 +96,9 @@ class Decoder:
         return bool(self.n_decoded < self.sound.frames)
 
     def warnings(self, sample_rate: int, seconds: float, is_last: bool) -> tuple[str, ...]:
-        """Return sentences about a part that was read to its end for a model's sample rate.
+        """Return warnings about a part that was read to its end; `sample_rate` is the model's.
 
-        `seconds` is the length of the recording so far.
+        `seconds` is the length of the recording so far; `is_last` tells whether the file ends here.
         """
         found, rate = [], self.sound.samplerate
         if self._truncated():
@@ -125,7 +125,7 @@ class UnknownFormatError(AudioError):
 
 
 def check_sound(channels: int, rate: int, label: str) -> None:
-    """Raise AudioError for more channels, or another sample rate, than are decoded."""
+    """Raise AudioError for a number of channels or a sample rate that is not decoded."""
     if rate not in RATES or channels not in range(1, _MAX_CHANNELS + 1):
         raise AudioError(
             f"{label} has {channels} channels at {rate} Hz, expected at most {_MAX_CHANNELS} "

@@ -1,4 +1,4 @@
-"""Features of a waveform whose end is not known yet: frame by frame those of the whole.
+"""Features of a waveform that is still arriving; each frame is that of the whole waveform.
 
 Legend: N samples, T frames, F frequency bins.
 """
@@ -13,8 +13,8 @@ from asr.audio.features import FeatureExtractor, KaldiExtractor
 class FeatureStream:
     """Framing of Kaldi's filterbank: frame t is the window around sample (t + ½) · hop.
 
-    Windows that reach beyond a waveform's edges see it reflected there. Full scale is a waveform of
-    -1 to 1, and what is beyond that is cut off, for its peak is unknown.
+    Windows that reach beyond a waveform's edges see it reflected there. Full scale is -1 to 1.
+    Samples beyond it are cut off, because the peak of a stream is not known.
     """
 
     def __init__(self, extractor: FeatureExtractor) -> None:
@@ -24,7 +24,7 @@ class FeatureStream:
         self._edge = self._window // 2 - self._hop // 2
 
     def n_samples(self, frames: int) -> int:
-        """Return the number of samples after which so many frames are known, whatever follows."""
+        """Return the number of samples that the first `frames` frames need, whatever follows."""
         return (frames - 1) * self._hop - self._edge + self._window
 
     def n_frames(self, samples: int) -> int:
@@ -32,7 +32,10 @@ class FeatureStream:
         return (max(samples, self._window) + self._hop // 2) // self._hop if samples else 0
 
     def frames(self, wave_N: Tensor, first: int, until: int) -> Tensor:
-        """Return normalized features (until - first, F) of a waveform known so far, or ended."""
+        """Return the normalized features (until - first, F) of the frames from `first` to `until`.
+
+        `wave_N` is the waveform so far; windows beyond its last sample mean that it has ended.
+        """
         if len(wave_N) < self._window:
             wave_N = pad(wave_N, (0, self._window - len(wave_N)))
         start = first * self._hop - self._edge

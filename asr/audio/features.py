@@ -24,7 +24,7 @@ _TINY_POWER = 1e-20
 MIN_STD = 1e-3
 _MOST_WEIGHTS = 1 << 23  # of mel filters: 32 MiB
 KALDI_SCALE = 2.0**15  # Kaldi computes with 16-bit samples
-_SHERPA_GAP_HZ = 400  # between its highest mel bin and half the sample rate
+_SHERPA_GAP_HZ = 400  # between sherpa-onnx's highest mel bin and half the sample rate
 
 
 class _Framing(FrozenModel):
@@ -43,7 +43,7 @@ class _Framing(FrozenModel):
 
     @property
     def n_fft(self) -> int:
-        """Return the even number of samples in a window; frames are centered on hop multiples."""
+        """Return the number of samples in a window, which is even."""
         return 2 * round(self.window_ms * self.sample_rate / 2000)
 
     @property
@@ -52,7 +52,7 @@ class _Framing(FrozenModel):
         return round(self.hop_ms * self.sample_rate / 1000)
 
     def n_frames(self, n_samples: int) -> int:
-        """Return the number of frames of so many samples."""
+        """Return the number of frames of so many samples, centered on multiples of the hop."""
         return n_samples // self.hop_length + 1
 
     @property
@@ -121,7 +121,7 @@ class FeatureExtractor(nn.Module):
         return normalized_utterance(feats_TF)
 
     def normalized(self, feats_TF: Tensor) -> Tensor:
-        """Return features with the corpus's statistics taken out."""
+        """Return features (time, freq) normalized by the corpus's mean and standard deviation."""
         return (feats_TF - self.mean_F) / self.std_F
 
     def log_power(self, wave_N: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class FeatureExtractor(nn.Module):
         return log_of_power(self.power(wave_N))
 
     def power(self, wave_N: Tensor) -> Tensor:
-        """Return the power or mel spectrogram (time, freq) of the waveform at a peak of 1."""
+        """Return the power or mel spectrogram (time, freq) of a waveform scaled to a peak of 1."""
         assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
         # At a peak of 1 the squares of 1e30 and of 1e-30 both fit float32.
         peak = wave_N.abs().max()
@@ -186,8 +186,8 @@ class KaldiExtractor(FeatureExtractor):
     def log_power(self, wave_N: Tensor) -> Tensor:
         """Return the natural logarithm of mel energies of 16-bit samples, not normalized.
 
-        (samples,) -> (round(samples / hop_length), mel bins), at least one frame. A full scale of
-        16 bits is a waveform of -1 to 1; one beyond that is scaled down to it.
+        (samples,) -> (round(samples / hop_length), mel bins). Zeros fill a waveform up to a window.
+        Full scale of 16 bits is -1 to 1; a waveform beyond it is scaled down to it.
         """
         assert wave_N.ndim == 1 and len(wave_N), "features are of one utterance that has samples"
         wave_N = wave_N.float() / wave_N.abs().max().clamp(min=1)
@@ -195,7 +195,10 @@ class KaldiExtractor(FeatureExtractor):
         return self.filterbank(wave_N, has_edges=True)
 
     def filterbank(self, wave_N: Tensor, has_edges: bool) -> Tensor:
-        """Return log-mel energies of at least a window; without edges only of whole windows."""
+        """Return log-mel energies (frames, mel bins) of a waveform of at least one window.
+
+        With `has_edges` the waveform is mirrored at its ends, otherwise only whole windows count.
+        """
         hop = self.config.hop_length
         with torch.autocast(wave_N.device.type, enabled=False):
             wave_N = wave_N * KALDI_SCALE
@@ -266,20 +269,20 @@ class FbankConfig(_MelConfig):
     """Mel bins as Kaldi computes them: HTK's scale, Povey's window, pre-emphasis 0.97, no dither.
 
     Their level follows the recording's; `normalize: utterance` removes it. With `sherpa_onnx` they
-    are what sherpa-onnx computes: of frequencies up to 400 Hz below half the sample rate, cut off
-    at Kaldi's least energy of samples from -1 to 1, which is 128 of 16-bit samples.
+    are those of sherpa-onnx: frequencies end 400 Hz below half the sample rate, and no energy is
+    below Kaldi's least for samples from -1 to 1, which is 128 for 16-bit samples.
     """
 
     kind: Literal["fbank"] = "fbank"
     sherpa_onnx: bool = False
 
     def n_frames(self, n_samples: int) -> int:
-        """Return the number of frames of so many samples."""
+        """Return the number of frames of so many samples, which fill at least a window."""
         return max(1, (n_samples + self.hop_length // 2) // self.hop_length)
 
     @property
     def high_hz(self) -> float:
-        """Return the upper end of the highest bin."""
+        """Return the upper end of the highest bin in Hz."""
         return self.sample_rate / 2 - (_SHERPA_GAP_HZ if self.sherpa_onnx else 0)
 
     @property

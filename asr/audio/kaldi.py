@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 _LOW_HZ = 20.0  # below, Kaldi ignores the spectrum
 PREEMPHASIS = 0.97
-FLOOR = torch.finfo(torch.float32).eps  # of an energy of 16-bit samples
+FLOOR = torch.finfo(torch.float32).eps  # the least energy, of 16-bit samples
 _POVEY = 0.85  # power of a Hann window
 
 
@@ -38,9 +38,9 @@ def mel_filters(sample_rate: int, n_window: int, n_mels: int, high_hz: float) ->
 
 
 def mirrored(wave_N: Tensor, n_window: int, hop: int) -> Tensor:
-    """Add to a waveform, of at least a window, its mirror image at both ends.
+    """Return a waveform of at least one window with parts of its mirror image at both ends.
 
-    round(samples / hop) windows then fit, window t centered on sample (t + 1/2) · hop (Kaldi's
+    round(samples / hop) windows then fit; window t is centered on sample (t + 1/2) · hop (Kaldi's
     `--snip-edges=false`).
     """
     n_frames = (len(wave_N) + hop // 2) // hop
@@ -67,7 +67,7 @@ def fbank(
 
 
 def padded(n_window: int) -> int:
-    """Return the power of two that holds a window."""
+    """Return the smallest power of two that is no less than the samples of a window."""
     return 1 << (n_window - 1).bit_length()
 
 

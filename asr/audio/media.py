@@ -25,7 +25,8 @@ from asr.audio.decoder import check_sound
 from asr.errors import AudioError
 from asr.schema import FrozenModel
 
-# How the files of a format of FFmpeg begin. Ogg comes here where libsndfile does not read it.
+# FFmpeg's name of a format, how its files begin, and its name in messages. An Ogg file comes here
+# only if libsndfile does not read it.
 _FORMATS = {
     "mov": (rb".{4}(ftyp|moov|mdat|wide)", "MP4, M4A or QuickTime"),
     "matroska": (rb"\x1a\x45\xdf\xa3", "WebM or Matroska"),
@@ -40,13 +41,13 @@ _SCRIPT = Path(__file__).with_name("media_process.py")
 _HEAD = Struct("<IIQI")  # as in media_process
 _BUFFERED = (io.BufferedReader, io.BufferedRandom)
 _MOST_BYTES = 1 << 20  # of a block
-_GAPS = 0.02  # of a recording: those of a clock that is adjusted
-_LOST = 2.0  # seconds in gaps that are no clock's
+_GAPS = 0.02  # of a recording: gaps that the adjustment of a clock makes
+_LOST = 2.0  # seconds in gaps that are too long for that
 _TOLERANCE = 0.5  # seconds that a header may announce beyond the audio
 
 
 class _Note(FrozenModel):
-    """What the process says: first the length, at the end what was damaged."""
+    """What the process reports: first the length, at the end the damage."""
 
     seconds: float = 0.0
     ends_with_audio: bool = False
@@ -64,7 +65,7 @@ def is_installed() -> bool:
 
 
 def media_format(binary: BinaryIO, start: int) -> str | None:
-    """Return FFmpeg's name of the format of a recording that begins at `start`, if it is known."""
+    """Return FFmpeg's name of the format of a recording at offset `start`, None if unknown."""
     binary.seek(start)
     head = binary.read(_HEAD_BYTES)
     known = (name for name, (begin, _) in _FORMATS.items() if re.match(begin, head, re.DOTALL))
@@ -72,7 +73,7 @@ def media_format(binary: BinaryIO, start: int) -> str | None:
 
 
 def refusal(format: str, label: str) -> AudioError:
-    """Return why a recording in one of these formats is not decoded where they are not allowed."""
+    """Return the error for a recording in one of these formats where they are not allowed."""
     return AudioError(
         f"{label} is in a format ({_FORMATS[format][1]}) that `asr transcribe` and the Python API "
         f"decode, but not the service: use them, or {_CONVERT}",
@@ -83,11 +84,12 @@ def refusal(format: str, label: str) -> AudioError:
 class Media:
     """A recording's blocks of float32 samples (samples, channels), each with its sample rate.
 
-    The first pair has no samples: then `seconds`, the length by the header, is known, if it is at
-    all, and `ends_with_audio`, whether the file has nothing else. `place` is how far the file was
-    read; at the end `n_damaged` counts the packets that could not be decoded, and `silence` is the
-    seconds for which the file has no audio, where there are zeros, and `lost` those of them in gaps
-    of more than half a second. Iterating raises AudioError.
+    Pairs without samples come first and at the end, when the process has reported something.
+    `seconds` is the length by the header, 0 if unknown; that of Matroska is known at the end only.
+    `ends_with_audio` tells whether nothing follows the audio in the file. `place` is the offset up
+    to which the file was read. At the end `n_damaged` counts the packets that could not be decoded.
+    `silence` is the seconds without audio in the file, which became zeros, and `lost` is the part
+    of them in gaps of more than half a second. Iterating raises AudioError.
     """
 
     def __init__(self, binary: BinaryIO, format: str, label: str) -> None:
@@ -126,17 +128,17 @@ class Media:
             )
 
     def has_gaps(self, seconds: float) -> bool:
-        """Return whether audio is missing within so many seconds, be it lost or never recorded."""
+        """Return whether a recording of so many seconds lacks audio, lost or never recorded."""
         return self.lost > _LOST or self.silence > max(_TOLERANCE, _GAPS * seconds)
 
     def announces_more(self, seconds: float) -> bool:
-        """Return whether the header announced more than so many seconds."""
+        """Return whether the header announced clearly more than so many seconds."""
         return self.seconds > seconds + _TOLERANCE
 
     @contextmanager
     def _process(self, file: IO[bytes]) -> Iterator[IO[bytes]]:
         """Yield the output of a process that decodes a file; it ends with the context."""
-        # -P: this program's folder, where modules have the names that they have, is not searched.
+        # -P: imports are not searched in the script's folder, whose modules may hide others.
         command = [sys.executable, "-P", str(_SCRIPT), self.format]
         process = subprocess.Popen(
             command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -149,7 +151,7 @@ class Media:
                 process.kill()
 
     def _take(self, content: bytes) -> bool:
-        """Keep what a note says, and return whether it is the last. Raises AudioError for one."""
+        """Store a note, tell whether it is the last. Raises AudioError if it reports an error."""
         format = _FORMATS[self.format][1]
         try:
             note = _Note.model_validate_json(content)
@@ -176,7 +178,7 @@ class Media:
 
 @contextmanager
 def _plain_file(binary: BinaryIO) -> Iterator[IO[bytes]]:
-    """Yield a file of the system with the bytes of a binary file."""
+    """Yield a file of the operating system with the bytes of a binary file, a copy if needed."""
     if isinstance(binary, _BUFFERED) and isinstance(binary.raw, io.FileIO):
         yield binary
         return

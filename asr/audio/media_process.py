@@ -1,8 +1,8 @@
 """Decode a recording by FFmpeg (PyAV), in a process that can open, write and start nothing else.
 
-A script that `asr.audio.media` starts: standard input is the recording, the argument is the only
-format that it may have. Blocks, each behind a HEAD, go to standard output. It imports nothing of
-this program, so that it starts quickly and holds nothing of it.
+A script that `asr.audio.media` starts. Standard input is the recording, the argument is the only
+format that it may have. Blocks, each after a HEAD, go to standard output. The script imports
+nothing from `asr`, so that it starts quickly and has no data of the program.
 """
 
 import json
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 import av
 import av.container
 import av.subtitles.codeccontext
-import av.subtitles.stream  # which av.open would import where no file can be opened any more
+import av.subtitles.stream  # av.open would import it when no file can be opened any more
 from av.stream import Discard
 
-# Of a block: sample rate, channels, the place in the file, bytes that follow. A rate of 0 means
-# that a note in JSON follows.
+# The head of a block: sample rate in Hz, channels, offset in the file, number of bytes that follow.
+# A rate of 0 means that a note in JSON follows.
 HEAD = struct.Struct("<IIQI")
 _BLOCK_BYTES = 1 << 16
 _MEMORY = 1 << 30
-_BLOCK_SECONDS = 30  # of a processor: what takes longer has no end
+_BLOCK_SECONDS = 30  # of processor time for a block: a file that takes longer may never end
 _BUFFER = 1 << 18
-_NEAR = 0.02  # of a length
-_GAP, _MOST_SILENCE = 0.05, 4 * 3600.0  # seconds: what is no gap, and what gaps have together
-_LONG = 0.5  # seconds of a gap that no adjusted clock makes
+_NEAR = 0.02  # relative difference of lengths that count as equal
+_GAP, _MOST_SILENCE = 0.05, 4 * 3600.0  # seconds: the longest that is no gap; the most of all gaps
+_LONG = 0.5  # seconds; the adjustment of a clock makes no longer gaps
 _CODECS = (
     "aac", "aac_latm", "alac", "ac3", "eac3", "amrnb", "amrwb", "flac", "libopencore_amrnb",
     "libopencore_amrwb", "libopus", "mp1", "mp2", "mp3", "mp3float", "opus", "pcm_alaw",
@@ -37,7 +37,7 @@ _CODECS = (
 
 
 class Input:
-    """Standard input, read at offsets of its own: its position is shared with another process."""
+    """Standard input with a position of its own: another process shares that of the file."""
 
     def __init__(self) -> None:
         self.at, self.size = 0, os.fstat(0).st_size
@@ -59,14 +59,14 @@ class Input:
 
 
 def restrict() -> None:
-    """Give up what decoding does not need: other files, connections, and memory without end."""
+    """Give up what decoding does not need: other files, connections, and unlimited memory."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))
 
 
 def send(rate: int, channels: int, place: int, content: bytes) -> None:
-    """Write a block or a note, and allow the time for the next one."""
+    """Write a block or a note, and set the limit of processor time for the next one."""
     sys.stdout.buffer.write(HEAD.pack(rate, channels, place, len(content)) + content)
     sys.stdout.buffer.flush()
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -75,19 +75,19 @@ def send(rate: int, channels: int, place: int, content: bytes) -> None:
 
 
 def note(place: int = 0, **values: object) -> None:
-    """Write what is known of the recording."""
+    """Write a note in JSON of what is known about the recording."""
     send(0, 0, place, json.dumps(values).encode())
 
 
 def refuse(*_: object) -> None:
-    """Open no other file, whatever one format or another asks for."""
+    """Raise PermissionError: some formats ask for other files, which are not opened."""
     raise PermissionError("a recording names another file, which is not opened")
 
 
 def frames(
     container: av.container.InputContainer, stream: av.AudioStream
 ) -> Iterator[tuple[int, av.AudioFrame]]:
-    """Yield the place and the audio of each packet; at the end, note how many are damaged."""
+    """Yield the offset in the file and the audio of each frame; then note the damaged packets."""
     n_damaged, place = 0, 0
     packets = container.demux(stream)
     while True:
@@ -113,7 +113,7 @@ class Blocks:
         self.resampler = av.AudioResampler("flt")
 
     def add(self, place: int, frame: av.AudioFrame, gap: float) -> None:
-        """Add a frame behind so many seconds of silence."""
+        """Add a frame after `gap` seconds of silence."""
         kind = (frame.sample_rate, frame.layout.nb_channels)
         if kind != self.kind:
             self.flush()
@@ -157,9 +157,9 @@ def decode(format: str) -> None:
         note(error="codec", reason=codec)
         return
     stream.codec_context.thread_count = 1
-    if format == "mov" and stream.duration and stream.time_base:  # others estimate it
+    if format == "mov" and stream.duration and stream.time_base:  # other formats estimate it
         note(seconds=float(stream.duration * stream.time_base))
-    # MP4 has an index behind the audio, and another track may be longer.
+    # An MP4 may have its index after the audio, and another track may be longer.
     note(ends_with_audio=format != "mov" and len(container.streams) == 1)
     blocks, decoded, silence, lost, end = Blocks(), 0.0, 0.0, 0.0, None
     start = (container.start_time or 0) / av.time_base
@@ -168,7 +168,7 @@ def decode(format: str) -> None:
         gap = 0.0 if frame.time is None else frame.time - start - decoded
         gap = gap if _GAP < gap < _MOST_SILENCE - silence else 0.0
         blocks.add(place, frame, gap)
-        if decoded:  # audio that begins behind the video is whole
+        if decoded:  # nothing is lost before the first audio, which may begin after the video
             silence, lost = silence + gap, lost + (gap if gap > _LONG else 0.0)
         decoded += gap + seconds
         end = None if frame.time is None else frame.time + seconds
@@ -179,9 +179,9 @@ def decode(format: str) -> None:
 
 
 def _announced(container: av.container.InputContainer, stream: av.AudioStream) -> float:
-    """Return when a Matroska file of one track ends by its header, in seconds; 0 if it is unknown.
+    """Return the end in seconds that a one-track Matroska file's header gives, 0 if it gives none.
 
-    FFmpeg estimates the length of a file that has none by the bit rate.
+    FFmpeg estimates a missing length from the bit rate, so a length near that estimate is unknown.
     """
     if container.format.name.partition(",")[0] != "matroska" or len(container.streams) > 1:
         return 0.0

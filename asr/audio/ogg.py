@@ -1,7 +1,7 @@
-"""Which pages of an Ogg file are whole (RFC 3533): libogg gets no others.
+"""Find the whole pages of an Ogg file (RFC 3533); libogg gets no others.
 
-libogg computes the checksum of up to 65 kB for each place that looks like the begin of a page, so
-a file of nothing but such places would take hours.
+libogg computes the checksum of up to 65 kB at each place that looks like the start of a page. A
+file full of such places would take hours.
 """
 
 import zlib
@@ -13,7 +13,7 @@ _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _HEAD, _MOST_LACING = 27, 255
 _MOST_PAGE = _HEAD + _MOST_LACING + 255 * _MOST_LACING  # bytes
 _IS_FIRST = 2  # a flag: the page begins a stream
-_PAGE_COST, _STEP = 1500, 2**22  # bytes that take as long as a page as such; as some 15 ms
+_PAGE_COST, _STEP = 1500, 2**22  # in bytes read in the same time: a page; some 15 ms
 _MOST_DAMAGED = 1000
 _SEARCHED = 2**20
 _IGNORED_BYTES = 2**12  # behind the last page: a tag, which is no audio
@@ -21,16 +21,16 @@ _IGNORED_BYTES = 2**12  # behind the last page: a tag, which is no audio
 
 @dataclass
 class Pages:
-    """The end of the pages of one recording, and the spans between them that are not whole."""
+    """The end of one recording's pages, and the spans between them that are damaged, as offsets."""
 
     end: int
     holes: list[tuple[int, int]] = field(default_factory=list)
 
 
 def find_pages(binary: BinaryIO, start: int, size: int) -> Generator[None, None, Pages]:
-    """Return the pages of the recording that begins at `start`; pause now and then.
+    """Return the pages of the recording that begins at `start`; yield now and then as a pause.
 
-    It ends before the next recording, behind its last whole page, or where too much is damaged.
+    The recording ends before the next one, after its last whole page, or where too much is damaged.
     """
     pages, at, n_damaged, is_group, work = Pages(start), start, 0, True, 0
     while n_damaged <= _MOST_DAMAGED:
@@ -60,7 +60,7 @@ def find_pages(binary: BinaryIO, start: int, size: int) -> Generator[None, None,
 
 
 def is_cut_off(binary: BinaryIO) -> bool:
-    """Return whether the last page of a file goes beyond its end."""
+    """Return whether the last page of a file goes beyond the end of the file."""
     size = binary.seek(0, 2)
     binary.seek(max(0, size - _MOST_PAGE))
     tail = binary.read(_MOST_PAGE)
@@ -82,7 +82,7 @@ def _page(binary: BinaryIO, at: int) -> tuple[int, int]:
         return 0, 0
     lacing = binary.read(head[26])
     body = binary.read(sum(lacing))
-    # libsndfile looks for the last page from within another: there must be few marks in it.
+    # libsndfile searches for the last page from within another one, which must hold few marks.
     if len(lacing) < head[26] or len(body) < sum(lacing) or body.count(b"OggS") > 1:
         return 0, 0
     page = b"".join((head[:22], bytes(4), head[26:], lacing, body)).translate(_REVERSED)

@@ -1,6 +1,6 @@
-"""Where recordings begin in a file: some programs put several behind each other, or junk before.
+"""Find the recordings in a file: some programs write several in a row, or junk before the first.
 
-libsndfile decodes the first one only, or fails. So each gets a view of its own bytes.
+libsndfile decodes only the first one, or fails. So each recording gets a view of its own bytes.
 """
 
 import re
@@ -14,12 +14,12 @@ from asr.audio.ogg import Pages, find_pages
 
 _WINDOW, _OVERLAP = 2**16, 64
 _MP3_LENGTH = re.compile(rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:Xing|Info|VBRI)", re.DOTALL)
-# A tag (id3.org, ID3v2.4, 3.1) that libmpg123 parses, with a time quadratic in its comments.
+# The head of a tag (id3.org, ID3v2.4, 3.1); libmpg123 parses tags in a time quadratic in comments.
 _TAG = rb"ID3[\x02-\x04][^\xff][\0\x10 0@P`p\x80\x90\xa0\xb0\xc0\xd0\xe0\xf0][\0-\x7f]{4}"
 _NEXT = {
     b"fLaC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
-    # The group that matches says how far behind the frame's header its mark is. Looking behind the
-    # mark takes a time that does not depend on the bytes before it.
+    # The group that matches tells how far the mark is behind the header of its frame. Looking back
+    # from a mark takes a time that does not depend on the bytes before it.
     b"mp3": re.compile(
         _TAG + rb"|(?:Xing|Info|VBRI)(?:(?<=\xff[\xe2-\xff].{15})()|(?<=\xff[\xe2-\xff].{23})()"
         rb"|(?<=\xff[\xe2-\xff].{38})())",
@@ -27,13 +27,13 @@ _NEXT = {
     ),
 }
 _HEAD, _HEAD_BYTES = re.compile(_TAG, re.DOTALL), 10
-_MP3_MARKS = (b"ID3", b"Xing", b"Info", b"VBRI")  # to look for these is ten times as fast
-_BEHIND_HEADER = (0, 13, 21, 36)  # by the number of that group
-_MOST_TAGS = 1000  # ID3 tags behind each other
+_MP3_MARKS = (b"ID3", b"Xing", b"Info", b"VBRI")  # searching for these is ten times as fast
+_BEHIND_HEADER = (0, 13, 21, 36)  # bytes from a frame's header to its mark, by that group's number
+_MOST_TAGS = 1000  # ID3 tags in a row
 _STEP = 2**24  # bytes that are searched in some 10 ms
 
 # By the version bits of an MP3 frame's header: bit rates of layer III in kbit/s, sample rates in
-# Hz, and bytes of a frame by bit rate / sample rate (ISO 11172-3 and 13818-3, 2.4).
+# Hz, and a factor: a frame has factor · bit rate / sample rate bytes (ISO 11172-3, 13818-3, 2.4).
 _LOW = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 _MP3: dict[int, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     0: (_LOW, (11025, 12000, 8000), 72),
@@ -54,10 +54,10 @@ _BITRATE_RATIO = 40  # between the largest and the smallest bit rate
 class Part:
     """The bytes from `start` to `end` of a file as a file of its own.
 
-    `length` is what it says of its length, and `patch` replaces bytes at an offset: both are for
-    headers from which libsndfile would conclude that there is less audio than there is. What
-    libmpg123 decodes must not hold ID3 tags: where `hides_tags`, their heads are read as zeros,
-    as are the `holes` of the file.
+    `length` is the length that `seek` to the end gives, and `patch` replaces bytes at an offset.
+    Both are for headers from which libsndfile would find less audio than there is. libmpg123 must
+    not get ID3 tags: if `hides_tags`, their heads are read as zeros. The `holes`, spans of the
+    file's offsets, are read as zeros too.
     """
 
     binary: BinaryIO
@@ -71,14 +71,14 @@ class Part:
 
     @property
     def is_estimate(self) -> bool:
-        """Return whether a length that libsndfile finds is worth nothing."""
+        """Return whether the length that libsndfile finds is only an estimate."""
         return self.length != self.end - self.start
 
     def read(self, n_bytes: int) -> bytes:
         """Return the next bytes."""
         at, n_left = self.start + self.at, max(0, self.end - self.start - self.at)
         if self.hides_tags:
-            before = min(self.at, _HEAD_BYTES)  # a head may begin before, and end behind, the bytes
+            before = min(self.at, _HEAD_BYTES)  # a head may begin before the bytes and end after
             found = _read(self.binary, at - before, before + min(n_bytes, n_left) + _HEAD_BYTES)
             found = _HEAD.sub(bytes(_HEAD_BYTES), found)[before:][: min(n_bytes, n_left)]
         else:
@@ -107,24 +107,24 @@ class Part:
         return self.at
 
     def end_early(self) -> None:
-        """End an MP3 where it was read to, if another begins there: that needs no mark."""
+        """End an MP3 where it was read to, if another begins there, which may have no mark."""
         behind = self.start + self.at
         if self.start < behind < self.end:
             self.end = _skip_junk(self.binary, behind, self.end) or self.end
 
 
 def find_parts(binary: BinaryIO, size: int) -> Iterator[Part | None]:
-    """Yield the recordings of a file of so many bytes; a file in no known format is one part.
+    """Yield the recordings of a file of `size` bytes; a file in no known format is one part.
 
-    None is a pause in the search for the end of the next, after some 10 ms. Each is to be decoded
-    before the next is asked for (see `Part.end_early`).
+    None is a pause in the search for the end of the next part, after some 10 ms. The caller decodes
+    each part before it asks for the next (see `Part.end_early`).
     """
     start = _skip_junk(binary, 0, size) or 0
-    ends: dict[bytes, Pages] = {}  # by kind: where the next of it begins
+    ends: dict[bytes, Pages] = {}  # by kind: where the next recording of the kind begins
     while start < size:
         behind = after_tags(binary, start, size)
         if behind >= size and (start == 0 or behind > size):
-            yield Part(binary, start, start, 0)  # which nothing decodes
+            yield Part(binary, start, start, 0)  # empty: no decoder takes it
         if behind >= size:
             return
         if behind > start:
@@ -137,13 +137,13 @@ def find_parts(binary: BinaryIO, size: int) -> Iterator[Part | None]:
         if kind == b"RIFF":
             part.patch = _unknown_length(_read(binary, start, _WINDOW), end - start)
         elif kind == b"mp3" and not _MP3_LENGTH.match(_read(binary, start, _OVERLAP)):
-            part.length *= _BITRATE_RATIO  # else it ends where its first bit rate would
+            part.length *= _BITRATE_RATIO  # else it ends where its first bit rate predicts
         yield part
         start = part.end
 
 
 def _kind(head: bytes) -> bytes:
-    """Return what a recording that begins so is, as far as it matters here; else nothing."""
+    """Return the kind of a recording by its first bytes, empty where the kind does not matter."""
     if head in (b"RIFF", b"fLaC", b"OggS"):
         return head
     return b"mp3" if re.match(rb"\xff[\xe0-\xff]", head) else b""  # of any layer
@@ -169,7 +169,7 @@ def _end(binary: BinaryIO, kind: bytes, start: int, size: int) -> Generator[None
 
 
 def _skip_junk(binary: BinaryIO, start: int, end: int) -> int | None:
-    """Return where a recording begins: after zeros, and after a part of an MP3 frame."""
+    """Return where a recording begins, after zeros or a part of an MP3 frame; None if none does."""
     begin = _find(binary, re.compile(rb"[^\0]"), start, end)
     if begin is None:
         return None
@@ -189,7 +189,7 @@ def _skip_junk(binary: BinaryIO, start: int, end: int) -> int | None:
 
 
 def _frame_bytes(header: bytes) -> int:
-    """Return the bytes of a frame of MPEG layer III, or 0 if that is no header of one."""
+    """Return the size in bytes of an MPEG layer III frame by its header, 0 if it is no header."""
     if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
         return 0
     version, bitrate, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
@@ -202,7 +202,7 @@ def _frame_bytes(header: bytes) -> int:
 def after_tags(binary: BinaryIO, start: int, size: int) -> int:
     """Return where ID3 tags (id3.org, ID3v2.4, 3.1) and the zeros behind each of them end.
 
-    That is beyond the size of the file if a tag says so, or if there are too many.
+    The end is beyond the file if a tag says so, or if there are too many tags.
     """
     for _ in range(_MOST_TAGS):
         head = _read(binary, start, 10)
@@ -218,7 +218,8 @@ def after_tags(binary: BinaryIO, start: int, size: int) -> int:
 def _unknown_length(head: bytes, size: int) -> tuple[int, bytes]:
     """Return the patch of a WAV by a program that could not go back to write the lengths.
 
-    Its data have a length of 0, and go on beyond what the file as a whole is said to have.
+    In the header of such a file the data have a length of 0, and the whole has one that ends before
+    the data or is at least that of the file. For other files the patch is empty.
     """
     at = 12
     while at + 8 <= len(head):

@@ -20,14 +20,15 @@ from asr.errors import AudioError
 
 _BLOCK = 2**13  # bytes that are read at once, at most
 _PCM, _EXTENSIBLE = 1, 0xFFFE
-_UNKNOWN = 0x7FFF0000  # bytes of samples: so many, or more, is no length (GStreamer says this)
+_UNKNOWN = 0x7FFF0000  # bytes of samples: so many or more (GStreamer writes this) are no length
 
 
 def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator[np.ndarray]:
-    """Yield blocks (samples,) at `sample_rate` as they arrive, mono, until the pipe is closed.
+    """Yield mono float32 blocks (samples,) at `sample_rate` Hz until the pipe is closed.
 
-    What does not begin with `RIFF` is raw: 16 bits, little-endian, mono, of `raw_rate` Hz. Ctrl-C
-    ends the stream too. Raises AudioError for a WAV of other samples than 16-bit PCM.
+    Each block comes as soon as it has arrived. Input that does not begin with `RIFF` is raw: 16
+    bits, little-endian, mono, `raw_rate` Hz. Ctrl-C ends the stream too. Raises AudioError for a
+    WAV of other samples than 16-bit PCM.
     """
     channels, rate, n_bytes = 1, raw_rate, math.inf
     first = pipe.read(4)
@@ -50,7 +51,7 @@ def blocks_of(pipe: BufferedReader, sample_rate: int, raw_rate: int) -> Iterator
 
 
 def _pieces(pipe: BufferedReader, n_bytes: float) -> Iterator[bytes]:
-    """Yield the samples as they come, given their number of bytes."""
+    """Yield the bytes of samples as they arrive; the header announces `n_bytes` of them."""
     while n_bytes and (piece := _read(pipe, n_bytes)):
         n_bytes -= len(piece)
         yield piece
@@ -61,10 +62,11 @@ def _pieces(pipe: BufferedReader, n_bytes: float) -> Iterator[bytes]:
 
 
 def _beyond(pipe: BufferedReader) -> bytes:
-    """Return what follows the stated samples if it is more samples, else nothing.
+    """Return the first bytes after the announced samples if they are samples too, else nothing.
 
-    A program that writes into a pipe may have said the length of its first block. Another part of
-    the file begins with its name, and a pipe that stays open without a word has ended here.
+    A program that writes into a pipe may announce only the length of its first block. Any other
+    chunk of a WAV begins with its name in ASCII. A pipe that stays open but sends nothing for a
+    second has ended here.
     """
     head = b""
     with suppress(KeyboardInterrupt):
@@ -78,12 +80,12 @@ def _comes(pipe: BufferedReader) -> bool:
     """Tell whether more comes within a second, or the pipe is closed."""
     try:
         return bool(select.select([pipe], [], [], 1.0)[0])
-    except (OSError, ValueError):  # it has no descriptor
+    except (OSError, ValueError):  # the pipe has no descriptor
         return True
 
 
 def _read(pipe: BufferedReader, most: float) -> bytes:
-    """Return what has come, at least a byte and `most` at most; nothing at the end."""
+    """Return the bytes that have arrived, from one to `most`; nothing at the end or by Ctrl-C."""
     try:
         return pipe.read1(int(min(_BLOCK, most)))
     except KeyboardInterrupt:
@@ -91,7 +93,11 @@ def _read(pipe: BufferedReader, most: float) -> bytes:
 
 
 def _read_head(pipe: BufferedReader) -> tuple[int, int, float]:
-    """Read a WAV from behind `RIFF` to its samples; return channels, rate and bytes of samples."""
+    """Read the head of a WAV after `RIFF`; return channels, rate in Hz and bytes of samples.
+
+    The bytes are infinity if their number is not known. Raises AudioError for other samples than
+    16-bit PCM.
+    """
     format = (0, 0, 0, 0, 0, 0)
     kind, size = pipe.read(8)[4:], 0  # b"WAVE"
     while len(head := pipe.read(8)) == 8:
@@ -112,5 +118,5 @@ def _read_head(pipe: BufferedReader) -> tuple[int, int, float]:
             "standard input is a WAV of other samples than 16-bit PCM: convert it, as with "
             "ffmpeg's `-f s16le -ac 1`"
         )
-    # A program that writes to a pipe does not know the length, and says none or the longest.
+    # A program that writes to a pipe does not know the length, and writes 0 or the largest number.
     return channels, rate, size if 0 < size < _UNKNOWN else math.inf

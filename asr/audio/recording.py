@@ -25,7 +25,7 @@ from asr.runtime.files import open_regular
 from asr.runtime.storage import RemoteFile
 
 _PART_SAMPLES = 2**16  # the time to open a part of a file is about that to decode so many samples
-_PAUSE_SAMPLES = 2**19  # and that of the search for a part from one pause to the next
+_PAUSE_SAMPLES = 2**19  # likewise the search for a part from one pause to the next
 # A tag at the end of a file, which is no audio, is seldom larger.
 _IGNORED_BYTES = 2**12
 _MOST_WARNINGS = 8
@@ -73,18 +73,18 @@ Source = str | Path | RemoteFile | BinaryIO | bytes | Samples
 class Recording:
     """A recording that is decoded while it is iterated and never held as a whole.
 
-    `source` is a path, a file by URL, a seekable binary file, which stays open, the bytes of a
-    file, or samples in memory; `name` is what messages call it. Files are wav, flac, ogg or mp3;
-    with `any_format` also m4a, mp4, webm and others that FFmpeg decodes (see `asr.audio.media`).
-    Iterating yields blocks (samples,), at least one sample in all, float32 mono at `sample_rate` Hz
-    with the levels as recorded. Meanwhile `seconds` (of the source) and `fraction` (of its bytes)
-    are what has been read; `warnings` are complete at the end. A truncated file is decoded as far
-    as possible, with a warning.
+    `source` is a path, a file by URL, a seekable binary file (which stays open), the bytes of a
+    file, or samples in memory; messages call it `name`. Files are wav, flac, ogg or mp3; with
+    `any_format` also m4a, mp4, webm and others that FFmpeg decodes (see `asr.audio.media`).
+    Iterating yields float32 mono blocks (samples,) at `sample_rate` Hz with the recorded levels, at
+    least one sample in all. Meanwhile `seconds` (of the source) and `fraction` (of its bytes) tell
+    what has been read; `warnings` are complete at the end. A truncated file is decoded as far as
+    possible, with a warning. `n_samples` is the work so far: the decoded samples of all channels,
+    and as many as opening and searching parts of the file takes.
 
-    Iterating raises AudioError, whose `code` is empty_audio, unsupported_media, non_finite_audio,
-    unreadable_audio, or too_long if the recording exceeds `max_seconds`, or `max_samples` of all
-    channels: before any decoding if the header says so, else when the limit is reached. `n_samples`
-    is what was decoded so far.
+    Iterating raises AudioError with a `code`: empty_audio, unsupported_media, non_finite_audio,
+    unreadable_audio, or too_long if the recording exceeds `max_seconds` or its work `max_samples`.
+    This is before any decoding if the header says so, else when the limit is reached.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Recording:
     def _decoded(
         self, sound: soundfile.SoundFile, part: Part, size: int
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the blocks of one part of a file of so many bytes."""
+        """Yield the blocks of one part of a file of `size` bytes, as `_blocks` does."""
         decoder, rate, before = Decoder(sound, part, self.label), sound.samplerate, self.seconds
         n_frames = decoder.announced_frames
         self._check(before + n_frames / rate, self.n_samples + n_frames * sound.channels)
@@ -211,7 +211,7 @@ class Recording:
     def _by_ffmpeg(
         self, binary: BinaryIO, part: Part, size: int, error: UnknownFormatError
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the blocks of a file that libsndfile does not read. Raises `error` for others."""
+        """Yield a file's blocks, decoded by FFmpeg. Raises `error` for an unknown format."""
         format = media_format(binary, part.start)
         if format is None:
             raise error
@@ -231,7 +231,7 @@ class Recording:
         self._warn(*narrow_band(lowest, self.sample_rate, self.label))
 
     def _warn_of_damage(self, media: Media, size: int) -> None:
-        """Warn of what FFmpeg did not decode of a file of so many bytes."""
+        """Warn of what FFmpeg did not decode in a file of `size` bytes."""
         if media.announces_more(self.seconds):
             self._warn(
                 f"{self.label} is truncated: only its first {self.seconds:.2f} seconds could be "

@@ -1,4 +1,4 @@
-"""Cut a waveform at silences while it arrives; numpy alone, since the service does it too."""
+"""Cut a waveform at silences while it arrives, with numpy alone: the service has no torch."""
 
 from collections.abc import Iterable, Iterator
 

@@ -71,12 +71,12 @@ def factorize(
 ) -> tuple[nn.Module, list[Layer]]:
     """Return a copy of a module with linear maps and convolutions of low rank, and a list of these.
 
-    `rank` is the rank of every module (per group of a convolution), or below 1 the share of the
-    rank at which nothing would be saved; `energy` instead chooses each module's rank to keep this
-    share of its squared singular values. `modules` are patterns of names (`encoder.*`). Modules
-    that would not become smaller stay, and so do those with tied weights. `random` ignores the
-    weights: a start for training. Raises ConfigError if an argument is invalid or a weight is not
-    finite.
+    `rank` is the rank of every module (per group of a convolution). A `rank` below 1 is a share of
+    the rank at which nothing would be saved. `energy` instead chooses each module's rank to keep
+    this share of its squared singular values. `modules` are patterns of names (`encoder.*`).
+    Modules that would not become smaller stay, and so do those with tied weights. The method
+    `random` ignores the weights: it is a start for training. Raises ConfigError if an argument is
+    invalid or a weight is not finite.
     """
     _check(method, rank, energy, modules)
     holder = nn.Sequential(deepcopy(module))  # so that the module itself can be replaced
@@ -107,7 +107,7 @@ def factorize(
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a compression, before and after; evaluations are None without cuts."""
+    """The result of a compression; pairs are before and after, `evaluations` None without cuts."""
 
     layers: list[Layer]
     parameters: tuple[int, int]
@@ -115,7 +115,7 @@ class Report:
     evaluations: tuple[Evaluation, Evaluation] | None
 
     def facts(self) -> dict[str, str]:
-        """Return text for a reader."""
+        """Return texts for a reader, by name."""
         (many, few), (large, small) = self.parameters, self.bytes
         facts = {
             "parameters": f"{many:,} -> {few:,} ({few / many:.1%})",
@@ -189,7 +189,10 @@ def compress_bundle(
 
 
 def _with_language_model(bundle: Bundle, source: Path, out: Path) -> Bundle:
-    """Copy the language model of a bundle, whose tokens stay the same, into the new one."""
+    """Copy a bundle's language model to `out`; return the bundle with the path of the copy.
+
+    The tokens stay the same, so the language model still fits.
+    """
     decoding = bundle.config.decoding
     if decoding.lm is None or not decoding.lm.exists():
         return bundle
@@ -197,7 +200,7 @@ def _with_language_model(bundle: Bundle, source: Path, out: Path) -> Bundle:
     names = (CONFIG, WEIGHTS) if decoding.lm.is_dir() else ("",)
     copies = {decoding.lm / name: copied / name for name in names}
     for file in copies:
-        if not is_within(source, file):  # a stranger's link to what others should not get
+        if not is_within(source, file):  # a stranger's link, to a file that should not be copied
             raise BundleError(f"{file}: leads out of the bundle: put the file itself there")
     for file, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -265,7 +268,7 @@ def _rank(weight_GOI: Tensor, rank: float | None, energy: float | None) -> int:
 
 
 def _fill(name: str, old: nn.Module, unit: nn.Module, rank: int, method: Method) -> Layer:
-    """Copy the factors of the weight and the bias to the module that replaces it."""
+    """Copy the factors of `old`'s weight, and its bias, to `unit`, which replaces it."""
     weight_GOI = weight_matrices(old).double()
     first, second = factors_of(unit)
     if method != "random":

@@ -17,7 +17,7 @@ def svd(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return (R, I) and (O, R) whose product is the nearest of this rank (Eckart & Young 1936).
 
     The squared error is the sum of the squares of the singular values left out. Each factor takes
-    the square roots of the others, so that both have the same scale in training.
+    the square roots of the kept ones, so that both have the same scale in training.
     """
     u_OK, s_K, v_KI = torch.linalg.svd(weight, full_matrices=False)
     root_R = s_K[:rank].sqrt()
@@ -27,8 +27,8 @@ def svd(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def nmf(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return (R, I) and (O, R): W as the difference of two products of non-negative factors.
 
-    The positive and the negative part of W each have half the rank and are factorized by
-    multiplicative updates (Lee & Seung 2001; Cahyawijaya 2021, eq. 2.10 and 2.11); the factor
+    The positive and the negative part of W each get half the rank. They are factorized by
+    multiplicative updates (Lee & Seung 2001; Cahyawijaya 2021, eq. 2.10 and 2.11). The factor
     (O, R) of the negative part is negated.
     """
     parts = [(sign, (sign * weight).clamp(min=0)) for sign in (1.0, -1.0)]
@@ -38,7 +38,7 @@ def nmf(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     firsts, seconds = [weight.new_zeros(0, weight.shape[1])], [weight.new_zeros(len(weight), 0)]
     for i, (sign, part) in enumerate(parts):
         share = (rank + len(parts) - 1 - i) // len(parts)
-        # More factors than a part has rank would start from zeros divided by zeros.
+        # With a rank above that of the part, the start would divide zeros by zeros.
         share = min(share, int(torch.linalg.matrix_rank(part)))
         if share:
             first, second = non_negative(part, share)
@@ -51,7 +51,7 @@ def nmf(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 def non_negative(weight: Tensor, rank: int, updates: int = _UPDATES) -> tuple[Tensor, Tensor]:
     """Return non-negative (R, I) and (O, R) of a non-negative matrix (Lee & Seung 2001)."""
-    # Multiplicative updates never change a zero: `nndsvda` starts without zeros, and not randomly.
+    # Multiplicative updates never change a zero: `nndsvda` starts without zeros, not at random.
     model = NMF(rank, init="nndsvda", solver="mu", max_iter=updates, tol=0, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

@@ -1,4 +1,4 @@
-"""Cuts from the lines of a manifest, by a stranger maybe: reading one runs and fetches nothing."""
+"""Read cuts from a manifest, which may come from a stranger: nothing is run or fetched."""
 
 import gzip
 import math
@@ -25,23 +25,23 @@ from asr.data.recordings import (
     check_transforms,
 )
 
-# The key in a text's `custom` of the file whose converted copy a cut reads.
+# The key in a supervision's `custom` of the original file, if a cut reads a converted copy of it.
 CONVERTED_FROM = "converted_from"
-_SAME = 0.05  # seconds that two cuts of other audio may share, as neighbors do
-_LINE = 1 << 26  # bytes; recordings may be inside
-_MOST_SILENCE = 1 << 24  # samples of a mix that are of no recording, 17 minutes at 16 kHz
+_SAME = 0.05  # seconds that two cuts of different audio may share, such as neighbors
+_LINE = 1 << 26  # bytes of a line, which may hold recordings
+_MOST_SILENCE = 1 << 24  # samples of a mix that no recording covers, 17 minutes at 16 kHz
 
 
 def read_cuts(manifest: Path | str, allowed: Sequence[str] = ()) -> Iterator[Cut]:
     """Yield the cuts of a file of JSON lines, gzipped or not; see `check_recording`.
 
-    Many types of exceptions mean that a line is wrong; TypeError, that it could run a command.
+    A wrong line raises exceptions of many types; one that could run a command raises TypeError.
     """
     return (parse_line(line, allowed) for line in read_lines(manifest))
 
 
 def read_lines(manifest: Path | str) -> Iterator[bytes]:
-    """Yield the lines of a manifest. Raises OSError or ValueError for what has no end."""
+    """Yield the lines of a manifest. Raises OSError, or ValueError for a line that is too long."""
     with ExitStack() as opened:
         file: BinaryIO | gzip.GzipFile = opened.enter_context(open_place(manifest))
         if str(manifest).endswith(".gz"):
@@ -58,7 +58,7 @@ def parse_line(line: bytes, allowed: Sequence[str] = ()) -> Cut:
     if not isinstance(cut, Cut):
         raise TypeError("its items are not cuts")
     for part in _parts(cut):
-        # lhotse makes one mix of several: one inside another is made by hand, to hide its sources.
+        # lhotse joins mixes into one. A mix inside another is made by hand, to hide its sources.
         if not isinstance(part, (DataCut, PaddingCut)):
             raise TypeError(f"{cut.id}: a track is a {type(part).__name__}")
         _check_part(part)
@@ -72,7 +72,7 @@ def parse_line(line: bytes, allowed: Sequence[str] = ()) -> Cut:
 
 
 def _check_part(part: DataCut | PaddingCut) -> None:
-    """Check the times of a cut that is no mix, and drop what only the training may add to it."""
+    """Check the times of a cut that is no mix, and drop seeds, which only the training may add."""
     check_seconds(part.id, part.duration)
     if not 0 <= float(part.start) < math.inf:
         raise ValueError(f"{part.id}: starts at {part.start} seconds")
@@ -82,7 +82,7 @@ def _check_part(part: DataCut | PaddingCut) -> None:
 
 
 def _check_mix(cut: MixedCut) -> None:
-    """Check the silence of a mix, that tracks have one rate, and the transforms of the mix."""
+    """Check a mix: one rate for all tracks, valid offsets, limited silence, allowed transforms."""
     rates = {track.cut.sampling_rate for track in cut.tracks}
     if len(rates) != 1 or (rate := rates.pop()) not in RATES:
         raise ValueError(f"{cut.id}: its tracks are not of one sampling rate")
@@ -102,7 +102,7 @@ def _check_texts(cut: Cut) -> None:
     texts = [cut.id, *(said.text or "" for said in cut.supervisions)]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("an id or a text is not a string")
-    "".join(texts).encode()  # half a surrogate pair, which JSON can escape, is no character
+    "".join(texts).encode()  # raises for half a surrogate pair, which JSON can escape
 
 
 def _parts(cut: Cut) -> list[Cut]:
@@ -117,14 +117,14 @@ def recordings_of(cut: Cut) -> list[Recording]:
 def origins(cut: Cut) -> set[tuple[str, float]]:
     """Return the file and the start in seconds of each part of a cut, which identify it.
 
-    Of a converted file it is the original; the member of an archive is named within it. Links and
-    `..` in a path do not count.
+    For a converted file this is the original file; for the member of an archive it is the place in
+    the archive. Symbolic links and `..` in the path of a file are resolved.
     """
     return {(place, round(float(part.start), 3)) for part, _, place in _sources(cut)}
 
 
 def _sources(cut: Cut) -> Iterator[tuple[DataCut, AudioSource, str]]:
-    """Yield the parts of a cut with the sources of their recordings and what these are called."""
+    """Yield each part of a cut with each source of its recording and the place of the source."""
     original = next((s.custom.get(CONVERTED_FROM) for s in cut.supervisions if s.custom), None)
     for part in _parts(cut):
         if isinstance(part, DataCut) and part.has_recording:
@@ -133,7 +133,7 @@ def _sources(cut: Cut) -> Iterator[tuple[DataCut, AudioSource, str]]:
 
 
 class Spans:
-    """The times of recordings that cuts hold, to find others of the same audio."""
+    """The spans of recordings that cuts cover, to find other cuts of the same audio."""
 
     def __init__(self, cuts: Iterable[Cut]) -> None:
         found = defaultdict[tuple[str, int], list[tuple[float, float]]](list)
@@ -143,7 +143,7 @@ class Spans:
         self._of = {track: _merged(spans) for track, spans in found.items()}
 
     def overlap(self, cut: Cut) -> bool:
-        """Return whether more than 50 ms of a cut, or half of a shorter part, are among them."""
+        """Return whether the spans hold over 50 ms of a cut, or half of a part under 100 ms."""
         return any(
             min(end, last) - max(start, first) > min(_SAME, (end - start) / 2)
             for track, start, end in _spans(cut)
@@ -152,7 +152,7 @@ class Spans:
 
 
 def _spans(cut: Cut) -> Iterator[tuple[tuple[str, int], float, float]]:
-    """Yield file and channel, start and end of each part: the sides of a call differ."""
+    """Yield (file, channel), start and end in seconds of each part: the sides of a call differ."""
     for part, source, place in _sources(cut):
         channels = part.channel if isinstance(part.channel, list) else [part.channel]
         for number, channel in enumerate(source.channels):
@@ -161,7 +161,7 @@ def _spans(cut: Cut) -> Iterator[tuple[tuple[str, int], float, float]]:
 
 
 def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return spans in order, those that overlap or follow each other as one."""
+    """Return spans in order; spans that overlap or touch become one."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

@@ -29,7 +29,7 @@ _ID_BYTES = 200
 # So many bytes are kept for the next epochs: features of 37 h at 40 bins and a hop of 20 ms, or
 # samples of 4.6 h at 16 kHz.
 _KEPT_BYTES = 2**30
-_TOKENS = 4  # the decoder's input is padded to multiples of so many
+_TOKENS = 4  # the decoder's input is padded to a multiple of so many tokens
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Batch:
         return Batch(self.ids, self.texts, *(tensor.to(device) for tensor in tensors))
 
     def repeated(self, times: int) -> "Batch":
-        """Return a batch of all utterances so many times, one whole batch after the other."""
+        """Return a batch that holds this batch `times` times, one copy after the other."""
         tensors = (self.feats_BTF, self.frames_B, self.tokens_BU, self.lengths_B)
         return Batch(
             self.ids * times, self.texts * times, *(torch.cat([t] * times) for t in tensors)
@@ -60,8 +60,8 @@ class Batch:
 class MicroBatches:
     """One process's part of an optimizer step: batches, maybe none, whose gradients are summed.
 
-    `unreadable` are the ids of utterances that are missing because they could not be read,
-    `failure` is an error that the process had that read them.
+    `unreadable` are the ids of utterances that are missing because they could not be read.
+    `failure` is the error, if any, of the process that read the recordings.
     """
 
     batches: list[Batch]
@@ -69,7 +69,7 @@ class MicroBatches:
     failure: Exception | None = None
 
     def check(self) -> None:
-        """Raise the error of another process, which would be a traceback if raised there."""
+        """Raise the error of the reading process, where raising it would only give a traceback."""
         if self.failure:
             raise self.failure
 
@@ -87,10 +87,10 @@ class MicroBatches:
 
 
 def padded_frames(n_frames: int, most: int | None = None) -> int:
-    """Return how many frames a batch is padded to: a sixteenth or 3 more at most.
+    """Return how many frames a batch is padded to: at most a sixteenth, or 3, more than it has.
 
-    So few sizes recur, and a library that compiles a kernel for each finds it compiled. `most` is
-    the limit of the model, which utterances themselves may exceed.
+    Few sizes occur then, so a library that compiles a kernel for each size can reuse it. `most` is
+    the limit of the model: padding stays within it, while utterances themselves may exceed it.
     """
     unit = max(4, (1 << n_frames.bit_length()) // 32)
     rounded = -(-n_frames // unit) * unit
@@ -100,8 +100,9 @@ def padded_frames(n_frames: int, most: int | None = None) -> int:
 class SpeechDataset(Dataset[MicroBatches]):
     """Reads the recordings of a step's batches and computes their features.
 
-    Those of a small corpus are kept in memory, with `voices` its samples: they are the same in
-    every epoch, but for pauses and noise. Each of `num_workers` processes keeps its own.
+    The features of a small corpus are kept in memory, or its samples with `voices`: they are the
+    same in every epoch. Those of cuts with added pauses or noise differ, and are not kept. Each of
+    `num_workers` processes keeps its own.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class SpeechDataset(Dataset[MicroBatches]):
         most_frames: int | None = None,
     ) -> None:
         self.features, self.tokenizer, self.sample_rate = features, tokenizer, sample_rate
-        self.most_frames = most_frames  # that the model takes
+        self.most_frames = most_frames  # the limit of the model, None without one
         self.voices = Voices(voices, features) if voices else None
         self.failed: set[str] = set()
         self._kept: dict[tuple[str, bool], tuple[Cut, Tensor]] = {}
@@ -123,7 +124,10 @@ class SpeechDataset(Dataset[MicroBatches]):
         self.reading = [Array("c", _ID_BYTES, lock=False) for _ in range(num_workers)]
 
     def __getitem__(self, parts: list[list[Cut]]) -> MicroBatches:
-        """Return the batches of the cuts; those that cannot be read are logged once and skipped."""
+        """Return the batches of a step; cuts that cannot be read are logged once and skipped.
+
+        A worker process returns an AsrError or OSError as `failure`.
+        """
         try:
             return self._step(parts)
         except (AsrError, OSError) as error:
@@ -132,7 +136,7 @@ class SpeechDataset(Dataset[MicroBatches]):
             raise
 
     def keep_nothing(self) -> None:
-        """Keep none of what is read from now on."""
+        """Keep nothing in memory that is read from now on."""
         self._room = 0
 
     def _step(self, parts: list[list[Cut]]) -> MicroBatches:
@@ -157,7 +161,7 @@ class SpeechDataset(Dataset[MicroBatches]):
             texts=texts,
             feats_BTF=pad(feats_BTF, (0, 0, 0, more)),
             frames_B=torch.tensor([len(feats) for _, feats in read]),
-            # The decoder's input is without the last one.
+            # The decoder's input lacks the last token, so its length is this one less 1.
             tokens_BU=pad(tokens_BU, (0, (1 - tokens_BU.shape[1]) % _TOKENS), value=PAD),
             lengths_B=torch.tensor([len(t) for t in tokens]),
         )
@@ -181,15 +185,15 @@ class SpeechDataset(Dataset[MicroBatches]):
             return None
 
     def _stored(self, cut: Cut, samples: bool) -> Tensor:
-        """Return the samples of a cut or its features, from memory where it holds them."""
+        """Return a cut's samples, or its features without `samples`, from memory if kept there."""
         same, key = without_voice_seed(cut), (cut.id, samples)
         kept = self._kept.get(key)
-        if kept and kept[0] == same:  # another with its id may have pauses, or be of dev
+        if kept and kept[0] == same:  # another cut of this id may have pauses, or be of dev
             return kept[1]
         self._note(cut.id)
         wave_N = with_noise(read_wave(cut, self.sample_rate), self.sample_rate, cut)
         found: Tensor = wave_N if samples else self.features(wave_N)
-        # With pauses it is another in each epoch.
+        # A cut with pauses differs in each epoch, so it is not kept.
         if found.nbytes <= self._room and not kept and isinstance(cut, DataCut):
             self._kept[key] = same, found
             self._room -= found.nbytes

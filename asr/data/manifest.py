@@ -39,8 +39,8 @@ def text_of(cut: Cut) -> str:
 def load_cuts(path: Path | str, allowed: Sequence[str] = ()) -> CutSet:
     """Return the cuts of a manifest by `asr prepare` or lhotse, or of a folder of lhotse Shar.
 
-    `allowed` are prefixes of URLs: it and its recordings may be below them, for which the user must
-    have named them. Raises DataError if the manifest is missing, empty or invalid.
+    `allowed` are prefixes of URLs that the user has named: the manifest and its recordings may be
+    below them. Raises DataError if the manifest is missing, empty or invalid.
     """
     found, is_folder = _find(path, allowed)
     try:
@@ -95,10 +95,10 @@ def _find(path: Path | str, allowed: Sequence[str]) -> tuple[Path | str, bool]:
 def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
     """Return the cuts of all training manifests of a recipe; for URLs see `load_cuts`.
 
-    Manifests that were prepared apart may number their utterances alike: an id that an earlier one
-    has gets the number of its manifest. Where an earlier one has the same audio with another text,
-    that is used, with a warning. Raises DataError as `load_cuts` does, and where one utterance is
-    in two manifests.
+    Manifests that were prepared separately may use the same ids. If an earlier manifest has an id,
+    the later cut gets the number of its manifest before its id. If an earlier manifest has the same
+    audio with another text, that text is used, with a warning. Raises DataError as `load_cuts`
+    does, and if one utterance is in two manifests.
     """
     known: dict[str, Cut] = {}
     texts: dict[object, str] = {}
@@ -129,7 +129,7 @@ def load_training_cuts(data: DataConfig, allowed: Sequence[str] = ()) -> CutSet:
 
 
 def _audio(cut: Cut) -> object:
-    """Return what identifies the audio of a cut; of a mix, its id and recordings."""
+    """Return a key that identifies the audio of a cut; that of a mix is its id and recordings."""
     if not isinstance(cut, DataCut):
         return cut.id, frozenset(origins(cut))
     changes = (repr(cut.recording.transforms), repr(cut.channel)) if cut.has_recording else ()
@@ -150,7 +150,10 @@ def _broken_lines(path: Path | str, allowed: Sequence[str]) -> str:
 
 
 def read_wave(cut: Cut, sample_rate: int) -> Tensor:
-    """Return the mono samples (N,) of a cut at a rate in Hz; AudioError if it is unreadable."""
+    """Return the mono samples (N,) of a cut at a rate in Hz.
+
+    Raises AudioError if the cut is unreadable, AsrError if the storage does not answer.
+    """
     try:
         fetched = fetch(cut)
         check_files(fetched)

@@ -8,7 +8,7 @@ import torch
 from scipy.fft import irfft, next_fast_len, rfftfreq  # type: ignore[import-untyped]
 from torch import Tensor
 
-# The keys of seeds in a cut's `custom`: of noise around it, and of another voice.
+# The keys of seeds in a cut's `custom`: for noise around the speech, and for another voice.
 NOISE_SEED, VOICE_SEED = "noise_seed", "voice_seed"
 
 
@@ -18,7 +18,7 @@ def noise(n: int, sample_rate: int, rng: np.random.Generator) -> Tensor:
     Colored noise between white and brown, at times band-limited or of varying level; some of it
     with a hum or clicks on top.
     """
-    size = next_fast_len(n, real=True)  # a transform of a length with large factors is slow
+    size = next_fast_len(n, real=True)  # a length with large prime factors has a slow transform
     freqs = rfftfreq(size, 1 / sample_rate).astype(np.float32)
     spectrum = _normal((len(freqs), 2), rng).view(np.complex64)[:, 0]
     spectrum *= np.maximum(freqs, np.float32(20)) ** np.float32(-rng.uniform(0, 1))

@@ -19,7 +19,7 @@ from asr.data.noise import NOISE_SEED, noise
 def augment_with_pauses(cuts: Iterable[Cut], config: PausesConfig, rng: Random) -> CutSet:
     """Return an epoch's cuts: some unchanged, others padded, joined or replaced by noise.
 
-    Each given cut is in exactly one of them; the random draws come from `rng` alone.
+    Each given cut becomes one of them or a part of one. All random draws come from `rng`.
     """
     left, done = list(cuts), []
     rng.shuffle(left)
@@ -37,7 +37,7 @@ def augment_with_pauses(cuts: Iterable[Cut], config: PausesConfig, rng: Random) 
 
 
 def _take_following(cut: Cut, left: list[Cut], config: PausesConfig, rng: Random) -> list[Cut]:
-    """Take cuts from `left` to follow a cut, up to a random length with the longest pauses."""
+    """Take cuts off `left` to follow `cut`, up to a random length in all with longest pauses."""
     room = rng.uniform(0, config.joined_seconds) - cut.duration - 2 * config.most_seconds
     taken: list[Cut] = []
     while left and left[-1].duration < room and left[-1].sampling_rate == cut.sampling_rate:
@@ -66,7 +66,8 @@ def _silence(seconds: float, like: Cut, rng: Random) -> PaddingCut:
 def with_noise(wave_N: Tensor, sample_rate: int, cut: Cut) -> Tensor:
     """Return the waveform with noise if `augment_with_pauses` changed its cut, else unchanged.
 
-    The noise's RMS is 30 to 80 dB below the waveform's peak; one in five gets none.
+    The noise's RMS is 30 to 80 dB below the waveform's peak; one waveform in five gets no noise. A
+    waveform of zeros is replaced by noise of RMS 1.
     """
     parts = [track.cut for track in cut.tracks] if hasattr(cut, "tracks") else [cut]
     seeds = [part.custom[NOISE_SEED] for part in parts if part.custom and NOISE_SEED in part.custom]

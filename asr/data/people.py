@@ -18,12 +18,12 @@ ERRORS = {
     "#N/B", "#NAAM?", "#VERW!", "#WAARDE!", "#Н/Д", "#ИМЯ?", "#ССЫЛКА!", "#ЗНАЧ!", "#N/D!",
     "#NAZWA?", "#ADR!", "#ARG!",
 }  # fmt: skip
-_BETWEEN = re.compile("[;&+；＆＋、]")  # people in one cell
-_MAYBE_BETWEEN = re.compile("[;&+,/|；＆＋、，／｜]")  # or the parts of one name
+_BETWEEN = re.compile("[;&+；＆＋、]")  # the people in one cell
+_MAYBE_BETWEEN = re.compile("[;&+,/|；＆＋、，／｜]")  # the people, or the parts of one name
 
 
 def person(cell: str) -> str:
-    """Return the name of a person in a cell, empty where it is none."""
+    """Return the name of a person in a cell, empty if the cell holds no name."""
     name = cell.strip()
     is_none = name in _EMPTY or name in ERRORS or name.casefold() in _UNNAMED
     is_none = is_none or not normalize_text(name)  # of invisible characters alone
@@ -32,14 +32,14 @@ def person(cell: str) -> str:
 
 @lru_cache(1 << 16)
 def key_of_person(name: str) -> str:
-    """Return a name as it is compared: widths, cases and spaces are written in several ways."""
+    """Return the key by which a name is compared, without differences of width, case or spaces."""
     return normalize_text(name).casefold()
 
 
 def people_of(cell: str, known: Set[str] = frozenset()) -> frozenset[str]:
-    """Return the people whom a cell names, as they are compared: `ann; Bob` are two.
+    """Return the keys (see `key_of_person`) of the people in a cell: `ann; Bob` are two.
 
-    What is between commas and slashes is a person where it is one of the `known`.
+    A name between commas, slashes or bars is a person if its key is one of the `known`.
     """
     people = _named(cell, _BETWEEN)
     if not known:
@@ -49,14 +49,14 @@ def people_of(cell: str, known: Set[str] = frozenset()) -> frozenset[str]:
 
 
 def everybody_of(cells: Iterable[str]) -> frozenset[str]:
-    """Return the people whom cells name."""
+    """Return the keys of the people whom cells name."""
     cells = set(cells)
     known = frozenset(chain(*map(people_of, cells)))
     return frozenset(chain(*(people_of(cell, known) for cell in cells)))
 
 
 def in_both(cells: Iterable[str], others: Iterable[str]) -> frozenset[str]:
-    """Return the people whom cells of both name."""
+    """Return the keys of the people whom cells of both groups name."""
     cells, others = set(cells), set(others)
     known = frozenset(chain(*map(people_of, cells | others)))
     named, named_too = (chain(*(people_of(cell, known) for cell in of)) for of in (cells, others))
@@ -64,12 +64,12 @@ def in_both(cells: Iterable[str], others: Iterable[str]) -> frozenset[str]:
 
 
 def parts_of(cell: str) -> frozenset[str]:
-    """Return people and parts of their names: the same ones for `Smith, Ann` and `Ann/Smith`."""
+    """Return the keys of names or their parts: the same ones for `Smith, Ann` and `Ann/Smith`."""
     return _named(cell, _MAYBE_BETWEEN)
 
 
 def names_all(cell: str) -> bool:
-    """Tell whether a cell names somebody, and has nothing like `unknown` in place of another."""
+    """Tell whether a cell has names alone, and at least one: nothing like `unknown`."""
     people = [name for name in _BETWEEN.split(cell) if name.strip()]
     return bool(people) and all(map(person, people))
 

@@ -1,7 +1,7 @@
-"""Where a corpus is: files here, or in storage by URL, which only the user's own words open.
+"""Read the files of a corpus, which are on this machine or in storage by URL.
 
-A manifest may be by a stranger. What it names by URL is opened below the prefixes that the recipe
-names, and nowhere else.
+A manifest may come from a stranger. A URL in it is opened only below the prefixes that the recipe
+names or beside the manifests that it names.
 """
 
 import errno
@@ -25,7 +25,7 @@ def is_allowed(url: str, allowed: Sequence[str]) -> bool:
 
 
 def allowed_by(places: Sequence[Path | str], prefixes: Sequence[str]) -> tuple[str, ...]:
-    """Return what manifests at these places may name: the prefixes, and what is beside them."""
+    """Return the URL prefixes that manifests at these places may name: given ones, own folders."""
     urls = (place.rstrip("/") for place in places if isinstance(place, str))
     return (*prefixes, *(url.rpartition("/")[0] if is_manifest(url) else url for url in urls))
 
@@ -37,7 +37,7 @@ def is_manifest(url: str) -> bool:
 
 @contextmanager
 def open_place(place: Path | str) -> Iterator[BinaryIO]:
-    """Open a file for reading, one by URL as it arrives. Raises OSError."""
+    """Open a file for reading; a file by URL is read as it arrives. Raises OSError."""
     if isinstance(place, Path):
         with open_regular(place) as file:
             yield file
@@ -47,7 +47,7 @@ def open_place(place: Path | str) -> Iterator[BinaryIO]:
 
 
 class _Raw(io.RawIOBase):
-    """A stream with what a buffer needs."""
+    """A stream with the methods that `io.BufferedReader` needs."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -86,7 +86,7 @@ def beside(place: Path | str, name: str) -> Path | str:
 
 
 def _range(system: Any, path: str, start: int, end: int) -> bytes:
-    """Return a part of a file; S3 refuses one that begins at the end, as of an empty file."""
+    """Return a part of a file; empty where it would begin at the end, which S3 refuses."""
     try:
         return cast(bytes, system.cat_file(path, start=start, end=end))
     except OSError as error:
@@ -96,10 +96,10 @@ def _range(system: Any, path: str, start: int, end: int) -> bytes:
 
 
 def read_bytes_of(url: str, offset: int = 0, size: int = _MOST_BYTES + 1) -> bytes:
-    """Return so many bytes from an offset of a file by URL, or fewer where it ends.
+    """Return `size` bytes from an offset of a file by URL, or fewer where the file ends.
 
-    Raises ValueError for more than a recording has, AsrError where the storage does not answer:
-    then no recording is broken, and the run must not go on without it.
+    Raises ValueError for more bytes than a recording may have. Raises AsrError if the storage does
+    not answer: the recording is not broken then, and the run must not go on without it.
     """
     system, path = file_system(url)
     try:

@@ -1,4 +1,4 @@
-"""Checks of a stranger's recordings: nothing runs, is fetched or takes much memory.
+"""Check recordings of a stranger's manifest: none runs a command, is fetched or fills memory.
 
 lhotse starts a shell for sources of type `command` and for paths that begin with `pipe:`, and it
 fetches addresses. A transform with a recording of its own (an impulse response) would read that
@@ -30,14 +30,14 @@ _NARROWBAND = 8000
 _MOST_TERMS = 1 << 12
 MOST_CHANNELS = 32
 _MOST_TRANSFORMS = 64
-_MOST_CHANGE = 10.0  # of a recording's length, by all its transforms
+_MOST_CHANGE = 10.0  # factor between lengths, by all transforms of a recording together
 
 
 def check_recording(cut_id: str, recording: Recording, allowed: Sequence[str] = ()) -> None:
-    """Check the description of a recording, its audio is not read.
+    """Check the description of a recording without reading its audio.
 
-    `allowed` are the prefixes of URLs that may be read. Raises TypeError for what could run a
-    command or fetch a file, ValueError for absurd values.
+    `allowed` are the prefixes of URLs that may be read; a source below one gets the type `URL`.
+    Raises TypeError for what could run a command or fetch a file, ValueError for absurd values.
     """
     if len(recording.sources) > MOST_CHANNELS:
         raise ValueError(f"{cut_id}: its recording has {len(recording.sources)} sources")
@@ -68,11 +68,11 @@ def check_seconds(cut_id: str, seconds: float) -> None:
 def check_transforms(
     cut_id: str, transforms: Sequence[AudioTransform] | None, sampling_rate: int
 ) -> None:
-    """Check the transforms that end with a rate.
+    """Check the transforms of audio whose final rate is `sampling_rate` in Hz.
 
-    Raises TypeError for one that could run a command or fetch a file, ValueError where rates do
-    not follow each other or a change takes much memory: torchaudio's filter has as many taps as
-    the reduced fraction of the rates has terms, squared.
+    Raises TypeError for a transform that could run a command or fetch a file. Raises ValueError if
+    the rates do not fit each other or a change takes much memory: the taps of torchaudio's filter
+    grow with the square of the terms in the reduced fraction of the rates.
     """
     transforms, change = transforms or (), 1.0
     if strange := {type(one).__name__ for one in transforms} - _TRANSFORMS:
@@ -85,7 +85,7 @@ def check_transforms(
         if not 1 / _MOST_CHANGE <= change <= _MOST_CHANGE:
             raise ValueError(f"{cut_id}: its speed is changed by a factor of {change}")
         if isinstance(one, Speed):
-            # lhotse gives every transform the last rate, whatever the rate is there.
+            # lhotse gives every transform the final rate, whatever the rate is at this point.
             _check_pair(cut_id, round(sampling_rate * one.factor), sampling_rate)
         elif isinstance(one, (Resample, Narrowband)):
             if one.source_sampling_rate != rate:
@@ -113,7 +113,7 @@ def _rate_after(one: Resample | Narrowband) -> int:
 
 
 def _first_rate(transforms: Sequence[AudioTransform], sampling_rate: int) -> int:
-    """Return the rate of what the transforms are given."""
+    """Return the rate in Hz of the audio before the transforms."""
     sources = (t.source_sampling_rate for t in transforms if isinstance(t, (Resample, Narrowband)))
     return next(sources, sampling_rate)
 
@@ -123,9 +123,10 @@ def _factor(one: AudioTransform) -> float:
 
 
 def check_audio(recording: Recording) -> None:
-    """Raise an exception if a source is no plain file, or holds much more than is said of it.
+    """Raise an exception if a source is no plain file or holds other audio than described.
 
-    lhotse would decode it as a whole. The lengths of some formats are estimates.
+    Other audio has another rate, too many channels or many more samples, all of which lhotse would
+    decode. A few more samples are accepted, because the lengths of some formats are estimates.
     """
     transforms = recording.transforms or ()
     rate = _first_rate(transforms, recording.sampling_rate)
@@ -146,6 +147,6 @@ def _header(source: AudioSource) -> tuple[str, "soundfile._SoundFileInfo"]:
     if source.type == "memory":
         return "the recording", soundfile.info(io.BytesIO(source.source))
     path = Path(source.source)
-    if path.exists() and not path.is_file():  # another could have no end
+    if path.exists() and not path.is_file():  # a device or a pipe could have no end
         raise ValueError(f"{path} is not a regular file")
     return str(path), soundfile.info(path)

@@ -28,10 +28,10 @@ def draw_sample(cuts: Sequence[Cut], most: int = SAMPLED) -> list[Cut]:
 
 
 def canary_set(data: DataConfig) -> list[Cut]:
-    """Return the canary set of a recipe's older corpus, empty without one.
+    """Return the canary set of a recipe's older corpus, empty if the recipe has none.
 
-    None of it is in the new corpus, which may hold some of the same recordings. Raises DataError
-    where the older corpus is too small.
+    Utterances that the new corpus holds too are left out. Raises DataError if the older corpus is
+    too small.
     """
     replay = data.replay
     if replay is None:
@@ -52,7 +52,7 @@ def _held_out(replay: ReplayConfig, cuts: Sequence[Cut]) -> list[Cut]:
 
 
 def _others(data: DataConfig, older: Path) -> list[Cut]:
-    """Return the utterances of an older corpus that are not of the new one too."""
+    """Return the utterances of an older corpus whose audio is not in the new corpus."""
     new = Spans([*load_training_cuts(data), *load_cuts(data.dev)])
     cuts = list(load_cuts(older))
     others = [cut for cut in cuts if not new.overlap(cut)]
@@ -62,9 +62,9 @@ def _others(data: DataConfig, older: Path) -> list[Cut]:
 
 
 class Replay:
-    """The older corpus of a recipe in training, without its canary set and what is new as well.
+    """The older corpus in training, without its canary set and without audio of the new corpus.
 
-    Raises DataError where nothing is left.
+    Raises DataError if nothing is left.
     """
 
     def __init__(self, config: Config, replay: ReplayConfig) -> None:
@@ -88,9 +88,9 @@ class Replay:
         )
 
     def with_share(self, cuts: CutSet, epoch: int) -> CutSet:
-        """Return an epoch's cuts with others of the older corpus, its share of all audio.
+        """Return an epoch's cuts with cuts of the older corpus, which are `share` of all audio.
 
-        None comes twice, so that it may be less.
+        No older cut is drawn twice, so the share may be smaller.
         """
         wanted = self.share / (1 - self.share) * _seconds(cuts)
         shuffled, drawn = list(self.cuts), list[Cut]()

@@ -27,22 +27,22 @@ T = TypeVar("T")
 
 # Cuts of this many shards are batched together.
 _SHARDS = 8
-_MOST_TERMS = 1000  # of a resampling: the new rate by what both have in common
-_NEAR = 0.02  # of a speed
-_BUFFER = 20_000  # cuts among which lhotse shuffles, in the order of the manifest
+_MOST_TERMS = 1000  # of a resampling: the rate divided by the greatest common divisor of both
+_NEAR = 0.02  # difference of speed factors
+_BUFFER = 20_000  # neighboring cuts of the manifest among which lhotse shuffles
 
 
 class EpochSteps(Sampler[T]):
-    """The steps of one epoch, each the cuts of its batches, without the first `skip`.
+    """The steps of one epoch without the first `skip`; a step is the cuts of its batches.
 
-    Iterating changes nothing: torch does it twice where processes read.
+    Iterating changes no state, because torch iterates twice if processes read.
     """
 
     def __init__(self, steps: list[T], skip: int = 0) -> None:
         self.renew(steps, skip)
 
     def renew(self, steps: list[T], skip: int = 0) -> None:
-        """Have the steps of another epoch from the next `iter` on."""
+        """Use the steps of another epoch from the next `iter` on."""
         self.steps, self.skip, self.is_new = steps, skip, True
 
     def __len__(self) -> int:
@@ -61,9 +61,9 @@ def plan_epoch(
 ) -> list[CutSet]:
     """Return batches of cuts of similar length, at most `batch_seconds` each with padding.
 
-    Their order, the pauses and the seeds of voices follow from `seed` and `epoch` alone; if `epoch`
-    is None, cuts are unchanged and in order. Only cuts of neighboring shards, and of manifests
-    beside them, share a batch.
+    Their order, the pauses and the seeds of voices follow from `seed` and `epoch` alone. If `epoch`
+    is None, cuts are unchanged and in order. Only cuts of neighboring shards, and of plain
+    manifests listed beside shards, share a batch.
     """
     shards = by_shard(cuts)
     rng = random.Random(f"{seed} {epoch}")
@@ -77,7 +77,7 @@ def plan_epoch(
         begin, end = (len(plain) * min(n, len(names)) // len(names) for n in (i, i + _SHARDS))
         window = (shards[name] for name in names[i : i + _SHARDS])
         parts.append(CutSet.from_cuts(chain(*window, plain[begin:end])))
-    if epoch is not None:  # copies of other speeds, or a second corpus, stand one after the other
+    if epoch is not None:  # copies at other speeds, or a second corpus, may be a buffer apart
         parts = [_shuffled(part, rng) if len(part) > _BUFFER else part for part in parts]
     if augment and epoch is not None:
         pauses = augment.pauses
@@ -110,12 +110,12 @@ def _batches(cuts: CutSet, batch_seconds: float, seed: int, epoch: int | None) -
 
 
 class Reader(DataLoader[MicroBatches]):
-    """A loader whose processes read all epochs, which `steps.renew` gives them."""
+    """A loader whose processes stay for all epochs; `steps.renew` gives it each epoch's steps."""
 
     def __iter__(self) -> Any:
-        """Return the epoch's iterator, the same until `renew`: Lightning asks twice.
+        """Return the epoch's iterator, the same one until `renew`, because Lightning asks twice.
 
-        To begin again, the processes would read twice what they have read ahead.
+        A new iterator would make the processes read again what they have read ahead.
         """
         steps = self.sampler
         assert isinstance(steps, EpochSteps)
@@ -148,10 +148,10 @@ def loader(
 
 
 def _prepare_worker(stays: bool, _number: int) -> None:
-    """Leave Ctrl-C and SIGTERM, which a whole group of processes gets, to the training.
+    """Ignore Ctrl-C and SIGTERM, which the whole process group gets: the training handles them.
 
-    Where the training is killed, the thread that sends it tensors ends without a traceback. A
-    process that does not stay keeps nothing, and ends by SIGTERM.
+    If the training is killed, the thread that sends tensors to it ends without a traceback. A
+    process that does not stay keeps nothing in memory, and SIGTERM ends it.
     """
     for number in (signal.SIGINT, signal.SIGTERM) if stays else (signal.SIGINT,):
         signal.signal(number, signal.SIG_IGN)
@@ -162,8 +162,8 @@ def _prepare_worker(stays: bool, _number: int) -> None:
 
 
 def _end(iterator: Any) -> None:
-    """End the processes of an iterator, those too that read without end."""
-    iterator._shutdown_workers()  # which ask by SIGTERM after some seconds
+    """End the processes of an iterator, even those that would read without end."""
+    iterator._shutdown_workers()  # it sends SIGTERM only after some seconds
     for worker in iterator._workers:
         worker.kill()
 
@@ -189,9 +189,10 @@ def perturb_speed(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
 
 @cache
 def _light_factor(rate: int, factor: float) -> float:
-    """Return a factor, or the nearest one whose resampling is light.
+    """Return a speed factor, or the nearest one whose resampling takes little memory.
 
-    From 9,922 to 11,025 Hz, which have no divisor in common, the filters take half a gigabyte.
+    From 9,922 to 11,025 Hz, which have no divisor in common, the filters take half a gigabyte. A
+    factor without such a one within 0.02 stays as it is.
     """
     if rate // math.gcd(rate, round(rate * factor)) <= _MOST_TERMS:
         return factor

@@ -1,8 +1,8 @@
 """lhotse Shar: a corpus as shards, each a manifest and a tar file of recordings.
 
-Manifests and the headers of tar files are read at once, a recording only when it is used, from its
-offset in the tar file. Nothing is unpacked, and nothing that is read can run code. Shards by URL
-are read in the same way, without a copy on the disk.
+Manifests and the headers of tar files are read first. A recording is read only when it is used,
+from its offset in the tar file. Nothing is unpacked, and nothing that is read can run code. Shards
+by URL are read in the same way, without a copy on the disk.
 """
 
 import tarfile
@@ -26,7 +26,7 @@ MEMBER = "tar_member"
 
 
 def load_shar(folder: Path | str) -> CutSet:
-    """Return the cuts of all shards; ValueError if a manifest and its tar file do not match."""
+    """Return the cuts of all shards. Raises ValueError if a manifest does not fit its tar file."""
     manifests = manifests_of(folder)
     return CutSet.from_cuts(cut for manifest in manifests for cut in _shard(manifest))
 
@@ -89,7 +89,7 @@ def _shard(manifest: Path | str) -> Iterator[Cut]:
 
 
 def _pairs(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarInfo]]:
-    """Yield audio and its description, which follow each other."""
+    """Yield pairs of a recording's audio and its description, which follow each other in a tar."""
     members: Iterable[tarfile.TarInfo] = iter(tar)
     return zip(members, members, strict=True)
 

@@ -1,8 +1,8 @@
 """Augmentation with other voices, rooms and microphones, drawn for each utterance.
 
-A voice is changed as source and filter: the waveform is divided by its spectral envelope (which the
-vocal tract shapes), what is left (from the vocal folds) is resampled to another pitch, and the
-envelope is applied again with its resonances, the formants, at other frequencies.
+A voice is changed as source and filter. The vocal tract shapes the spectral envelope; what is left
+without it comes from the vocal folds. What is left is resampled to another pitch, and the envelope
+is applied again with its resonances, the formants, at other frequencies.
 Legend: N samples, F frequency bins, C cepstra, S frames of a spectrum, T frames of features.
 """
 
@@ -122,7 +122,7 @@ def _waveform(spectrum_SF: np.ndarray, n: int) -> np.ndarray:
 
 
 def _cepstra(magnitude_SF: np.ndarray, n_cepstra: int) -> np.ndarray:
-    """Return the first cepstra (S, C): of the envelope alone (Oppenheim & Schafer 1968)."""
+    """Return the first cepstra (S, C), those of the envelope (Oppenheim & Schafer 1968)."""
     floor = max(_DYNAMIC_RANGE * float(magnitude_SF.max()), 1e-10)
     to_FC = _transform(magnitude_SF.shape[1] - 1, n_cepstra)
     return _product(np.log(np.maximum(magnitude_SF, floor)), to_FC)
@@ -153,7 +153,7 @@ def _cosines(bins_F: np.ndarray, hop: int, n_cepstra: int) -> np.ndarray:
 
 
 def _rows_at(rows: Tensor, position: Tensor) -> Tensor:
-    """Return rows at fractional indices, interpolated linearly; beyond the last, the last."""
+    """Return rows at fractional indices by linear interpolation; the last row beyond the end."""
     position = position.clamp(max=len(rows) - 1)
     below = position.long()
     above = (below + 1).clamp(max=len(rows) - 1)
@@ -161,7 +161,7 @@ def _rows_at(rows: Tensor, position: Tensor) -> Tensor:
 
 
 def change_tempo(feats_TF: Tensor, factor: float) -> Tensor:
-    """Return features with 1 / factor as many frames."""
+    """Return features (T, F) with 1 / factor as many frames, at least one."""
     wanted = max(1, round(len(feats_TF) / factor))
     if wanted == len(feats_TF):
         return feats_TF
@@ -171,7 +171,10 @@ def change_tempo(feats_TF: Tensor, factor: float) -> Tensor:
 def change_place(
     wave_N: Tensor, rate: int, config: VoicesConfig, rng: np.random.Generator
 ) -> Tensor:
-    """Return a waveform as long, in another room, by another microphone, with noise, cut off."""
+    """Return a waveform of the same length in another room, with a filter, noise and overload.
+
+    Room, noise and overload are drawn, each for its share of utterances in `config`.
+    """
     in_room, is_noisy, is_cut = rng.random(3) < (config.rooms, config.noise, config.overload)
     if in_room or config.filter_db:
         wave_N = _filtered(wave_N, rate, config.filter_db, rng, in_room)
@@ -191,7 +194,7 @@ def _filtered(
 ) -> Tensor:
     """Return the waveform through a smooth random filter and, if `in_room`, a simulated room."""
     response = _room(rate, rng) if in_room else np.zeros(_FILTER_SAMPLES, np.float32)
-    # The padding keeps the end of the filtered waveform from its begin.
+    # Without this padding the end of the filtered waveform would be added to its start.
     size = _fast_size(len(wave_N) + len(response))
     spectrum = rfft(wave_N.numpy(), size)
     if in_room:
@@ -206,7 +209,7 @@ def _filtered(
 
 @cache
 def _filter_places(rate: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the frequencies of a filter's gains, and between which of its knots they lie."""
+    """Return the frequencies of a filter's gains in Hz, and their positions among its knots."""
     places = np.geomspace(50, rate / 2, 64)
     knots = np.log(np.geomspace(100, rate / 2, _KNOTS))
     return places, np.interp(np.log(places), knots, np.arange(_KNOTS))

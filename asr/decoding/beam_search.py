@@ -1,8 +1,8 @@
-"""Search the best hypotheses of a batch of utterances, all hypotheses of all of them at once.
+"""Search the best hypotheses of a batch of utterances; all hypotheses are computed at once.
 
-Decoder, CTC head, language model and hotwords score the same few candidates of each hypothesis:
-those that all but the language model together prefer. Legend: B utterances, W hypotheses of each
-(the beam), V vocabulary, K candidates (the last is EOS), C components of a score.
+Each hypothesis has a few candidates for its next token. Decoder, CTC head and hotwords preselect
+them together, then these and the language model score them. Legend: B utterances, W hypotheses of
+each (the beam), V vocabulary, K candidates (the last is EOS), C components of a score.
 """
 
 import math
@@ -44,10 +44,13 @@ class BeamSearch:
         """Return the n best hypotheses of each utterance, best first, or `NO_SPEECH` alone.
 
         An utterance ends when no live hypothesis can join its n best, or after `limits_B` tokens.
-        One whose request is cancelled ends within a step, with the hypotheses that have ended by
-        then. With a `floor`, for one utterance, hypotheses that matter to no text that scores so
-        much are dropped (see `_slack`): where the n best all score `floor` or more, they are
-        those of a search without it. Its scorer must allow the number of hypotheses to change.
+        If its request is cancelled, it ends within a step, with the hypotheses that have ended by
+        then.
+
+        `floor` is a score, for a batch of one utterance. Hypotheses that cannot matter to any text
+        of this score or more are dropped (see `_slack`). Where the n best all score `floor` or
+        more, they are those of a search without a floor. With one, the scorer must allow the number
+        of hypotheses to change.
         """
         weights_C = torch.tensor(scorer.weights(*self.options.weights), device=limits_B.device)
         W, least_limit = self.options.beam_size, int(limits_B.min())
@@ -99,7 +102,7 @@ class BeamSearch:
         last_BW = live.tokens_BWL[:, :W, t - 1] if t else start_BW
         logp_BWV = scorer.step(last_BW, scorer.state) if scorer.step else None
         scores_BWV = scorer.preselection_scores(logp_BWV, *self.options.weights[:2])
-        # W allowed ones are enough; the others are special tokens, or repeat a phrase.
+        # W allowed tokens are enough; the others may be special tokens, or repeat a phrase.
         n = min(scores_BWV.shape[2], 2 * self.options.beam_size + len(SPECIAL) + PERIODS)
         tokens_BWK = top_k(scores_BWV.flatten(0, 1), n).view(B, W, n)
         blocked_BWK = (tokens_BWK < len(SPECIAL)) | live.repetition.blocked(tokens_BWK)
@@ -118,8 +121,9 @@ class BeamSearch:
     ) -> Tensor:
         """Tell which utterances (B,) have no live hypothesis that can be among the n best.
 
-        log P only falls; √wc can grow up to the utterance's limit. Hotwords that a text is in can
-        become whole; further ones are taken to be worth no more than the log P that they cost.
+        log P only falls; √wc can grow up to the utterance's limit. Hotwords that a text has begun
+        can be completed. Further hotwords are assumed to be worth no more than the log P that they
+        cost.
         """
         if not live.num_words_BW.shape[1]:
             return torch.ones_like(live.done_B)
@@ -133,11 +137,11 @@ class BeamSearch:
         return least_B >= bound_B
 
     def _slack(self, limit: int) -> float:
-        """Return how far below a floor log P of a hypothesis may be that can matter to texts above.
+        """Return how far below a floor the log P of a hypothesis may be before it is dropped.
 
-        One further below cannot become such a text, since log P only falls. Nor can it take the
-        place of one that can, however unequal their lengths in words: all of them that become it
-        score more than any continuation of this one.
+        A hypothesis further below cannot become a text above the floor, since log P only falls. Nor
+        can it push out of the beam a hypothesis that becomes such a text, however unequal their
+        lengths in words: that hypothesis scores more than any continuation of the dropped one.
         """
         words_V = self.num_words_V[len(SPECIAL) :]
         most, least = float(words_V.max()), float(words_V.min())

@@ -66,9 +66,9 @@ class LiveHypotheses:
     def extend(
         self, candidates: Candidates, flat_BW: Tensor, num_words_V: Tensor, t: int
     ) -> Tensor:
-        """Make these of the W · (K - 1) continuations without EOS the live hypotheses.
+        """Make the continuations `flat_BW` the live hypotheses; return which each continues (B, W).
 
-        Returns the hypothesis that each continues, (B, W).
+        `flat_BW` are indices into the W · (K - 1) continuations without EOS, `t` is the step.
         """
         parents_BW = flat_BW // (candidates.tokens_BWK.shape[2] - 1)
         flat_BW = flat_BW + parents_BW  # among W · K, with EOS
@@ -106,7 +106,7 @@ class EndedHypotheses:
 
     @classmethod
     def none_of(cls, live: LiveHypotheses) -> "EndedHypotheses":
-        """Return no ended hypotheses."""
+        """Return a group in which no hypothesis has ended yet."""
         zeros_BW = torch.zeros_like(live.num_words_BW)
         index_BW = zeros_BW.long()
         return cls(zeros_BW - math.inf, live.component_scores_BWC, zeros_BW, index_BW, index_BW)
@@ -116,8 +116,8 @@ class EndedHypotheses:
     ) -> "EndedHypotheses":
         """Return the W best of these and of the live hypotheses that end at step t.
 
-        An ending counts if it is among the W best of all candidates; `extended_BW` are the W best
-        scores of those that continue.
+        A hypothesis ends only if its EOS is among the W best of all candidates. `extended_BW` are
+        the W best scores of the candidates that continue.
         """
         eos_BW, W = candidates.score_BWK[..., -1], self.score_BW.shape[1]
         better_BWX = torch.cat((extended_BW, eos_BW), 1)[:, None] > eos_BW[..., None]

@@ -42,10 +42,10 @@ def _path(
 ) -> np.ndarray:
     """Return the states (B, S) of the best path.
 
-    A step is little work and many calls, and numpy's are cheaper than torch's.
+    A step is little work in many calls, and a call of numpy costs less than one of torch.
     """
     B, S, L = emission_BSL.shape
-    scores_BX = np.full((B, L + 2), _NEVER)  # two columns before the states, for what comes to them
+    scores_BX = np.full((B, L + 2), _NEVER)  # two columns in front: no move begins there
     scores_BX[:, 2:4] = emission_BSL[:, 0, :2]
     moves_SBL = np.zeros((S, B, L), np.int8)
     best_BL = np.empty((B, L), np.float32)

@@ -16,8 +16,8 @@ from asr.decoding.phrase_trie import PhraseTrie
 from asr.decoding.prefix_beam import Found, PrefixBeam, TokenScorer
 from asr.decoding.request import Request
 
-_BLOCK = 64  # steps until it is looked up whether a request is cancelled
-# With hotwords the beam is wider by this share: prefixes whose match fails later take places.
+_BLOCK = 64  # steps between two looks at whether a request is cancelled
+# With hotwords the beam is wider by this share: prefixes whose match fails later take up places.
 _WIDER = 0.5
 
 
@@ -59,7 +59,7 @@ def beam_texts(
 
 
 def _log_probs(logp_SV: Tensor, texts: Sequence[tuple[int, ...]]) -> list[float]:
-    """Return log P of each text over all paths, also those that left the beam."""
+    """Return log P of each text over all its paths, also over those that the beam dropped."""
     S, N = len(logp_SV), len(texts)
     used = sorted({token for text in texts for token in text})
     column = {token: i for i, token in enumerate(used, 1)}
@@ -78,7 +78,7 @@ def _hypothesis(
     has_lm: bool,
     hotwords: PhraseTrie | None,
 ) -> Hypothesis:
-    """Return a text of the beam with this log P in place of the beam's."""
+    """Return a text of the beam as a hypothesis, with `log_prob` in place of the beam's log P."""
     ended: Ended = "length" if len(text.tokens) == n_steps else "eos"
     return Hypothesis(
         text.tokens, text.score + options.alpha * (log_prob - text.log_prob), None, log_prob, ended,

@@ -54,8 +54,8 @@ def greedy_texts(
 class GreedyPath:
     """The most likely path of one utterance, whose steps may come in blocks of any size.
 
-    `tokens`, their `confidences` and their `spans` in steps are those of the path collapsed, and
-    `log_prob` is the path's.
+    `tokens`, their `confidences` and their `spans` (first step, step after the last) are those of
+    the collapsed path; `log_prob` is that of the path itself.
     """
 
     def __init__(self) -> None:

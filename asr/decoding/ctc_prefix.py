@@ -1,9 +1,11 @@
 """Score prefixes of texts by the CTC head (Watanabe et al. 2017, algorithm 2).
 
-The recursion over frames of the prefix score is linear, x_s = y_s (x_{s-1} + phi_{s-1}), so its
-solution is a cumulative sum: with P = cumsum(log y),
-log x_s = P_s + logcumsumexp(log phi_{s-1} - P_{s-1}). No loop over frames is left. It is in float64
-because P falls by hundreds. Legend: B utterances, W hypotheses, K candidate tokens, S frames.
+The recursion over frames of the prefix score is linear, x_s = y_s (x_{s-1} + phi_{s-1}), where y_s
+is the probability of the token in frame s, and phi that of the paths to which it can be appended.
+So its solution is a cumulative sum: with P = cumsum(log y),
+log x_s = P_s + logcumsumexp(log phi_{s-1} - P_{s-1}). No loop over frames is left. The sum is in
+float64 because P falls by hundreds.
+Legend: B utterances, W hypotheses, K candidate tokens, S frames, V vocabulary.
 """
 
 import torch
@@ -39,10 +41,12 @@ class CtcPrefixScorer:
         self._find_ways(0.0)
 
     def _find_ways(self, first: float) -> None:
-        """Store log phi_{s-1}: the paths that can emit any token at frame s, and its last one anew.
+        """Store log phi_{s-1} of each hypothesis and frame s, (B, W, 2, S).
 
-        A token that repeats the last one needs a blank between. `ways` is phi in proportion to the
-        most of a hypothesis, so that sums over frames are products of matrices.
+        The first of the two is for any token. The second is for a token that repeats the last one,
+        which needs a blank between. `first` is log phi before the first frame. `ways` is phi
+        divided by its largest value over the frames, so that sums over frames are products of
+        matrices.
         """
         both_BWS = torch.logaddexp(self.token_BWS, self.blank_BWS)
         self.total_BW = both_BWS[..., -1]
@@ -51,7 +55,7 @@ class CtcPrefixScorer:
         self.ways_BW2S = (self.phi_BW2S - self.most_BW21).exp_()
 
     def score(self, tokens_BWK: Tensor) -> Tensor:
-        """Return the prefix scores with each candidate appended; for EOS, the whole text's."""
+        """Return prefix scores (B, W, K) with each candidate appended; for EOS, the text's own."""
         p_BWKS = self._emission(tokens_BWK).exp_()
         sums_BW2K = self.ways_BW2S @ p_BWKS.transpose(2, 3)
         any_BWK, again_BWK = sums_BW2K.log_().add_(self.most_BW21).unbind(2)
@@ -61,8 +65,8 @@ class CtcPrefixScorer:
     def preselection_scores(self) -> Tensor:
         """Return approximate prefix scores (B, W, V) of all tokens, by one product in float32.
 
-        They lack what is common to a hypothesis. Scores far below the best underflow to -inf, and
-        a repetition of the last token scores too high.
+        They lack a summand that all tokens of a hypothesis share. Scores far below the best
+        underflow to -inf, and a repetition of the last token scores too high.
         """
         return (self.ways_BW2S[:, :, 0].float() @ self.p_BSV).log_()
 
@@ -99,7 +103,7 @@ def steps_needed(labels_BU: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, first: float) -> Tensor:
-    """Delay by one frame along the last axis."""
+    """Return x delayed by one frame along the last axis, with `first` in front."""
     return torch.cat((torch.full_like(x[..., :1], first), x[..., :-1]), dim=-1)
 
 

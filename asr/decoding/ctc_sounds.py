@@ -1,8 +1,8 @@
 """Decode greedily by sounds: the CTC head's probabilities of Mandarin homophones are added.
 
-Of a word that training lacks the sound can be known, and hardly the spelling. The probability of a
-syllable is then spread over the characters that sound so, and another with fewer of them may seem
-more likely; the sum is what was said.
+A model may recognize the sound of a word that its training lacks, but hardly knows how the word is
+written. Then it spreads the probability of a syllable over all characters with this sound. Another
+syllable, which fewer characters share, may seem more likely. So their probabilities are added.
 
 Legend: B utterances, S encoder steps, V vocabulary, G groups of tokens that sound alike.
 """
@@ -26,10 +26,10 @@ _LEAST = 1e-30  # a probability, so that its logarithm is finite
 class Homophones:
     """Which characters of a vocabulary sound alike, tones included, and how a sound is written.
 
-    Each counts for its most usual reading alone. Every sound is written as the commonest of its
-    characters in the texts that the tokenizer was made of; those that fine-tuning adds come last.
-    The special tokens, letters and digits are groups of their own. Raises ConfigError where tokens
-    are longer than a character, and where pypinyin is not installed.
+    A character counts for its most usual reading alone. Every sound is written as its commonest
+    character in the texts that the tokenizer was made of; characters that fine-tuning added come
+    last. Each special token, letter and digit is a group of its own. Raises ConfigError where
+    tokens are longer than a character, and where pypinyin is not installed.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -44,7 +44,7 @@ class Homophones:
         sounds[: len(SPECIAL)] = map(str, SPECIAL)  # whatever a stranger's model calls them
         groups = [ids.setdefault(sound, len(ids)) for sound in sounds]
         by_score = sorted(range(len(tokens)), key=tokenizer.scores().__getitem__)
-        commonest = {groups[token]: token for token in by_score}  # the last of each group
+        commonest = {groups[token]: token for token in by_score}  # of each group the last
         self.group_V = torch.tensor(groups)
         self.written_G = torch.tensor([commonest[group] for group in range(len(ids))])
 
@@ -53,9 +53,8 @@ class Homophones:
     ) -> list[Hypothesis]:
         """Return the most likely sounds of each utterance, written in characters.
 
-        Two characters of one sound in a row are one where no blank is between them.
-
-        The log-probability, and the confidence of each character, are those of the sounds.
+        Two characters of the same sound in a row become one unless a blank is between them. The
+        log-probability, and the confidence of each character, are those of the sounds.
         """
         group_V, written_G = self.group_V.to(logp_BSV.device), self.written_G.to(logp_BSV.device)
         p_BSG = logp_BSV.new_zeros(*logp_BSV.shape[:2], len(written_G))

@@ -31,7 +31,7 @@ from asr.model.inference.tree import PrefixTree
 from asr.model.transformer import SpeechTransformer
 from asr.tokenizer import Tokenizer
 
-_MOST_LISTS = 4  # of hotwords, kept as tokens
+_MOST_LISTS = 4  # lists of hotwords that are kept as tokens
 
 
 class LanguageModel(Protocol):
@@ -41,7 +41,7 @@ class LanguageModel(Protocol):
         """Return a scorer of W empty hypotheses of each of B utterances."""
 
     def token_scorer(self) -> TokenScorer | None:
-        """Return a scorer of one token at a time; None where that is slow, as by a network."""
+        """Return a scorer of one token at a time; None where that is slow, as with a network."""
 
 
 @dataclass
@@ -80,8 +80,8 @@ class SpeechDecoder:
     def __init__(self, model: SpeechTransformer, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
         self._word_counts = torch.tensor(tokenizer.word_counts(), dtype=torch.float32)
-        self.speculates = True  # a benchmark compares both
-        # One for all threads: the service's pipe asks too.
+        self.speculates = True  # benchmarks and tests set False to compare
+        # One cache for all threads: in the service several of them ask for hotwords.
         self._hotwords = lru_cache(_MOST_LISTS)(partial(Hotwords.of, tokenizer=tokenizer))
 
     @torch.inference_mode()
@@ -93,7 +93,7 @@ class SpeechDecoder:
 
     @torch.inference_mode()
     def encode_steps(self, x_SD: Tensor) -> Encoded:
-        """Encode an utterance of which the front end has made all steps, as a whole."""
+        """Encode one utterance as a whole, from all steps (S, D) of the front end's output."""
         mask_1S = torch.ones(1, len(x_SD), dtype=torch.bool, device=x_SD.device)
         return self._encoded(self.model.encoder(x_SD[None], mask_1S), mask_1S)
 
@@ -110,9 +110,9 @@ class SpeechDecoder:
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each utterance; `NO_SPEECH` alone where there is none.
 
-        `UNCERTAIN` is before hypotheses that are too uncertain to be a text (see the options).
-        A text has at most one token an encoder step. An utterance that is cancelled before any
-        hypothesis ended has `NO_SPEECH` too. Raises ConfigError as `check` does.
+        `UNCERTAIN` stands in front of hypotheses that are too uncertain to be a text (see the
+        options). A text has at most one token per encoder step. An utterance that is cancelled
+        before any hypothesis ended has `NO_SPEECH` too. Raises ConfigError as `check` does.
         """
         self.check(options)
         results = [[NO_SPEECH] for _ in encoded.mask_BS]
@@ -124,9 +124,10 @@ class SpeechDecoder:
         return results
 
     def check(self, options: DecodingOptions) -> None:
-        """Raise ConfigError where this model cannot decode so.
+        """Raise ConfigError where this model cannot decode with these options.
 
-        The options may need a CTC head, or tokens of one character and pypinyin (`ctc_sounds`).
+        All methods need a CTC head, but for `joint` with `ctc_weight` 0. `ctc_sounds` also needs
+        tokens of one character, and pypinyin.
         """
         if options.needs_ctc and self.model.ctc_head is None:
             raise ConfigError(
@@ -141,7 +142,7 @@ class SpeechDecoder:
         return Homophones(self.tokenizer)
 
     def hotwords(self, options: DecodingOptions) -> Hotwords:
-        """Return the hotwords of options as tokens; the last lists are kept."""
+        """Return the hotwords of options as tokens; the latest lists are kept."""
         if not options.hotwords:
             return Hotwords()
         return self._hotwords(options.hotwords, options.hotword_weight)
@@ -160,7 +161,7 @@ class SpeechDecoder:
             found = self._joint(encoded, options, lm)
         else:
             found = self._first_pass(encoded, options.first_pass, lm)
-            if options.method == "ctc_sounds":  # its threshold is of sounds, not of tokens
+            if options.method == "ctc_sounds":  # its threshold is for sounds, not for tokens
                 options = options.model_copy(update={"confidence_threshold": None})
         if options.method == "rescore":
             found = self.rescored(encoded, found, options)
@@ -180,7 +181,11 @@ class SpeechDecoder:
     def _first_pass(
         self, encoded: Encoded, options: DecodingOptions, lm: LanguageModel | None
     ) -> list[list[Hypothesis]]:
-        """Search by the CTC head and a language model; a network scores all texts at once."""
+        """Search by the CTC head and a language model, without the decoder.
+
+        Where the language model is a network, the search is token by token: the network then scores
+        all hypotheses at once.
+        """
         assert encoded.logp_BSV is not None
         lm = lm if options.lm_weight else None
         scorer = lm.token_scorer() if lm else None
@@ -230,8 +235,9 @@ class SpeechDecoder:
     ) -> bool:
         """Tell whether speculation finds the same sooner (see `asr.decoding.speculation`).
 
-        It drops what scores too little and counts on scores that only fall: hotwords raise them.
-        (With a language model the draft, which knows none, gains nothing: 0.84 times as fast.)
+        Speculation drops hypotheses that score too little, and relies on scores that only fall.
+        Hotwords raise scores. With a language model it gains nothing (0.84 times as fast), because
+        the draft is made without one.
         """
         is_one = len(encoded.mask_BS) == options.n_best == 1 and options.needs_ctc
         if self.hotwords(options).trie or (lm and options.lm_weight):
@@ -271,7 +277,7 @@ def is_constant(wave_N: Tensor) -> bool:
 def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
     """Tell which utterances (B,) have a step where all tokens together reach `threshold`.
 
-    These are probabilities of the CTC head; without one, every utterance has speech.
+    The probabilities are the CTC head's. Without one, every utterance with a step has speech.
     """
     if encoded.logp_BSV is None:
         return encoded.mask_BS.any(1)
@@ -282,7 +288,7 @@ def _has_speech(encoded: Encoded, threshold: float) -> Tensor:
 def reject_uncertain(
     found: list[list[Hypothesis]], options: DecodingOptions
 ) -> list[list[Hypothesis]]:
-    """Return the n best of each utterance, after `UNCERTAIN` where the best is too uncertain."""
+    """Return the n best of each utterance, with `UNCERTAIN` in front if the best one is that."""
     least = options.confidence_threshold or 0.0
     best = [nbest[: options.n_best] for nbest in found]
     return [n if n[0].confidence >= least else [UNCERTAIN, *n] for n in best]

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from asr.schema import FrozenModel
 
-# A step is quiet whose power is 15 dB or more below the loudest of its segment. Where the audio is
-# not, in noise or where CTC wrote a word before it is said, blanks count less.
+# A step is quiet if its power is more than 15 dB below that of the loudest step of its segment.
+# Blanks count less where the audio is not: in noise, or where CTC wrote a word before it is said.
 _QUIET, _IN_NOISE = 10**-1.5, 0.4
 
 Seconds = Annotated[float, Field(gt=0, le=60)]
@@ -18,9 +18,9 @@ Seconds = Annotated[float, Field(gt=0, le=60)]
 class Endpoint(FrozenModel):
     """A segment ends after `silence_seconds` of blanks and quiet audio behind its text.
 
-    Blanks alone, where the audio is not quiet, must last 2.5 times as long. From half of
-    `longest_seconds` on ever shorter pauses do, down to none at `longest_seconds`. Without any text
-    it ends after `idle_seconds`.
+    Where the audio is not quiet, the blanks must last 2.5 times as long. From half of
+    `longest_seconds` on, ever shorter pauses are enough; at `longest_seconds` the segment ends
+    without a pause. A segment without any text ends after `idle_seconds`.
     """
 
     silence_seconds: Seconds = 0.8
@@ -29,9 +29,10 @@ class Endpoint(FrozenModel):
 
     @classmethod
     def within(cls, seconds: float | None, silence_seconds: float | None = None) -> "Endpoint":
-        """Return the usual rule for a model whose segments have so many seconds at most.
+        """Return the default rule for a model whose segments may last `seconds` at most.
 
-        `silence_seconds` is what a client asks for.
+        `silence_seconds`, which a client may ask for, replaces the default; a segment's length
+        limits it.
         """
         usual = cls()
         longest = min(usual.longest_seconds, seconds or usual.longest_seconds)
@@ -51,9 +52,10 @@ class Endpoint(FrozenModel):
     def is_reached(
         self, seconds: float, blanks: float, has_text: bool, quiet: float | None = None
     ) -> bool:
-        """Tell whether a segment of so many seconds ends after so many of blanks at its end.
+        """Tell whether a segment of `seconds` ends; its last `blanks` seconds are without a token.
 
-        `quiet` seconds at its end are quiet audio; None is not known, and all blanks are silence.
+        Its last `quiet` seconds are quiet audio. None means that this is not known; then all blanks
+        count as silence.
         """
         if not has_text:
             return seconds >= self.idle_seconds
@@ -63,6 +65,6 @@ class Endpoint(FrozenModel):
 
 
 def quiet_steps(power_S: Sequence[float]) -> int:
-    """Return how many steps at the end of a segment are quiet beside its loudest one."""
+    """Return how many steps at the end of a segment are quiet compared with its loudest one."""
     limit = _QUIET * max(power_S, default=0.0)
     return sum(1 for _ in takewhile(lambda power: power < limit, reversed(power_S)))

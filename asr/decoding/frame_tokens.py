@@ -15,13 +15,13 @@ from asr.tokenizer import SPECIAL
 
 Frame = tuple[float, list[int], list[float]]  # log P of the blank; tokens and their P, falling
 
-_MANY = 256  # tokens of a frame are cut to the likeliest before they are sorted
+_MANY = 256  # a frame with more tokens is cut to the likeliest before they are sorted
 
 
 def frames(logp_SV: Tensor, threshold: float, most: int) -> list[Frame]:
-    """Return log P of each step's blank, and at most so many tokens whose P reaches a threshold.
+    """Return log P of each step's blank, and its likeliest tokens whose P reaches `threshold`.
 
-    Special tokens are left out.
+    A step has `most` tokens at most. A threshold of 0 allows all. Special tokens are left out.
     """
     x_SV = logp_SV.detach().float().cpu().numpy()
     S, V = x_SV.shape

@@ -25,7 +25,7 @@ class Hotwords:
 
     @classmethod
     def of(cls, hotwords: tuple[Hotword, ...], weight: float, tokenizer: Tokenizer) -> "Hotwords":
-        """Return the hotwords by a tokenizer; those without a weight have this one."""
+        """Return the hotwords as tokens; `weight` is for those that have none of their own."""
         phrases, skipped = [], []
         for phrase, own in hotwords:
             tokens = tokenizer.encode(phrase)
@@ -34,7 +34,8 @@ class Hotwords:
             if not tokens or UNK in tokens:
                 skipped.append(phrase)
                 continue
-            # The first is that of a text's beginning; with a space by itself it contains the other.
+            # `tokens` begin a text, `within` follow a character. Where only a token of a space in
+            # front is different, `within` is a part of `tokens` and matches in both places.
             forms = [within] if within in (tokens, tokens[1:]) else [tokens, within]
             phrases += [(form, weight if own is None else own) for form in forms]
         return cls(PhraseTrie(phrases) if phrases else None, _warning(skipped, tokenizer))
@@ -52,7 +53,10 @@ def _warning(skipped: list[str], tokenizer: Tokenizer) -> str | None:
 
 
 class HotwordScorer:
-    """What hotwords add to W hypotheses of each of B utterances, all empty at first."""
+    """What hotwords add to W hypotheses of each of B utterances, all empty at first.
+
+    `like_BW` is any tensor of these sizes, on the device of the results.
+    """
 
     def __init__(self, trie: PhraseTrie, n_tokens: int, like_BW: Tensor) -> None:
         self._trie, device = trie, like_BW.device
@@ -64,7 +68,7 @@ class HotwordScorer:
         self._of_state: dict[State, tuple[Tensor, Tensor]] = {}
 
     def bonuses(self) -> Tensor:
-        """Return what each token adds to each hypothesis, (B, W, V); EOS as the end of the text."""
+        """Return what each token adds to each hypothesis (B, W, V); EOS takes back open matches."""
         if self._bonus_BWV is None:
             device = self._first_V.device
             added_BW = torch.tensor([[s.added for s in row] for row in self._states], device=device)
@@ -77,7 +81,7 @@ class HotwordScorer:
         return self._bonus_BWV
 
     def _following(self, state: State) -> tuple[Tensor, Tensor]:
-        """Return the tokens that continue matches, and what each adds; hypotheses share states."""
+        """Return the tokens that continue matches, and what each adds; both are kept by state."""
         found = self._of_state.get(state)
         if found is None:
             tokens, values = zip(*self._trie.following(state), strict=True)
@@ -88,7 +92,7 @@ class HotwordScorer:
 
     @property
     def rest_BW(self) -> Tensor:
-        """Return what the running matches can still add."""
+        """Return what the running matches can still add to each hypothesis (B, W)."""
         rest = [[state.rest for state in row] for row in self._states]
         return torch.tensor(rest, device=self._first_V.device)
 

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from asr.errors import ConfigError
 
 MOST_WEIGHT = 10.0
-# What a service takes of a stranger: phrases, and characters of one.
+# Limits on the hotwords of a request to a service: phrases, and characters of a phrase.
 MOST_PHRASES, MOST_CHARACTERS = 1000, 50
-# A part of a prompt with more characters is a sentence, and no name to listen for.
+# A part of a prompt with more characters is a sentence and not a name.
 _LONGEST_OF_PROMPT = 20
 _MARKS = re.compile(r"[\n\t,，、;；.。!！?？:：\"“”()（）]+")
 
 
 class Hotword(NamedTuple):
-    """A phrase, and what each of its tokens but one adds to a score.
+    """A phrase, and its weight: what each of its tokens but the first adds to a score.
 
-    None is `decoding.hotword_weight`.
+    A weight of None stands for `decoding.hotword_weight`.
     """
 
     phrase: str
@@ -34,7 +34,8 @@ Given = str | tuple[str, float | None] | Hotword | Mapping[str, float | None]
 def as_hotwords(given: Iterable[Given] | Mapping[str, float | None]) -> tuple[Hotword, ...]:
     """Return phrases, or pairs of a phrase and its weight, as hotwords; a mapping has such pairs.
 
-    Raises ConfigError for a text, whose characters would be the phrases, and for what is no phrase.
+    Raises ConfigError for a single string, because its characters would be the phrases, and for
+    anything that is no phrase.
     """
     if isinstance(given, str):
         raise ConfigError(f"hotwords are {given!r}, expected a list of phrases: put it into one")
@@ -56,10 +57,10 @@ def _hotword(given: Any) -> Hotword:
 
 
 def parse_hotwords(text: str, name: str = "hotwords") -> tuple[Hotword, ...]:
-    """Return the hotwords of a text: a phrase a line, `phrase<TAB>weight` with one of its own.
+    """Return the hotwords of a text: on each line a phrase, or `phrase<TAB>weight`.
 
     Empty lines and those that begin with # are left out. Raises ConfigError for a wrong weight, or
-    one without a phrase.
+    a weight without a phrase.
     """
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -84,7 +85,7 @@ def read_hotwords(path: Path) -> tuple[Hotword, ...]:
 
 
 def as_text(hotwords: Iterable[Hotword]) -> str:
-    """Return hotwords as the text of a list of them."""
+    """Return hotwords as a text in the format of `parse_hotwords`."""
     return "\n".join(p if w is None else f"{p}\t{w:g}" for p, w in hotwords)
 
 
@@ -93,10 +94,10 @@ def of_request(
 ) -> tuple[Hotword, ...]:
     """Return the hotwords of a request to a service, with those of its prompt.
 
-    `hotwords` has a phrase a line, or phrases between commas; each keyword is a phrase. Raises
-    ConfigError beyond the limits on their number and length. The names in a prompt, which stand
-    between punctuation, have the default weight; its sentences, and what is beyond a limit, are
-    left out.
+    `hotwords` has a phrase per line, or phrases with commas between. Each keyword is a phrase.
+    Raises ConfigError where there are too many of these, or one is too long. The prompt's parts
+    between punctuation are names, with the default weight. Longer parts are sentences: these are
+    left out, and so are names beyond the limit on the number.
     """
     listed = parse_hotwords(re.sub("[,，、]", "\n", hotwords))
     found = (*listed, *(Hotword(keyword.strip()) for keyword in keywords if keyword.strip()))

@@ -2,7 +2,8 @@
 
 score(Y) = α · log P(Y|X) + μ · (log P_lm(Y) + β · |Y|) + γ · √wc(Y) (Cahyawijaya 2021, eq. 4.1,
 with shallow fusion of a language model) + hotwords, where log P(Y|X) = (1 - λ) · decoder + λ · CTC
-head, and |Y| is the number of tokens; β counts with an n-gram, in `ctc_beam` and `rescore`.
+head, wc(Y) is the number of words (see `Tokenizer.word_counts`) and |Y| the number of tokens. β has
+an effect only with an n-gram, in `ctc_beam` and `rescore`.
 """
 
 import math
@@ -17,13 +18,16 @@ Ended = Literal["eos", "length", "no_speech", "uncertain"]
 class Hypothesis:
     """Token ids without SOS and EOS, their text, and the score.
 
-    `score` is the weighted sum of its components: the log P of decoder (EOS included), CTC head
-    and language model, each None where it was not used, `length_score` = γ · √wc + μ · β · |Y|,
-    and `hotword_score`, what the hotwords in it are worth.
-    `confidences` has the probability of each token among its alternatives, by the weighted models
-    in use and the hotwords, without the length score; by `ctc_sounds` that of its sound. `ended` is
-    "eos", "length" where the utterance's limit on tokens ended the text, "no_speech", or
-    "uncertain" in front of hypotheses that are not believed.
+    `score` is the weighted sum of its components. They are the log P of decoder (EOS included), CTC
+    head and language model, each None where it was not used; `length_score`, which is
+    γ · √wc + μ · β · |Y|; and `hotword_score`, what the hotwords in the text are worth.
+
+    `confidences` has the probability of each token among its alternatives. It is computed by the
+    weighted models in use and the hotwords, without the length score. With `ctc_sounds` it is the
+    probability of the token's sound.
+
+    `ended` is "eos"; "length" where the utterance's limit on tokens ended the text; "no_speech"; or
+    "uncertain", which stands in front of hypotheses whose confidence is too low.
     """
 
     tokens: tuple[int, ...]
@@ -44,7 +48,7 @@ class Hypothesis:
 
 
 def geometric_mean(confidences: Sequence[float]) -> float:
-    """Return the confidence of a text by those of its tokens, 1 without tokens."""
+    """Return the geometric mean of confidences, 1 where there are none."""
     logs = [math.log(max(value, 1e-30)) for value in confidences]
     return math.exp(sum(logs) / max(1, len(logs)))
 

@@ -9,39 +9,48 @@ from asr.decoding.hotwords import MOST_WEIGHT, Hotword, as_hotwords
 from asr.errors import ConfigError
 from asr.schema import FrozenModel, LocalPath, OmitNone
 
-# Of hypotheses, each of which takes memory at every step.
+# A number of hypotheses; it is limited because each takes memory at every step.
 Width = Annotated[int, Field(gt=0, le=1024)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(gt=0, le=MOST_WEIGHT)]
 Method = Literal["joint", "ctc_greedy", "ctc_sounds", "ctc_beam", "rescore"]
 SHORTEST_CHUNK = 0.4  # seconds; recordings are cut at windows of 100 ms
 _GREEDY = ("ctc_greedy", "ctc_sounds")
-# Of what the confidences are; of other methods, of tokens by the CTC head.
+# What computes a method's confidences; for other methods it is the CTC head, for each token.
 _CONFIDENCES = {"joint": "decoder", "ctc_sounds": "sounds", "rescore": "both"}
 
 
 class DecodingOptions(FrozenModel):
     """Options of decoding; the weights follow Cahyawijaya 2021, eq. 4.1 (α 1, γ 0.1, beam 8).
 
-    `method`: `joint` is the beam search over the decoder, with `ctc_weight` λ as the CTC head's
-    share; `ctc_greedy` and `ctc_beam` use the CTC head alone, and so does `ctc_sounds`, which finds
-    the most likely sounds of Mandarin and writes each as its commonest character; with `rescore`
-    the decoder rescores the n best of `ctc_beam`. A beam of 1 is greedy; `n_best` is how many
-    hypotheses a result lists.
-    `lm` is an ARPA file or a folder of `asr train-lm`, read where `lm_weight` μ is above 0. Each
-    token lowers its log P, so that with a large μ short texts win where the CTC head is unsure:
-    `ctc_beam` and `rescore` add `lm_bonus` β to an n-gram's log P for each token.
+    The values of `method`:
+
+    - `joint`: beam search over the decoder, with `ctc_weight` λ as the CTC head's share.
+    - `ctc_greedy`, `ctc_beam`: the CTC head alone.
+    - `ctc_sounds`: the CTC head alone finds the most likely sounds of Mandarin; each is written as
+      its commonest character.
+    - `rescore`: the decoder rescores the n best of `ctc_beam`.
+
+    A beam of 1 is greedy. `n_best` is how many hypotheses a result lists.
+
+    `lm` is an ARPA file or a folder of `asr train-lm`. It is read where `lm_weight` μ is above 0.
+    Each token lowers the language model's log P, so with a large μ short texts win where the CTC
+    head is unsure. Therefore `ctc_beam` and `rescore` add `lm_bonus` β to an n-gram's log P for
+    each token.
 
     There is no speech where the CTC head gives all tokens together less than `speech_threshold` in
-    every step. Noise is transcribed with low confidence: a text is left out as uncertain, with a
-    warning that names it, where the confidences of the best (with `rescore`, of decoder and CTC
-    head) have a geometric mean below `confidence_threshold`. Without a value none is left out;
-    `asr train` and `asr tune` set one that hardly any dev utterance is below.
-    Longer recordings are cut into chunks of at most `chunk_seconds`, because a model transcribes
-    badly what is longer than its training utterances; `asr train` sets it to their 99th percentile.
+    every step. Noise is transcribed with low confidence. So a text is left out as uncertain, with a
+    warning that names it, if the geometric mean of its confidences is below `confidence_threshold`.
+    Only the best hypothesis counts; with `rescore` its confidences are of decoder and CTC head.
+    Without a value no text is left out. `asr train` and `asr tune` set a value that hardly any dev
+    utterance is below.
+
+    A model transcribes badly what is longer than its training utterances. So longer recordings are
+    cut into chunks of at most `chunk_seconds`; `asr train` sets it to their 99th percentile.
+
     Each token but the first of a phrase of `hotwords` adds `hotword_weight`, or the phrase's own
-    weight, to the score of a text that holds the phrase; the greedy methods search as `ctc_beam`
-    then.
+    weight, to the score of a text that holds the phrase. With hotwords the greedy methods search as
+    `ctc_beam` does.
     """
 
     method: Method = "joint"
@@ -86,9 +95,9 @@ class DecodingOptions(FrozenModel):
     def changed(self, changes: Mapping[str, Any]) -> "DecodingOptions":
         """Return the options with other values; None keeps the present one.
 
-        A confidence threshold was chosen for the decoder's confidences, for the CTC head's of
-        tokens, for both, or for those of sounds: a method of others has none. Raises ConfigError
-        where the values contradict each other.
+        A confidence threshold was chosen for one kind of confidences: the decoder's, the CTC head's
+        of tokens, both, or those of sounds. So a method of another kind has none, unless the
+        changes set it. Raises ConfigError where the values contradict each other.
         """
         given = {k: v for k, v in changes.items() if v is not None}
         values = self.model_dump() | given
@@ -125,7 +134,7 @@ class DecodingOptions(FrozenModel):
 
     @property
     def is_greedy(self) -> bool:
-        """Tell whether the method searches no texts without hotwords, and has no language model."""
+        """Tell whether the method has no language model and, without hotwords, no search."""
         return self.method in _GREEDY
 
     @property

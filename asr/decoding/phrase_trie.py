@@ -1,12 +1,15 @@
 """Score phrases within a text that grows token by token.
 
-A phrase of n tokens with the weight w is worth (n - 1) · w, and one of a single token w; a text has
-the most that phrases in it are worth together which do not overlap. While a phrase is matched each
-of its tokens but the first adds w, and where the match fails, or the text ends, all that it added
-is taken back. The first one adds nothing, since among many phrases one begins with almost any
-token: a beam would be full of matches that fail. All matches of a text are followed at once, as Aho
-and Corasick (1975) do, "Efficient String Matching"; they are few, since one that can add nothing to
-what its tokens are worth already is dropped.
+A phrase of n tokens with the weight w is worth (n - 1) · w; a phrase of a single token is worth w.
+A text is worth the most that phrases in it, which do not overlap, are worth together.
+
+While a phrase is matched, each of its tokens but the first adds w. Where the match fails, or the
+text ends, all that it added is taken back. The first token adds nothing: almost any token begins
+one of many phrases, and a beam would be full of matches that fail.
+
+All matches of a text are followed at once, as in Aho and Corasick (1975), "Efficient String
+Matching". They are few, since a match is dropped where it can add nothing to what its tokens are
+worth already.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,10 +17,10 @@ from typing import NamedTuple
 
 
 class _Node:
-    """A prefix of phrases: the tokens that follow, and what phrases are worth.
+    """A prefix of phrases, with the tokens that may follow.
 
-    `worth` is that of the phrase that ends here, `most` the largest of those that go on, and
-    `lead` what the prefix is worth as a part of these.
+    `worth` is what the phrase that ends here is worth, `most` the largest worth of the phrases that
+    go on, and `lead` the most that the prefix has added as a part of one of these.
     """
 
     __slots__ = ("depth", "lead", "most", "next", "worth")
@@ -28,10 +31,10 @@ class _Node:
 
 
 class State(NamedTuple):
-    """The running matches of a text, and what they add by now.
+    """The running matches of a text, and what they have added so far.
 
-    A match comes with what the text is worth before it, less what the text is worth. `rest` is
-    what they can still add, with no other match.
+    Each match comes with a difference: what the text before the match is worth, less what the whole
+    text is worth. `rest` is what the running matches can still add, without any other match.
     """
 
     matches: tuple[tuple[_Node, float], ...] = ()
@@ -43,7 +46,7 @@ _NONE = State()
 
 
 class PhraseTrie:
-    """The phrases as a `TokenScorer`, each of tokens and with the weight of one of them."""
+    """A `TokenScorer` of phrases; each is given as its tokens and the weight of one token."""
 
     def __init__(self, phrases: Iterable[tuple[Sequence[int], float]]) -> None:
         self._root, self.most = _Node(0), 0.0
@@ -73,7 +76,7 @@ class PhraseTrie:
         return added - state.added, new
 
     def _step(self, state: State, token: int) -> tuple[float, State]:
-        """Return the same where the token continues or begins a match."""
+        """Return what `score` returns where the token continues or begins a match."""
         worth, running = 0.0, []
         for node, before in (*state.matches, (self._root, 0.0)):
             if (child := node.next.get(token)) is not None:

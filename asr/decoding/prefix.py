@@ -5,13 +5,16 @@ from typing import Any
 
 
 class Prefix:
-    """A node of the trie of prefixes; the empty one is its own parent.
+    """A node of the trie of prefixes; the empty prefix is its own parent.
 
-    `total`, `of_blank` and `of_token` are scaled probabilities, valid where it `is_live`, that is
-    in the beam. `added` is what scorers and length add to log P, `factor` its exponential relative
-    to the parent's, `growth` the largest one of a child by its length alone. Of the steps in which
-    it was in the beam, with all that is added and relative to the logarithm `scale`: `mass` is P
-    that a text begins so, and `left` P that it goes on with a token that counts in its frame.
+    `total`, `of_blank` and `of_token` are scaled probabilities. They are valid while it `is_live`,
+    that is, while the prefix is in the beam. `added` is what scorers and length add to log P, and
+    `factor` the exponential of what `added` is more than the parent's. `growth` is the largest
+    factor that a child can have by its length alone.
+
+    `mass` and `left` are sums over the steps in which the prefix was in the beam. They include all
+    that is added and are in units of e^`scale`. `mass` is P that a text begins with the prefix;
+    `left` is P that the text goes on with a token that counts in its frame.
     """
 
     __slots__ = (
@@ -32,11 +35,11 @@ class Prefix:
         self.bonus_state: Any = None
 
     def log_prob(self, value: float) -> float:
-        """Return log P by the CTC head alone of `mass` or `left`."""
+        """Return log P by the CTC head alone for a value of `mass` or `left`."""
         return math.log(value) + self.scale - self.added if value else -math.inf
 
     def path(self) -> list["Prefix"]:
-        """Return the prefixes from the one of one token to this one."""
+        """Return the prefixes from the one with a single token to this one."""
         found, node = [], self
         while node.token >= 0:
             found.append(node)

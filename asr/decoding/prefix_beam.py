@@ -5,11 +5,11 @@ blank or in its last token (Graves 2012, "Supervised Sequence Labelling with Rec
 Networks", sec. 7.5; Hannun et al. 2014, algorithm 1). Probabilities are products that are scaled up
 before they get too small, so that few steps take a logarithm.
 
-In a frame only the blank and the likeliest tokens from a threshold θ on count; where no token
-reaches θ, which is most frames, nothing is extended. With r_s what all other tokens of frame s have
-together, the paths that take one of them have together the probability 1 - ∏(1 - r_s) ≤ Σ r_s: by
-so much the probabilities of all texts together are too low, and none is too high. What the beam
-drops is missing too.
+In a frame only the blank counts, and the likeliest tokens whose probability reaches a threshold θ.
+In most frames no token reaches θ, and nothing is extended. Let r_s be the probability of all other
+tokens of frame s together. The paths that take one of these have together the probability
+1 - ∏(1 - r_s) ≤ Σ r_s. By this much the probabilities of all texts together are too low; none is
+too high. What the beam drops is missing too.
 
 Legend: S encoder steps, V vocabulary, W prefixes (the beam).
 """
@@ -26,22 +26,23 @@ from asr.decoding.prefix import Prefix
 from asr.tokenizer import MOST_TOKENS
 
 _THRESHOLD = 1e-3
-# Without scorers the W + 1 likeliest tokens of a frame are all that a beam of W can take. Of twice
-# as many the i-th best prefix is extended by the 1 / i likeliest: i of them have better prefixes.
-# With a language model or a bonus, which can be for any of them, it is extended by all.
+# Without scorers the W + 1 likeliest tokens of a frame are all that a beam of W can take; twice as
+# many are looked at. After the i-th best prefix these are the 1 / i likeliest of them: for each
+# token that follows it, i - 1 extensions of better prefixes are at least as good. A language model
+# or a bonus can favor any token, so with one a prefix is extended by all.
 _SLACK = 2
 _SMALL, _LEAST_BLANK = 1e-100, 1e-30
-# Two factors and a total of less than 1 / _SMALL, multiplied, are still a number.
+# The product of two factors up to e^_MOST_OF_FACTOR and a total below 1 / _SMALL is still finite.
 _MOST_OF_FACTOR, _MOST_OF_SCALE = 200.0, 600.0
 
 
 def exp(x: float, most: float = _MOST_OF_FACTOR) -> float:
-    """Return e^x, or a large number: only senseless weights need a larger one."""
+    """Return e^x, but e^`most` at the most: only senseless weights need more."""
     return math.exp(x if x < most else most)
 
 
 class TokenScorer(Protocol):
-    """Scores a token after a prefix, for which a state stands. No score exceeds `most`."""
+    """Scores a token after a prefix, which a state represents. No score exceeds `most`."""
 
     most: float
 
@@ -59,7 +60,8 @@ class Found(NamedTuple):
     """A text, and log P of the CTC head and of the language model, without weights.
 
     `length_score` is what its length adds to the score. A token's confidence is its share among all
-    tokens that may follow there and the end, by CTC head, language model and bonus.
+    tokens that may stand in its place, and the end of the text, by CTC head, language model and
+    bonus.
     """
 
     tokens: tuple[int, ...]
@@ -70,7 +72,7 @@ class Found(NamedTuple):
     confidences: tuple[float, ...]
 
 
-# The next total, of_blank and of_token of a prefix, or of what a token makes of it.
+# The next total, of_blank and of_token of a prefix: as it is (_ITSELF), or extended by a token.
 _Entry = tuple[float, float, float, Prefix, int]
 _ITSELF = -1
 
@@ -79,8 +81,8 @@ class PrefixBeam:
     """A prefix beam search of one utterance; its frames may come in blocks of any size.
 
     Prefixes are ordered by alpha · log P + lm_weight · (`lm` + lm_bonus · tokens) + gamma · √words
-    + `bonus`, where a token has `num_words` words. With a threshold of 0 the beam alone leaves out
-    tokens.
+    + `bonus`. `num_words` is the number of words of each token. With a threshold of 0 only the beam
+    leaves out tokens.
     """
 
     def __init__(
@@ -141,11 +143,12 @@ class PrefixBeam:
         ]  # fmt: skip
 
     def _shares(self, ends: dict[Prefix, tuple[float, float]]) -> dict[Prefix, float]:
-        """Return the confidences of the tokens of whole texts, `ends`, by prefixes.
+        """Return the confidence of the last token of each prefix of the whole texts in `ends`.
 
-        `ends` have log P by the CTC head, and by all scorers with their weights. By all of them, a
-        token has a share of those that entered the beam after the same prefix and the end; by the
-        CTC head, all these have a share of all that left the prefix.
+        `ends` has log P of each text by the CTC head, and by all scorers with their weights. A
+        confidence is the product of two shares. By all scorers, it is the token's share among the
+        tokens that entered the beam after the same prefix, and the end of the text. By the CTC
+        head, it is the share of all these in what left the prefix.
         """
         parts: dict[Prefix, list[tuple[Prefix, float, float]]] = {}
         for end in ends:
@@ -171,7 +174,7 @@ class PrefixBeam:
         return self.alpha * ctc + self.lm_weight * lm
 
     def _take(self, blank: float, tokens: list[int], probs: list[float]) -> None:
-        """Take a frame: P of the blank, and of the likeliest tokens, falling."""
+        """Take a frame: P of the blank, and the likeliest tokens with their P, falling."""
         p_of, p_any = dict(zip(tokens, probs, strict=True)), sum(probs)
         entries: list[_Entry] = []
         for node in self._beam:
@@ -194,9 +197,9 @@ class PrefixBeam:
         self._enter(entries[: self.beam_size])
 
     def _extensions(self, least: float, tokens: list[int], probs: list[float]) -> list[_Entry]:
-        """Return prefixes that are not in the beam and may enter it by a frame.
+        """Return the prefixes that are not in the beam, and that a frame may bring into it.
 
-        `least` is the worst total of those that are.
+        `least` is the lowest total of the prefixes in the beam.
         """
         children, words, found = self._children, self.num_words, []
         has_lm, most_words, bonus = self.lm is not None, self._most_words, self.bonus
@@ -213,7 +216,7 @@ class PrefixBeam:
                     value = node.of_blank * p
                 child = children.get(key + token)
                 if child is None and (has_lm or (words and words[token] != most_words)):
-                    child = self._child(node, token)  # its factor is its own
+                    child = self._child(node, token)  # its factor is not `growth`
                 if child is None:
                     value *= growth
                     if bonus:
@@ -255,7 +258,7 @@ class PrefixBeam:
         return exp((self.gamma * more + self.token_bonus) / self.alpha)
 
     def _enter(self, entries: list[_Entry]) -> None:
-        """Make these the beam, best first; its total becomes 1 where it is small or large."""
+        """Make these the beam, best first; the best total becomes 1 where it is small or large."""
         beam = []
         for total, of_blank, of_token, origin, token in entries:
             if not total:

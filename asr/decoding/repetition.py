@@ -40,7 +40,7 @@ class Repetition:
         return Repetition(self.recent_BWP[utterances], self.runs_BWP[utterances], self.longest_P)
 
     def narrowed(self, n: int) -> "Repetition":
-        """Return those of the first n hypotheses of each utterance."""
+        """Return the repetitions of the first n hypotheses of each utterance."""
         return Repetition(self.recent_BWP[:, :n], self.runs_BWP[:, :n], self.longest_P)
 
     def blocked(self, tokens_BWK: Tensor) -> Tensor | Literal[False]:
@@ -52,7 +52,7 @@ class Repetition:
         return (tokens_BWK[..., None] == never_BWP[:, :, None]).any(-1)
 
     def extended(self, parents_BW: Tensor, tokens_BW: Tensor) -> "Repetition":
-        """Return the state where hypothesis w is `parents_BW[b, w]` and `tokens_BW[b, w]`."""
+        """Return the state once hypothesis w is `parents_BW[b, w]` plus `tokens_BW[b, w]`."""
         index = parents_BW[..., None].expand(-1, -1, PERIODS)
         recent_BWP, runs_BWP = self.recent_BWP.gather(1, index), self.runs_BWP.gather(1, index)
         tokens_BW1 = tokens_BW[..., None]

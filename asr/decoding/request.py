@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Request:
-    """A flag that ends the decoding of an utterance within a step, and a count of steps so far.
+    """A flag that ends the decoding of an utterance, and a count of the looks at it (steps).
 
+    The joint beam search looks at the flag once per token, `ctc_beam` once per 64 encoder steps.
     Only the decoding thread writes `n_steps`; `is_cancelled` is only ever set to True.
     """
 

@@ -41,9 +41,11 @@ def rescore(
 ) -> list[list[Hypothesis]]:
     """Return the n best of each utterance by the joint score, best first.
 
-    `log_probs` are the decoder's. A token's confidence is the weighted geometric mean of the
-    decoder's and the first pass's, by `ctc_weight`. The decoder's log P is at most 0, so where one
-    text is wanted few of the others can score more than the first pass's best: they alone follow.
+    `log_probs` are the decoder's. A token's confidence is the geometric mean of the decoder's and
+    the first pass's confidence, weighted by `ctc_weight`.
+
+    The decoder's log P is at most 0. So where only one text is wanted, the first pass's best text
+    is scored first, and then only those others that can still score more.
     """
     n_first = 1 if options.n_best == 1 else None
     scored = _scored(log_probs, {b: n[:n_first] for b, n in enumerate(found)}, options, device)
@@ -61,7 +63,7 @@ def rescore(
 def _scored(
     log_probs: TextScorer, texts: Texts, options: DecodingOptions, device: torch.device
 ) -> dict[int, list[_Scored]]:
-    """Score texts in one pass of the decoder."""
+    """Score texts in one pass of the decoder; return them by utterance."""
     if not texts:
         return {}
     utterances = torch.tensor(list(texts), device=device)

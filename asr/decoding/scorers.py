@@ -17,7 +17,7 @@ from asr.decoding.hotword_scorer import HotwordScorer
 
 # The CTC prefix scorer has large negative numbers where a score is -inf.
 _CTC_NEVER = -1e7
-# Below the logarithm of the smallest number in float32.
+# Below the logarithm of the smallest normal number in float32.
 _LEAST_LOG = -100.0
 
 
@@ -63,7 +63,7 @@ class JointScorer:
         return bool(self.step), bool(self.ctc), bool(self.lm), bool(self.hotwords)
 
     def weights(self, decoder: float, ctc: float, lm: float) -> list[float]:
-        """Return the weights of the components in use; without a decoder CTC has its weight too."""
+        """Return the weights of the components in use; CTC has a missing decoder's weight too."""
         if not self.step:
             ctc += decoder
         return [w for w, used in zip((decoder, ctc, lm, 1.0), self.used, strict=True) if used]

@@ -1,11 +1,13 @@
 """Search one utterance's best text with few passes of the decoder, and find the same text.
 
-A draft, which costs no pass, is a text whose joint score the decoder computes in one pass. A search
-for texts that score at least as much as the draft drops each hypothesis that cannot become one:
-where the models are sure, it keeps one or two in place of a whole beam, and most of these are
-prefixes of the draft, whose log-probabilities are known. If what it finds does score as much, it is
-what the whole beam would have found (see `BeamSearch`); if not, the search is repeated with the
-score that it found, or without one.
+A draft is a text that is found without the decoder; one pass of the decoder gives its joint score.
+Then a search looks for texts that score at least as much as the draft, and drops each hypothesis
+that cannot become one. Where the models are sure, it keeps one or two hypotheses in place of a
+whole beam. Most of these are prefixes of the draft, whose log-probabilities are known.
+
+If the text that it finds scores as much as the draft, this is what the whole beam would have found
+(see `BeamSearch`). If not, the search is repeated with the score of that text as the floor, or
+without a floor where it found none.
 Legend: W hypotheses, V vocabulary.
 """
 
@@ -23,12 +25,12 @@ from asr.decoding.scorers import JointScorer
 from asr.model.inference.tree import PrefixTree
 from asr.tokenizer import EOS, SOS
 
-# Sums in another order differ by less.
+# Scores that are summed in another order differ by less.
 _TOLERANCE = 0.01
 # A pass of so many rows costs little more than one of a few.
 _ROWS = 16
-# Where the draft scores less a token, so many hypotheses can reach it that a whole beam is as fast:
-# two demo models, 60 dev utterances.
+# Where the draft scores less per token, so many hypotheses can reach its score that a whole beam is
+# as fast (measured with two demo models on 60 dev utterances).
 _LEAST_SCORE = -0.35
 # Below all scores of texts, but above -inf.
 _NO_FLOOR = -1e30
@@ -62,10 +64,11 @@ class TreeState:
         return self._tree.logp(self._nodes)[None]
 
     def _expected(self, token: int, n: int) -> list[int]:
-        """Return the n next tokens of the draft after a hypothesis that differs from it.
+        """Return the n tokens with which the draft goes on after a hypothesis that differs from it.
 
-        Its last token is the draft's next one (then it left one out), or the one before (then it
-        put one in), or stands for the draft's at its place.
+        `token` is the last one of the hypothesis. Where it is the draft's next token, the
+        hypothesis left one out. Where it is the draft's token before, the hypothesis put one in.
+        Else it stands in place of the draft's token.
         """
         end = self._depth  # of the part of the draft that the hypothesis stands for
         if token in self._draft[end : end + 1]:
@@ -90,7 +93,7 @@ def search_one(
     limits_1: Tensor,
     requests: Sequence[Request] | None,
 ) -> list[list[Hypothesis]] | None:
-    """Return what `search` finds for one utterance, its best hypothesis; None if it is not sooner.
+    """Return the best hypothesis that `search` finds for one utterance; None if it is no faster so.
 
     `draft` is a text with its log-probability by CTC. `new_ctc` returns a scorer of one empty
     hypothesis.
@@ -109,7 +112,7 @@ def search_one(
 
 
 def _joint_score(search: BeamSearch, tree: PrefixTree, draft: Hypothesis) -> float:
-    """Return the joint score of a text: the decoder's part is one pass."""
+    """Return the joint score of the draft; the decoder's part takes one pass."""
     options, text = search.options, list(draft.tokens)
     wanted = torch.tensor([*text, EOS], device=search.num_words_V.device)
     logp_UV = tree.logp(tree.path(-1, [SOS, *text]))

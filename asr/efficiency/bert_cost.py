@@ -48,7 +48,10 @@ def efficiency(factors: dict[int, float]) -> float:
 
 
 def efficiencies(found: list[Ratio]) -> list[Ratio]:
-    """Return the efficiency, at the greatest length, of each rank with a factor at all lengths."""
+    """Return the efficiency of each rank that has a factor at all lengths of SHARES.
+
+    Each is given as the ratio at the greatest of these lengths.
+    """
     factors: dict[int, dict[int, float]] = {}
     for value, length, rank in found:
         factors.setdefault(rank, {})[length] = value

@@ -23,10 +23,12 @@ def break_even_length(d_model: int, rank: int) -> float:
 
 
 class BreakEven(FrozenModel):
-    """A measured break-even: LRT takes less at `longest` and no less from `shortest` on.
+    """A measured break-even length of LRT and Linformer.
 
-    Either is None where all measured lengths are on one side; `length` lies between them.
-    `matrices` marks the models that form their matrices of attention weights.
+    `longest` is the greatest measured length at which LRT takes less, and `shortest` the next one,
+    from which on it takes no less. Either is None where all measured lengths are on one side.
+    `length` is interpolated between them. `matrices` marks the models that form their matrices of
+    attention weights.
     """
 
     rank: int
@@ -61,9 +63,9 @@ def break_evens(rows: list[Measurement]) -> Iterator[BreakEven]:
 
 
 def _crossing(found: list[Ratio]) -> tuple[int | None, int | None, float | None]:
-    """Return the last length of a ratio below 1, the next, and where a line between them is 1.
+    """Return the last length with a ratio below 1, the next length, and that of the ratio 1.
 
-    The line is one of logarithms.
+    The last is on a line through the logarithms of the two lengths and ratios.
     """
     below = [i for i, (value, _, _) in enumerate(found) if value < 1]
     if not below:

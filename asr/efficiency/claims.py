@@ -14,7 +14,7 @@ _ANY, _LOW = (1, 1 << 30), (1, 128)
 _FROM_256, _TO_256, _TO_512, _FROM_1024 = (256, 1 << 30), (1, 256), (1, 512), (1024, 1 << 30)
 _AT_512 = (512, 512)
 
-# What the values of a claim are, from the ratios at its lengths and ranks.
+# How the values of a claim follow from the ratios at its lengths and ranks.
 _VALUES: dict[str, Callable[[list[Ratio]], list[Ratio]]] = {
     "ratio": lambda found: found,
     "growth": growth,
@@ -26,7 +26,7 @@ _VALUES: dict[str, Callable[[list[Ratio]], list[Ratio]]] = {
 class Claim(FrozenModel):
     """`over` takes at least `factor` times as much as `under`, at these lengths and ranks.
 
-    `of` tells what is compared with `factor`, and with `most` where there is one: the ratios, how
+    `of` tells what must be at least `factor`, and at most `most` if that is given: the ratios, how
     they grow with the length, their slope over the rank, or the efficiency of eq. 3.10.
     """
 
@@ -42,7 +42,7 @@ class Claim(FrozenModel):
     of: Literal["ratio", "growth", "steepness", "efficiency"] = "ratio"
 
     def values(self, rows: list[Measurement], mode: Mode, matrices: bool) -> list[Ratio]:
-        """Return the values of the measured cases; with `matrices`, of models that form them."""
+        """Return the values of the measured cases; `matrices`: those of models that form them."""
         over, under = (MATRIX[m] if matrices else m for m in (self.over, self.under))
         (min_length, max_length), (min_rank, max_rank) = self.lengths, self.ranks
         found = ratios(rows, self.measure, over, under, mode)

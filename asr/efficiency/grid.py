@@ -19,7 +19,7 @@ BASELINE = "transformer"
 MODES: tuple["Mode", ...] = ("training", "inference")
 Mode = Literal["inference", "training"]
 
-# The meaning of the rank for each kind of attention; others have none.
+# What the rank sets in a kind of attention; the kinds that are not here have no rank.
 _RANKED: dict[str, Callable[[int, int], dict[str, int]]] = {
     "linformer": lambda rank, length: {"rank": rank, "length": length},
     "conv_linformer": lambda rank, length: {"stride": max(1, length // rank)},
@@ -35,7 +35,7 @@ _OTHERS = (
     "transformer_xl", "compressive", "routing",
 )  # fmt: skip
 _FULL = ("transformer", "lrt", "set_sparse")
-# The same models, which form the matrices of attention weights, as the thesis's did.
+# Variants of these models that form the matrices of attention weights, as the thesis's did.
 MATRIX = {"transformer": "matrix", "lrt": "lrt_matrix", "linformer": "linformer_matrix"}
 _BASE = {form: model for model, form in MATRIX.items()}
 MODELS = (*_FULL, *_RANKED, *_LIMITED, *_BASE, *_OTHERS)

@@ -1,4 +1,4 @@
-"""The measurement of one case, in a process of its own, so that its memory is its own."""
+"""The measurement of one case, in a process of its own, so that only its memory is counted."""
 
 import ctypes
 import gc
@@ -36,10 +36,11 @@ _OUT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 def measure(
     case: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None
 ) -> Measurement:
-    """Measure a case; without `batch`, with the largest batch that fits on the GPU.
+    """Measure a case with `batch` sequences.
 
-    On a CPU it uses one thread, and at most `memory_gib` (default: all that is free). Raises
-    AsrError where the process dies for another reason than memory.
+    Without `batch`, it takes the largest batch with which the Transformer trains on the GPU. On a
+    CPU it uses one thread, and at most `memory_gib` (default: all that is free). Raises AsrError
+    where the process dies for another reason than memory.
     """
     context = _fresh_processes()
     ours, theirs = context.Pipe()
@@ -76,7 +77,7 @@ def _work(
     case: BenchmarkCase, device: torch.device, batch: int | None, memory_gib: float | None,
     answer: Connection,
 ) -> None:  # fmt: skip
-    """Send the batch and the measurement, None if out of memory."""
+    """Measure the case and send the batch and the measurement, None if out of memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     torch.set_num_threads(1)
@@ -96,7 +97,7 @@ def _work(
 
 
 def _measure(case: BenchmarkCase, device: torch.device, batch: int) -> tuple[float, float, float]:
-    """Return mean and deviation of the seconds, and the peak in MiB."""
+    """Return the mean and standard deviation of the seconds, and the peak of memory in MiB."""
     torch.manual_seed(0)
     on_cpu = device.type == "cpu"
     before = _reset_peak() if on_cpu else 0.0
@@ -132,7 +133,10 @@ def _runner(case: BenchmarkCase, model: nn.Module, batch: int) -> Callable[[], N
 
 
 def _seconds(run: Callable[[], None], on_cpu: bool) -> float:
-    """Time one run: process time on a CPU, which other programs change little, else wall time."""
+    """Return the seconds of one run.
+
+    On a CPU they are process time, which other programs change little, else wall time.
+    """
     clock = time.process_time if on_cpu else time.perf_counter
     if not on_cpu:
         torch.cuda.synchronize()
@@ -164,13 +168,13 @@ def _largest_batch(case: BenchmarkCase) -> int:
 
 
 def _warm_up(case: BenchmarkCase) -> None:
-    """Let the libraries allocate what they keep: it is not the model's memory."""
+    """Let the libraries allocate the memory that they keep, which is not the model's."""
     tiny = ModelConfig(d_model=24, d_inner=48, n_heads=12, projection=DenseConfig())
     _runner(case.model_copy(update={"length": 16}), Encoder(tiny), 1)()
 
 
 def _limit(gib: float) -> None:
-    """Let this process allocate so much more memory than it has."""
+    """Let this process allocate at most so many GiB more than it has now."""
     most = _field("/proc/self/status", "VmData") * 1024 + int(gib * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
@@ -187,5 +191,5 @@ def _peak() -> float:
 
 
 def _field(path: str, name: str) -> int:
-    """Read a number of kB."""
+    """Return the number of kB in a field of a file of /proc."""
     return int(Path(path).read_text("utf-8").split(f"{name}:")[1].split()[0])

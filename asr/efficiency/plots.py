@@ -8,7 +8,7 @@ from asr.reporting.plots import new_figure, save_figure
 
 
 def draw(rows: list[Measurement], out: Path) -> None:
-    """Draw the figures whose models were measured; `_matrix`: those that form their matrices."""
+    """Draw the figures of measured models; files `_matrix` are of models that form matrices."""
     names, measured = ["lrt", "linformer"], {row.model for row in rows}
     models = [name for name in names if name in measured]
     if models:
@@ -67,7 +67,7 @@ def _draw(panels: dict[str, list[Ratio]], path: Path) -> None:
 
 
 def _draw_sizes(rows: list[Measurement], models: list[str], path: Path) -> None:
-    """Draw parameters by rank, at the greatest length, on which the Linformer's depend."""
+    """Draw parameters by rank, at the greatest length: those of Linformer depend on it."""
     figure, [[axes]] = new_figure(1, 1)
     longest = max(row.length for row in rows)
     own = [row for row in rows if row.length == longest and row.mode == MODES[0]]

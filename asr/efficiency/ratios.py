@@ -8,13 +8,13 @@ from asr.efficiency.grid import Measurement, Mode
 Cost = Literal["seconds", "memory_mib"]
 Measure = Cost | Literal["parameters"]
 COSTS: tuple[Cost, ...] = ("seconds", "memory_mib")
-Ratio = tuple[float, int, int]  # how many times as much, at a length and a rank
+Ratio = tuple[float, int, int]  # how many times as much; the length and the rank
 
 
 def ratios(
     rows: list[Measurement], measure: Measure, over: str, under: str, mode: Mode
 ) -> list[Ratio]:
-    """Return a ratio for each length and rank; a model without rank is the same at all ranks."""
+    """Return `over` / `under` by length and rank; a model without rank counts at all ranks."""
     values = {(r.model, r.length, r.rank): getattr(r, measure) for r in rows if r.mode == mode}
     found = []
     for length, rank in sorted({(n, r) for model, n, r in values if r and model in (over, under)}):
@@ -28,7 +28,7 @@ def ratios(
 
 
 def growth(found: list[Ratio]) -> list[Ratio]:
-    """Return each ratio by the one at the next shorter length, of the same rank."""
+    """Return each ratio divided by that of the same rank at the next shorter length."""
     grown, last = [], dict[int, float]()
     for value, length, rank in sorted(found, key=lambda ratio: ratio[1]):
         if rank in last:
@@ -38,7 +38,7 @@ def growth(found: list[Ratio]) -> list[Ratio]:
 
 
 def steepness(found: list[Ratio]) -> list[Ratio]:
-    """Return the slope up to each rank by the slope up to the rank before: 1 on a line."""
+    """Return the slope up to each rank divided by that up to the rank before: 1 on a line."""
     steep = []
     for length in sorted({n for _, n, _ in found}):
         own = sorted((rank, value) for value, n, rank in found if n == length)

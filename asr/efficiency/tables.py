@@ -24,7 +24,7 @@ _UNITS = {
 
 
 class Study(FrozenModel):
-    """All results; `bert` is table 3.2 by our factors, `thesis` by the thesis's."""
+    """All results; `bert` is table 3.2 with the factors measured here, `thesis` as printed."""
 
     machine: str
     torch: str
@@ -87,7 +87,7 @@ def break_even_heads(study: Study) -> list[str]:
 
 
 def break_even_table(study: Study) -> list[list[str]]:
-    """Return for each rank the break-even length by operations, then those measured."""
+    """Return a row for each rank: the break-even length by operations, then those measured."""
     ranks = sorted({each.rank for each in study.break_even})
     cells = {(e.rank, _what(e.measure, e.mode, e.matrices)): e.cell for e in study.break_even}
     return [
@@ -117,7 +117,7 @@ def _cell(row: Measurement | None, measure: str) -> str:
 
 
 def _bert(prices: list[Price]) -> str:
-    """Return table 3.2: ours / the thesis's."""
+    """Return table 3.2, as measured here / as printed in the thesis."""
     printed = {price.rank: price.cells for price in THESIS}
     head = ["BERT-base pre-training", "efficiency", "petaflop/s-day", "USD", "CO2 (kg)"]
     lines = [["dense", *BERT_BASE.cells]]

@@ -1,7 +1,7 @@
-"""Which texts of a model may train the next: by their confidence, and by a second decoding.
+"""Choose which texts of a model may train the next one: by confidence and a second decoding.
 
 The second decoding is of the same audio at another speed, by the CTC head alone where the model has
-one: an error of the first seldom comes again there.
+one. It seldom makes the same error as the first.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from asr.schema import FrozenModel, OmitNone
 from asr.transcription.recognizer import Recognizer, longest_seconds
 
 _SPEED = 0.9  # of the second decoding
-# Limits on the confidence for which it is said what they keep of dev.
+# Limits on the confidence, of which `expect` says how much each keeps of dev.
 _STEPS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 class Limits(FrozenModel):
-    """What a label needs: at least this confidence, at most this CER of the two texts."""
+    """What a label needs: at least this confidence, at most this CER between the two texts."""
 
     confidence: float
     disagreement: float
@@ -44,9 +44,9 @@ class View:
 
 
 def views(config: Config) -> tuple[View, View]:
-    """Return the two decodings of a model; neither leaves out what is uncertain."""
-    # Both cut a recording alike, and slower speech is longer. A model that takes little more than
-    # the shortest chunk takes that at nearly its own speed alone.
+    """Return the two decodings of a model; neither leaves out uncertain texts."""
+    # Both cut a recording alike, and slower speech is longer. So where a model takes little more
+    # than the shortest chunk, the second speed is nearly 1.
     longest, chosen = longest_seconds(config), config.decoding.chunk_seconds
     speed = max(_SPEED, SHORTEST_CHUNK / longest)
     longest = max(SHORTEST_CHUNK, speed * longest)
@@ -54,7 +54,7 @@ def views(config: Config) -> tuple[View, View]:
         "confidence_threshold": 0.0, "n_best": 1, "chunk_seconds": min(longest, chosen or longest),
     }  # fmt: skip
     greedy = {"method": "ctc_greedy", "lm_weight": 0.0} if config.model.ctc_weight else {}
-    # By sounds the characters that are written were not recognized.
+    # `ctc_sounds` recognizes sounds, and not the characters that it writes.
     first = greedy if config.decoding.method == "ctc_sounds" else {}
     return View("first", all_texts | first), View("second", all_texts | greedy, speed)
 
@@ -72,21 +72,22 @@ class Guess:
     is_whole: bool
 
     def fault(self, limits: Limits) -> str | None:
-        """Return why the text is no label, a stable word; None where it is one."""
+        """Return why the text is no label, as a fixed word; None where it is one."""
         if not self.text:
             return "no_speech"
         if not self.is_whole:
             return "endless_text"
         if self.confidence < limits.confidence:
             return "low_confidence"
-        distance = character_errors(self.text, self.other, str).rate  # normalized both
+        distance = character_errors(self.text, self.other, str).rate  # both are normalized
         return "disagreement" if distance > limits.disagreement else None
 
 
 class Kept(FrozenModel):
     """The share of dev utterances that limits keep, and the error rates of their texts.
 
-    `wer` is absent where the texts of dev have no words, or nothing is kept; `cer` is 0 then.
+    `wer` is absent where the texts of dev have no words. Where nothing is kept, `wer` is absent and
+    `cer` is 0.
     """
 
     limits: Limits
@@ -98,7 +99,7 @@ class Kept(FrozenModel):
 class Expected(FrozenModel):
     """What the limits `chosen`, and others, keep of utterances whose texts are known.
 
-    `cer` and, where texts have words, `wer` are of all of them.
+    `cer` and, where texts have words, `wer` are the error rates of all these utterances.
     """
 
     utterances: int
@@ -126,7 +127,7 @@ def guess_dev(
     cuts: CutSet,
     on_progress: Callable[[float], object] = lambda _: None,
 ) -> DevGuesses:
-    """Decode the cuts that have a text by both views.
+    """Decode the cuts that have a text by both views; return the texts with their guesses.
 
     `on_progress` gets the number of utterances that are done. Raises DataError where none can be
     read.
@@ -158,7 +159,7 @@ def expect(guesses: DevGuesses, limits: Limits) -> Expected:
 
 
 def _guesses(recognizer: Recognizer, waves: Sequence[Tensor]) -> list[Guess]:
-    """Return the guesses of waveforms (N,); the least confidence of its chunks is that of each."""
+    """Return the guesses of waveforms (N,); each has the least confidence of its chunks."""
     texts = []
     for view in views(recognizer.config):
         options = recognizer.config.decoding.changed(view.changes)

@@ -10,8 +10,8 @@ from asr.decoding.hypothesis import Hypothesis
 from asr.evaluation.cer import ErrorCounts, Normalize, character_errors, word_errors
 from asr.normalization import normalize_text
 
-# The threshold is the largest, of steps of 0.01 up to this, that so small a share of dev
-# utterances with a text is below.
+# The threshold is the largest multiple of 0.01, up to _MOST, that at most the share _SHARE of the
+# dev utterances with a text is below.
 _MOST, _SHARE = 0.35, 0.01
 _STEPS = 100
 # Columns of the counts: an utterance with a text, then edits of characters and of words.
@@ -21,9 +21,9 @@ _CHARACTERS, _WORDS, _COLUMNS = 1, 9, 17
 class Calibration:
     """Dev utterances by the confidence of their texts, with the edits of each.
 
-    `counts_CN` has a row for each hundredth: utterances with a reference text, the edits of
-    characters with the recognized texts (4), and without (4), and the same of words. Those of
-    several processes can be summed.
+    `counts_CN` has a row for each hundredth of confidence. The columns are: utterances with a
+    reference text (1); the edits of characters with the recognized texts (4), and with empty texts
+    (4); the same of words (8). The counts of several processes can be summed.
     """
 
     def __init__(self, normalize: Normalize = normalize_text) -> None:
@@ -46,7 +46,8 @@ class Calibration:
         below_C: Tensor = self.counts_CN[:, 0].cumsum(0)
         allowed = _SHARE * float(below_C[-1])
         steps = int((below_C <= allowed).sum())
-        # Below the least confidence of n utterances 1 of n + 1 others are: fewer bound it less.
+        # A new utterance is below the least confidence of n others with probability 1 / (n + 1): so
+        # fewer dev utterances allow only a lower threshold.
         return min(steps, int(_STEPS * _MOST * min(1.0, allowed))) / _STEPS
 
     def errors(self, threshold: float) -> ErrorCounts:

@@ -78,7 +78,8 @@ def word_errors(
 def have_words(texts: Iterable[str]) -> bool:
     """Tell whether normalized texts have more than one word each on average.
 
-    What holds a Chinese character is not a word: Mandarin with names in Latin letters has none.
+    What holds a Chinese character does not count as a word, so Mandarin with some names in Latin
+    letters has too few.
     """
     counts = [sum(not HAN_LETTER.search(word) for word in text.split()) for text in texts if text]
     return sum(counts) > len(counts)

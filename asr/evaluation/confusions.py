@@ -1,4 +1,4 @@
-"""What a corpus of words or commands is confused with: whole texts, each of which recurs."""
+"""Count confusions of whole texts, for a corpus of words or commands, where each text recurs."""
 
 from collections import Counter
 from collections.abc import Iterable

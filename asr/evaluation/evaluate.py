@@ -77,7 +77,7 @@ def evaluate(
 def readable_groups(
     recognizer: Recognizer, cuts: CutSet
 ) -> Iterator[tuple[int, list[tuple[Cut, Tensor]]]]:
-    """Yield the cuts with a text in groups of similar length: size, and cuts with waveforms (N,).
+    """Yield groups of cuts with a text, of similar length: size, and cuts with waveforms (N,).
 
     Cuts whose recordings cannot be read are counted in the size, named in the log and left out.
     """

@@ -22,12 +22,13 @@ class UtteranceErrors(FrozenModel):
 class Evaluation(FrozenModel):
     """Results over a corpus.
 
-    `cer` is (substitutions + insertions + deletions) / reference_length over all characters, `wer`
-    the same over all `words`, both absent where texts have no spaces between words; `whole` counts
-    whole texts where each recurs; `mean_length` is the mean characters of a hypothesis, |X̄| of
-    Cahyawijaya 2021, table 4.3; `rtf` seconds of work per second of audio, reading included;
-    `skipped` counts unreadable recordings, `uncertain` utterances of whose text something was left
-    out as too uncertain.
+    - `cer`: (substitutions + insertions + deletions) / reference_length over all characters.
+    - `wer`: the same over all `words`. Both are absent where texts have no spaces between words.
+    - `whole`: counts of whole texts, where each text recurs.
+    - `mean_length`: the mean characters of a hypothesis, |X̄| of Cahyawijaya 2021, table 4.3.
+    - `rtf`: seconds of work per second of audio, reading included.
+    - `skipped`: unreadable recordings.
+    - `uncertain`: utterances of which some text was left out as too uncertain.
     """
 
     cer: float

@@ -85,7 +85,7 @@ def tune(
 
 
 def check_writable(bundle: Path, lm: Path | None) -> None:
-    """Raise ConfigError for a language model that the bundle cannot name, being elsewhere."""
+    """Raise ConfigError for a language model that is outside the bundle, which cannot name it."""
     if lm and not is_within(bundle, lm):
         raise ConfigError(
             f"--write: the language model {lm} is not in {bundle}: copy it into that folder, so "
@@ -103,7 +103,7 @@ def write_decoding(bundle: Path, chosen: DecodingOptions) -> None:
 
 
 def _steps(recognizer: Recognizer, options: DecodingOptions) -> list[list[dict[str, float]]]:
-    """Return the weights that have an effect: steps one after the other, of changes to try."""
+    """Return the steps to take in turn: each is a list of changes to try, which have an effect."""
     if options.is_greedy:  # which has no language model, though the bundle may
         return []
     steps = []
@@ -123,7 +123,8 @@ def _encode(
 ) -> Iterator[tuple[Encoded, list[str]]]:
     """Yield batches of encoded utterances, in the CPU's memory, with their texts.
 
-    The log says how many are not used: what is decoded in several chunks, or not at all.
+    The log says how many are not used: those decoded in several chunks, and those with no speech
+    to decode (silent or too short).
     """
     longest, found = chunk_seconds(recognizer.config, options), with_text(recognizer, cuts)
     todo = [cut for cut in found if cut.duration <= longest]

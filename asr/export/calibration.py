@@ -29,20 +29,20 @@ from asr.tokenizer import SOS
 
 log = logging.getLogger(__name__)
 
-_CALIBRATED = 64  # utterances, of which so many go through the decoder too, token by token
-_DECODED = 8
+_CALIBRATED = 64  # at most so many utterances
+_DECODED = 8  # at most so many of them go through the decoder too, token by token
 _NAMES = ("encoder", "decoder")
 
 Run = Callable[[Batch], dict[str, np.ndarray]]
-Text = Callable[[np.ndarray, np.ndarray], str]  # of an utterance's samples and features
+Text = Callable[[np.ndarray, np.ndarray], str]  # of an utterance, from its samples and features
 Pairs = list[tuple[str, str]]
 
 
 @dataclass
 class Quantized:
-    """Bytes and error rates by greedy CTC, before and after.
+    """Bytes and error rates by greedy CTC, before and after quantization.
 
-    Without a CTC head both rates are None, and the WER where the texts have no words.
+    Without a CTC head both rates are None. `wer` is None too where the texts have no words.
     """
 
     bytes: tuple[int, int]
@@ -50,7 +50,7 @@ class Quantized:
     wer: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        """Return a sentence."""
+        """Return sizes and error rates as a sentence."""
         before, after = self.bytes
         sizes = f"{before / 1e6:.2f} -> {after / 1e6:.2f} MB"
         if self.cer is None:
@@ -60,7 +60,7 @@ class Quantized:
         return ", ".join((sizes, *rates))
 
     def rates(self) -> dict[str, tuple[float, float] | None]:
-        """Return them for JSON; `wer` is absent where there is none."""
+        """Return the error rates for JSON; `wer` is absent where there is none."""
         return {"cer": self.cer} | ({} if self.wer is None else {"wer": self.wer})
 
     @classmethod
@@ -121,21 +121,21 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
 
 
 def open_graph(path: Path) -> Run:
-    """Return a function of a graph's inputs by name."""
+    """Return a function from a graph's inputs to its outputs, both by name."""
     session = open_session(path)
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(None, inputs), strict=True))
 
 
 def sample(cuts: Sequence[Cut]) -> Sequence[Cut]:
-    """Return the cuts to calibrate on, spread over all of these."""
+    """Return at most 64 cuts to calibrate on, spread over all of these."""
     return cuts[:: max(1, -(-len(cuts) // _CALIBRATED))]
 
 
 def utterances(bundle: Bundle, cuts: Sequence[Cut]) -> Iterator[tuple[Cut, np.ndarray, np.ndarray]]:
     """Yield cuts with their samples (N,) and features (T, F).
 
-    What cannot be read, is silence, too short or too long is left out.
+    Cuts that cannot be read, are silent, too short or too long are left out.
     """
     longest, steps = bundle.config.model.encoder.longest, bundle.config.model.frontend.steps
     for cut in cuts:
@@ -162,7 +162,11 @@ def decoder_inputs(
     tokens: Sequence[list[int]],
     ports: Sequence[dict[str, Any]],
 ) -> Iterator[Batch]:
-    """Yield the decoder's inputs for each token of these texts, of the encoder's inputs."""
+    """Yield the decoder's inputs of each step, for SOS and then each token of the texts.
+
+    `inputs` are the encoder's, `tokens` the texts of the same utterances. `ports` describe the
+    decoder's inputs.
+    """
     sizes = {"batch": 1, "beam": 1, "past": 0}
     for batch, text in zip(inputs, tokens, strict=True):
         held = encoder(batch)
@@ -177,7 +181,7 @@ def decoder_inputs(
 
 
 def recognized(bundle: Bundle, cuts: Sequence[Cut], ways: tuple[Text, Text]) -> tuple[Pairs, Pairs]:
-    """Return (known, recognized) texts by each of two ways."""
+    """Return the (known, recognized) texts of the cuts, for each of two ways to recognize."""
     pairs: tuple[Pairs, Pairs] = [], []
     for cut, wave_N, feats_TF in utterances(bundle, cuts):
         for found, text in zip(pairs, ways, strict=True):
@@ -186,7 +190,7 @@ def recognized(bundle: Bundle, cuts: Sequence[Cut], ways: tuple[Text, Text]) -> 
 
 
 def by_greedy_ctc(bundle: Bundle, encoder: Run) -> Text:
-    """Return a way to recognize an utterance: an encoder's, and the best token of each step."""
+    """Return a function that recognizes an utterance by an encoder's graph and greedy CTC."""
 
     def text(_: np.ndarray, feats_TF: np.ndarray) -> str:
         return greedy_text(bundle, encoder(encoder_inputs(feats_TF))["ctc_log_probs"])

@@ -11,19 +11,19 @@ from asr.errors import ConfigError
 from asr.tokenizer import SPECIAL, Tokenizer
 
 _BLANK = "<blk>"
-# A table of symbols of bytes up to this one only, with it among them, is read as coded bytes.
+# sherpa-onnx reads a table as coded bytes if this is the largest byte of its symbols.
 _LAST_BYTE_CODE = 0xC6
 _NO_CODE = "～"
 
 
 def without_special(logits_BSV: Tensor) -> Tensor:
-    """Return the log-probabilities (B, S, V - 3) of the blank, as column 0, and of what is said."""
+    """Return the log-probabilities (B, S, V - 3) of the blank, as column 0, and of text tokens."""
     logp_BSV = logits_BSV.log_softmax(-1)
     return torch.cat((logp_BSV[..., BLANK : BLANK + 1], logp_BSV[..., len(SPECIAL) :]), -1)
 
 
 def first(x: Tensor, n: int) -> Tensor:
-    """Return the first n along axis 1; a slice would make torch prove that there are as many."""
+    """Return the first n along axis 1; for a slice, torch would have to prove that n exist."""
     return x[:, torch.arange(n, device=x.device)]
 
 

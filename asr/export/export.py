@@ -1,7 +1,8 @@
-"""Export a recognizer as two graphs that need no code of ours, for ONNX or torch (`.pt2`).
+"""Export a recognizer as two graphs that need no code of this project: ONNX or torch (`.pt2`).
 
-The encoder's graph also computes the keys and values that the decoder attends to; the decoder's is
-one step, whose cache is an input and an output. The caller computes features and runs the search.
+The encoder's graph also computes the keys and values that the decoder attends to. The decoder's
+graph is one step; its cache is an input and an output. The caller computes features and runs the
+search.
 Legend: B utterances, T frames, F frequency bins, S encoder steps,
 W hypotheses of an utterance, V vocabulary.
 """
@@ -36,7 +37,8 @@ from asr.tokenizer import EOS, PAD, SOS, UNK
 VERSION = 1
 DESCRIPTION = "export.json"
 TOLERANCE = 1e-4
-# The free axes and their least sizes: torch treats a batch of one encoder step as a special case.
+# The free axes and their least sizes. 8 frames of time are two encoder steps, since torch treats a
+# batch of one step as a special case.
 FREE = {"batch": 1, "time": 8, "steps": 1, "beam": 1, "past": 0}
 # Utterances, hypotheses of each and frames of the inputs for tracing and for the comparison.
 _TRACED = (2, 3, 50)
@@ -59,8 +61,8 @@ def export(
     """Write the graphs and the files needed to use them to a new folder.
 
     `kind` is `onnx` or `torch`. `finish` may change what is in the folder before it has its name.
-    Sparse maps (SET) become dense where at least the share `dense_from` of their weights is there;
-    others are stored as positions and values, each as large as a weight. Returns the largest
+    Sparse maps (SET) become dense where at least the share `dense_from` of their weights exists.
+    Others are stored as positions and values, each as large as a weight. Returns the largest
     difference from the model on random input.
     Raises ConfigError if the kind is unknown, its packages are missing, the model cannot be
     exported or `out` exists; AsrError if the difference is above 1e-4. Nothing is written then.
@@ -158,8 +160,8 @@ def _trace(module: nn.Module, inputs: tuple[Tensor, ...], ports: Ports) -> Any:
     with torch.no_grad():
         if not isinstance(module, EncoderGraph):
             return torch.export.export(module, inputs, dynamic_shapes=shapes)
-        # What torch cannot prove of a kind of attention becomes an assertion, which may be stricter
-        # than the kind is: `compare` is the proof.
+        # Where torch cannot prove the shapes of a kind of attention, it adds an assertion. This may
+        # be stricter than the kind is, and is removed below: `compare` is the proof.
         program = torch.export.export(
             module, inputs, dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=True
         )
@@ -232,7 +234,7 @@ def compare(model: SpeechTransformer, n_freqs: int, encoder: Graph, decoder: Gra
 
 
 def _frames(model: SpeechTransformer, most: int) -> int:
-    """Return a number of frames that the encoder's attention has weights for."""
+    """Return `most` frames, or fewer if the encoder's attention has weights for fewer only."""
     steps = model.config.encoder.longest
     return most if steps is None else min(most, steps * FRAMES_PER_STEP)
 

@@ -1,4 +1,4 @@
-"""How features are made, as Python that needs nothing of this program."""
+"""Python code, for the README of an export, that computes features without this program."""
 
 from asr.audio.features import FbankConfig, FeaturesConfig, LogMelConfig
 
@@ -41,9 +41,9 @@ _NORMALIZED = {
 
 
 def how_features(config: FeaturesConfig) -> str:
-    """Return a function of Python that computes the features of a recipe.
+    """Return the source of a Python function that computes the features of a recipe.
 
-    It uses librosa, or torchaudio for Kaldi's, and is for recordings of a window or more.
+    It uses librosa, or torchaudio for Kaldi's, and needs recordings of at least one window.
     """
     normalized = _NORMALIZED[config.normalize]
     rate, n_freqs = config.sample_rate, config.n_freqs

@@ -1,6 +1,7 @@
 """Graphs from Kaldi's filterbank to CTC log-probabilities: of utterances, and of a stream's chunks.
 
-sherpa-onnx computes the filterbank for samples from -1 to 1, Kaldi and this project for 16 bits.
+sherpa-onnx computes the filterbank of samples from -1 to 1, Kaldi and this project that of 16-bit
+samples.
 Legend: B utterances or sessions, T frames, F mel bins, S encoder steps, C steps of a chunk, L steps
 before it, D d_model, H heads, K head dimension, X steps before a convolution, V vocabulary.
 """
@@ -40,7 +41,7 @@ class UtteranceGraph(nn.Module):
         else:
             feats_BTF = _normalized(feats_BTF, padding_mask(lengths_B, feats_BTF.shape[1]))
         steps = self.steps(feats_BTF.shape[1])
-        # A step of padding more, so that there is always one.
+        # One more step of padding, so that the encoder has at least one step.
         feats_BTF = pad(feats_BTF, (0, 0, 0, FRAMES_PER_STEP))
         memory_BSD, mask_BS = self.model.encode(feats_BTF, lengths_B)
         return without_special(self.model.ctc_logits(first(memory_BSD, steps))), mask_BS.sum(1)
@@ -60,9 +61,9 @@ class ChunkGraph(nn.Module):
     """Map the frames of a chunk and a state to log-probabilities and the next state.
 
     The states are those of a Zipformer (`zipformer2_ctc`), six for each layer: keys (L, B, D), one
-    unused, values (L, B, D), one unused, what the convolution sees of the past (B, D, X), one
-    unused; then the frames before the chunk (B, 128, 3, 19), most of it unused, and the number of
-    steps so far (B,). All of it begins with zeros.
+    unused, values (L, B, D), one unused, the past that the convolution sees (B, D, X), one unused.
+    After the layers come the frames before the chunk (B, 128, 3, 19), most of it unused, and the
+    number of steps so far (B,). All states begin as zeros.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -74,7 +75,7 @@ class ChunkGraph(nn.Module):
         self.n_layers, self.n_heads, self.d_model = (
             config.encoder.n_layers, config.n_heads, config.d_model,
         )  # fmt: skip
-        # sherpa-onnx reads the size of half a convolution; without one a step is not used.
+        # sherpa-onnx needs a state for half a convolution; without one its single step is unused.
         width = config.encoder.convolution
         self.past = None if width is None else width // 2
         self.reach = max(1, self.past or 0)
@@ -83,7 +84,7 @@ class ChunkGraph(nn.Module):
         self.frames = FRAMES_PER_STEP * self.chunk + bundle.model.frontend.after
 
     def metadata(self) -> dict[str, str]:
-        """Return what sherpa-onnx reads beside the graph."""
+        """Return the metadata that sherpa-onnx reads beside the graph."""
         sizes = {
             "encoder_dims": self.d_model,
             "query_head_dims": self.d_model // self.n_heads,
@@ -123,7 +124,7 @@ class ChunkGraph(nn.Module):
         before_BTF = held[:, :size].unflatten(1, (self.before, self.n_freqs))
         feats_BTF = torch.cat((before_BTF, feats_BTF), 1)
         following = feats_BTF[:, FRAMES_PER_STEP * self.chunk :][:, : self.before].flatten(1)
-        # The step that is `place` places before the chunk exists after as many steps.
+        # The step that is `place` steps before the chunk exists once so many steps are done.
         place_L = torch.arange(self.left, 0, -1, device=n_steps_B.device)
         state = EncoderState(self._caches(layers), place_L <= n_steps_B[:, None])
         x_BCD = self.model.frontend.convolve(feats_BTF)
@@ -134,7 +135,7 @@ class ChunkGraph(nn.Module):
         return without_special(logits_BCV), *stored, embed, n_steps_B + self.chunk
 
     def _caches(self, layers: list[Tensor]) -> list[tuple[Tensor, ...]]:
-        """Return the caches of the encoder: keys and values (B, H, L, K), of a convolution too."""
+        """Return each layer's cache: keys and values (B, H, L, K), and a convolution's past."""
         caches = []
         for i in range(self.n_layers):
             key, _, value, _, conv, _ = layers[_STATES_OF_LAYER * i : _STATES_OF_LAYER * (i + 1)]

@@ -1,10 +1,10 @@
 """Export a recognizer as one HTML file that needs no server and no network.
 
 The file holds the weights in 14 bits, the recognizer in JavaScript (`asr/export/page/`) with a
-small kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`),
-whose requests a worker of the page answers. The recognizer is features, encoder and CTC prefix
-beam search, with an n-gram where the bundle decodes with one; the decoder is left out. Where the
-encoder streams, the microphone has live text.
+small kernel for products of matrices (`gemm.wat`), and the page of the service (`serve/page/`). A
+worker of the page answers the requests that the service would answer. The recognizer consists of
+features, encoder and CTC prefix beam search, with an n-gram where the bundle decodes with one. The
+decoder is left out. Where the encoder streams, the microphone has live text.
 """
 
 import base64
@@ -30,7 +30,7 @@ from asr.lm.loading import load_language_model
 from asr.lm.ngram import NGram
 from asr.runtime.files import write_text
 
-MOST_BYTES = 32_000_000  # one of 22 MB was tried (docs/results.md)
+MOST_BYTES = 32_000_000  # a page of 22 MB was tried (docs/results.md)
 # The recognizer's modules, and those of the page, in the order of their imports.
 RECOGNIZER = (
     "memory", "layers", "frontend", "network", "features", "fbank", "prefix_beam", "ngram", "ctc",
@@ -67,7 +67,7 @@ def export_html(bundle: Bundle, name: str, out: Path) -> int:
 
 
 def check(bundle: Bundle) -> None:
-    """Raise ConfigError that names what the page cannot run of a model."""
+    """Raise ConfigError that names the part of a model that a page cannot run."""
     model = bundle.config.model
     names = [n for n in model.ranks if n.startswith("frontend.block") or "depthwise" in n]
     sparse = next((n for n in weights_of(bundle) if n.endswith(".places")), "").rpartition(".")[0]
@@ -95,7 +95,7 @@ def options_of(bundle: Bundle) -> DecodingOptions:
 
 
 def language_model(bundle: Bundle) -> NGram | None:
-    """Return the n-gram that the bundle decodes with. Raises ConfigError for another model."""
+    """Return the n-gram that the bundle decodes with, if any. Raises ConfigError for no n-gram."""
     options = options_of(bundle)
     if options.lm is None or not options.lm_weight:
         return None
@@ -148,7 +148,7 @@ def build_page(bundle: Bundle, name: str) -> str:
 
 
 def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> dict[str, Any]:
-    """Return what the page knows of a model but its weights, whose places are `table`."""
+    """Return all that a page knows of a model but the weights; `table` tells where these are."""
     config, options = bundle.config, options_of(bundle)
     features, model = config.features, config.model
     frame: dict[str, float] = {"n_fft": features.n_fft, "hop": features.hop_length}
@@ -182,7 +182,7 @@ def facts(bundle: Bundle, name: str, table: Table, lm: NGram | None = None) -> d
 
 
 def weights_of(bundle: Bundle) -> dict[str, Tensor]:
-    """Return the tensors that the page needs, those of the features with their name."""
+    """Return the tensors that the page needs by name; the features' begin with `features.`."""
     found = {k: v for k, v in bundle.model.state_dict().items() if not k.startswith("decoder.")}
     return found | {f"features.{k}": v for k, v in bundle.features.state_dict().items()}
 
@@ -208,7 +208,7 @@ def _page_script() -> str:
 
 
 def _module(source: str) -> str:
-    """Return a module as a statement that declares its exports; what it imports is declared."""
+    """Return a module as a statement that declares its exports; its imports are declared before."""
     names = [match[1] for match in _EXPORT.findall(source)]
     body = _EXPORT.sub(r"\1", _IMPORT.sub("", source))
     exports = ", ".join(names)

@@ -1,10 +1,10 @@
 """Quantize an ONNX graph to 8 bits: weights by output, activations by calibration.
 
-x ≈ scale · (q - zero) with an unsigned byte for each number of an activation, w ≈ scale · q with a
-signed byte for each weight and a scale for each output (Jacob et al. 2018; Nagel et al. 2021, sec.
-2). Linear maps, ungrouped 2-D convolutions and embeddings are quantized; attention, normalization
-and softmax stay in float32. `QuantizeLinear` and `DequantizeLinear`, which are standard ONNX, are
-written around the maps; runtimes fuse them to products of integers.
+An activation is x ≈ scale · (q - zero), with an unsigned byte q for each number. A weight is
+w ≈ scale · q, with a signed byte q and a scale for each output (Jacob et al. 2018; Nagel et al.
+2021, sec. 2). Linear maps, ungrouped 2-D convolutions and embeddings are quantized; attention,
+normalization and softmax stay in float32. `QuantizeLinear` and `DequantizeLinear`, which are
+standard ONNX, are written around the maps; runtimes fuse them to products of integers.
 """
 
 import ast
@@ -18,7 +18,7 @@ import numpy as np
 from asr.export.ranges import Batch, Grid, observe
 from asr.runtime.files import write_atomically
 
-_FEWEST = 512  # weights of a map; those of fewer stay as they are, as in a bundle in 8 bits
+_FEWEST = 512  # weights of a linear map; smaller ones stay as they are, as in a bundle in 8 bits
 _LARGEST = 127
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -48,7 +48,7 @@ def quantize(source: Path, out: Path, batches: Sequence[Batch], keep: Sequence[s
 
 
 def to_int8(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return int8 weights and a scale for each index of an axis; an error is at most half of it."""
+    """Return int8 weights and a scale for each index of an axis; errors are at most scale / 2."""
     others = tuple(i for i in range(weight.ndim) if i != axis)
     scale = np.abs(weight).max(others, keepdims=True).astype(np.float32) / np.float32(_LARGEST)
     scale = np.where(scale > 0, scale, np.float32(1))
@@ -72,7 +72,7 @@ def _calibrate(model: Any, names: Sequence[str], batches: Sequence[Batch]) -> di
 
 
 class _Writer:
-    """Write the nodes of a graph again, those that are quantized in other forms."""
+    """Writes the nodes of a graph again, the quantized ones in their form for bytes."""
 
     def __init__(self, graph: Any, keep: Sequence[str]) -> None:
         self._graph = graph
@@ -89,7 +89,7 @@ class _Writer:
         self._steps = {node.output[0]: path for path in self._paths.values() for node in path}
         self.grids: dict[str, Grid] = {}
         self._made: dict[str, Any] = {}
-        self._bytes: dict[str, str] = {}  # the name of what a tensor is in 8 bits
+        self._bytes: dict[str, str] = {}  # the name of a tensor's bytes, by its own name
         self._nodes: list[Any] = []
 
     def activations(self) -> list[str]:
@@ -122,7 +122,8 @@ class _Writer:
         dims = self._weights[node.input[1]].dims
         if node.op_type == "MatMul":
             return len(dims) == 2 and dims[0] * dims[1] >= _FEWEST
-        # Features have one channel: their bytes would cost more accuracy than all of a block's.
+        # Features have one channel, and stay in float32: their bytes would cost more accuracy than
+        # all of a block's.
         is_alone = all(a.i == 1 for a in node.attribute if a.name == "group")
         return len(dims) == 4 and dims[1] > 1 and is_alone
 
@@ -132,9 +133,10 @@ class _Writer:
         return weight is not None and len(weight.dims) == 2 and not has_axis
 
     def _path(self, conv: Any) -> list[Any]:
-        """Return a convolution, with the pooling, mask and ReLU after it if there is a ReLU.
+        """Return a convolution; if a ReLU follows, also the pooling and mask up to it and the ReLU.
 
-        ReLU commutes with the others, and rounding to a grid whose least value is 0 includes it.
+        ReLU commutes with pooling and mask, and rounding to a grid whose least value is 0 includes
+        it.
         """
         path = [conv]
         while len(readers := self._readers[path[-1].output[0]]) == 1:
@@ -151,14 +153,14 @@ class _Writer:
         return cast.input[0] if cast is not None and cast.op_type == "Cast" else None
 
     def _write_map(self, node: Any) -> None:
-        """Write a product or convolution of what bytes mean."""
+        """Write a product or convolution of dequantized bytes."""
         is_conv = node.op_type == "Conv"
         x_scale = self.grids[node.input[0]].scale
         node.input[0] = self._rounded(node.input[0])
         weight = self._array(node.input[1])
         q, scale = to_int8(weight, 0 if is_conv else 1)
         node.input[1] = self._meaning(node.input[1], q, scale, 0 if is_conv else 1)
-        if is_conv and len(node.input) > 2:  # as 32-bit integers, which the sums of products are
+        if is_conv and len(node.input) > 2:  # in 32-bit integers, as the sums of products are
             b_scale = x_scale * scale
             b = np.rint(self._array(node.input[2]) / b_scale).astype(np.int32)
             node.input[2] = self._meaning(node.input[2], b, b_scale.astype(np.float32), 0)
@@ -174,7 +176,7 @@ class _Writer:
             self._dequantize(name)
 
     def _write_step(self, node: Any) -> None:
-        """Write a pooling or a mask of bytes, or in place of a ReLU what its bytes mean."""
+        """Write a pooling or a mask of bytes; in place of a ReLU, dequantize its bytes."""
         source, name = self._bytes[node.input[0]], node.output[0]
         if node.op_type == "Relu":
             self._bytes[name] = source
@@ -201,7 +203,7 @@ class _Writer:
         self._add("Mul", [name + ".float", name + ".scale"], name)
 
     def _rounded(self, name: str) -> str:
-        """Return the name of an activation on its grid, which is written if it is not there yet."""
+        """Return the name of an activation rounded to its grid; write its nodes if not yet done."""
         if name in self._bytes:
             return name if name in self._steps else name + ".rounded"
         self._bytes[name] = name + ".bytes"
@@ -221,7 +223,7 @@ class _Writer:
         self._add("DequantizeLinear", [self._bytes[name], *self._grid(name)], out or name)
 
     def _meaning(self, name: str, q: np.ndarray, scale: np.ndarray, axis: int) -> str:
-        """Return the name of constant integers times the scales of an axis."""
+        """Return the name of a dequantized constant: integers times the scales of an axis."""
         inputs = [self._constant(f"{name}.bytes", q), self._constant(f"{name}.scales", scale)]
         self._add("DequantizeLinear", inputs, f"{name}.rounded", axis=axis)
         return f"{name}.rounded"

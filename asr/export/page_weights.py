@@ -2,7 +2,7 @@
 
 Each row of a matrix or kernel, the weights of one output, has its own scale: w ≈ scale · q with q
 from -8191 to 8191, so an error is at most half a scale. In 8 bits (`asr.runtime.int8`) 3 of 400
-texts of the demo were others than those of float32, in 14 none.
+texts of the demo differed from those of float32, in 14 bits none.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from torch import Tensor
 
 BITS = 14
 _LARGEST = 2 ** (BITS - 1) - 1
-_FEWEST = 512  # weights of a tensor; those of fewer stay as they are, and so do biases and norms
+_FEWEST = 512  # weights of a tensor; smaller ones stay as they are, and so do biases and norms
 
-# The type, shape and first byte of each tensor; of rounded ones the type is the number of bits.
+# The type, shape and first byte of each tensor; a rounded one's type is its number of bits.
 Table = dict[str, tuple[str | int, list[int], int]]
 
 
 def pack_weights(tensors: Mapping[str, Tensor]) -> tuple[bytes, Table]:
-    """Return all numbers behind one another, and where they are.
+    """Return the bytes of all tensors, one after another, and a table of where they are.
 
-    Rounded tensors (O, …) are their scales (O,) in float32, then q + 8191 of each weight: 14 bits
-    after 14 bits, the lowest first.
+    A rounded tensor (O, …) is stored as its scales (O,) in float32, then q + 8191 of each weight:
+    14 bits after 14 bits, the lowest bit first.
     """
     blob, table = bytearray(), Table()
     for name, tensor in tensors.items():
@@ -37,7 +37,7 @@ def pack_weights(tensors: Mapping[str, Tensor]) -> tuple[bytes, Table]:
 def _packed(tensor: Tensor) -> tuple[str | int, bytes]:
     if tensor.ndim > 1 and tensor.numel() >= _FEWEST and tensor.is_floating_point():
         return BITS, _rounded(tensor.float().flatten(1).numpy())
-    # JavaScript's own numbers hold the keys of an n-gram.
+    # The keys of an n-gram are int64, for which JavaScript's own numbers (float64) suffice.
     kind = "float64" if tensor.dtype == torch.int64 else "float32"
     return kind, tensor.numpy().astype(np.dtype(kind).newbyteorder("<")).tobytes()
 

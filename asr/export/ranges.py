@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 LARGEST = 255  # of an unsigned byte
-_MARGIN = 1.25  # voices that are not among those of the calibration exceed its range
+_MARGIN = 1.25  # voices that are not in the calibration exceed its range
 
 Batch = dict[str, np.ndarray]
 
@@ -21,16 +21,16 @@ class Grid:
 
 
 def grid_of(low: float, high: float) -> Grid:
-    """Return the grid from `low` to `high` and 0, its ends moved so that 0 is on it."""
+    """Return the grid over `low`, `high` and 0, with its ends moved so that 0 is on it."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = float(np.float32((high - low) / LARGEST)) or 1.0
     return Grid(scale, round(-low / scale))
 
 
 def observe(session: Any, names: Sequence[str], batches: Sequence[Batch]) -> dict[str, Grid]:
-    """Return grids for these outputs of a session, of their whole range over batches of inputs.
+    """Return a grid for each named output of a session: 1.25 times its range over the batches.
 
-    Ends with the least squared error (Nagel et al. 2021, sec. 3.1) were tried: on the words of
+    Ranges with the least squared error (Nagel et al. 2021, sec. 3.1) were tried: on the words of
     people who were not in the calibration they cost more accuracy.
     """
     bounds: dict[str, tuple[float, float]] = dict.fromkeys(names, (0.0, 0.0))

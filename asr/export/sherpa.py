@@ -38,7 +38,7 @@ from asr.model.frontend import FRAMES_PER_STEP
 MODEL, INT8, TOKENS = "model.onnx", "model.int8.onnx", "tokens.txt"
 TOLERANCE = 1e-3
 _WINDOW_MS, _HOP_MS = 25, 10
-# Seconds of the waveforms of the comparison, chunks of its streams.
+# Lengths in the comparison: seconds of the waveforms, chunks of the streams.
 _COMPARED_SECONDS, _COMPARED_CHUNKS = (0.31, 1.0, 4.7), 7
 
 Run = Callable[..., list[Tensor]]
@@ -48,7 +48,7 @@ Run = Callable[..., list[Tensor]]
 class Target:
     """What sherpa-onnx loads: the kind, and a graph with its inputs, outputs and metadata.
 
-    `free` has the free axes of each input.
+    `free` lists the free axes of each input.
     """
 
     kind: str
@@ -64,8 +64,8 @@ def export(bundle: Bundle, out: Path, finish: Callable[[Path], object] = lambda 
 
     `finish` may change what is in the folder before it has its name. Returns the largest
     difference of log-probabilities from the model on random input. Raises ConfigError where
-    sherpa-onnx could not load or rightly feed the model, or `out` exists; AsrError if the
-    difference is above 1e-3.
+    sherpa-onnx cannot load the model or would feed it wrongly, or where `out` exists; AsrError if
+    the difference is above 1e-3.
     """
     if not all(map(find_spec, ("onnxscript", "onnxruntime"))):
         raise ConfigError(
@@ -98,7 +98,7 @@ def export(bundle: Bundle, out: Path, finish: Callable[[Path], object] = lambda 
 
 
 def kind_of(config: Config) -> str:
-    """Return which of its kinds of models sherpa-onnx can take a bundle for.
+    """Return the kind of model as which sherpa-onnx can load a bundle.
 
     Raises ConfigError, with the reason, if there is none.
     """
@@ -189,7 +189,7 @@ def target_of(bundle: Bundle) -> Target:
 
 
 def write_graph(bundle: Bundle, path: Path) -> Target:
-    """Write the graph for sherpa-onnx in float32, and return what it is."""
+    """Write the graph for sherpa-onnx in float32, and return its description."""
     target = target_of(bundle)
     # DYNAMIC: torch cannot prove its guards for all lengths; `compare` and the tests try them.
     free = [dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for axes in target.free]
@@ -217,7 +217,8 @@ def write_graph(bundle: Bundle, path: Path) -> Target:
 def compare(bundle: Bundle, target: Target, run: Run) -> float:
     """Return the largest difference of log-probabilities between a graph and the model.
 
-    The input is noise, of several lengths, or a stream of them; NaN if any difference is.
+    The input is noise: utterances of several lengths, or streams. The result is NaN if any
+    difference is, or if shapes differ.
     """
     rng = torch.Generator().manual_seed(0)
     pairs = {"omnilingual": _waves, "zipformer_ctc": _batch, "zipformer2_ctc": _stream}
@@ -236,7 +237,7 @@ def _compared_seconds(config: Config) -> list[float]:
 
 
 def _waves(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
-    """Compare every step of the encoder where it begins."""
+    """Return the graph's and the model's log-probabilities where each encoder step begins."""
     graph, pairs = WaveformGraph(bundle), []
     for seconds in _compared_seconds(bundle.config):
         wave_1N = torch.randn(1, int(RATE * seconds), generator=rng)
@@ -272,7 +273,7 @@ def _model_log_probs(bundle: Bundle, feats: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _stream(bundle: Bundle, run: Run, rng: torch.Generator) -> Pairs:
-    """Compare a stream chunk by chunk with the whole utterance in chunks of the same length."""
+    """Return log-probabilities of streams chunk by chunk, and of the whole in the same chunks."""
     graph, model = ChunkGraph(bundle), bundle.model
     shift = FRAMES_PER_STEP * graph.chunk
     frames = _COMPARED_CHUNKS * shift + graph.frames - shift

@@ -1,4 +1,4 @@
-"""Words for the folder of `asr export --format sherpa`: the calls that load the model."""
+"""The README of `asr export --format sherpa`, with the calls that load the model."""
 
 import math
 from string import Template
@@ -21,7 +21,10 @@ _KINDS = {
 
 
 def longest_seconds(config: Config) -> float:
-    """Return the most audio that a graph's attention has weights for; the graph adds a step."""
+    """Return the most seconds of audio that the attention has weights for, infinity if any.
+
+    One step less is counted, since the graph adds a step.
+    """
     steps = config.model.encoder.longest
     return math.inf if steps is None else (steps - 1) * config.step_seconds
 

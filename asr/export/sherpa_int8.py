@@ -23,22 +23,25 @@ from asr.export.filterbank_graphs import ChunkGraph
 from asr.export.int8 import quantize
 from asr.export.ranges import Batch
 from asr.export.sherpa import INT8, MODEL, kind_of
+from asr.export.sherpa_card import longest_seconds
 from asr.export.waveform_graph import RATE
 from asr.model.frontend import FRAMES_PER_STEP
 from asr.tokenizer import SPECIAL
 
 _LEVEL = 2 * math.log(KALDI_SCALE)
 _SILENCE = math.log(FLOOR)  # what sherpa-onnx computes of zeros
-_CHUNKS = 4  # one of so many chunks of a stream calibrates, since each holds all of the state
+_CHUNKS = 4  # one of so many chunks of a stream calibrates, since each has the whole state as input
 
 
 def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
     """Write `model.int8.onnx` beside `model.onnx`, calibrated on some of the cuts.
 
-    The spectrum of a waveform stays in float32. Raises DataError where no cut can be read.
+    The maps that compute a waveform's spectrum stay in float32. Raises DataError where no cut can
+    be read.
     """
     normalize = bundle.tokenizer.normalize
-    todo = [cut for cut in cuts if normalize(text_of(cut))]
+    most = longest_seconds(bundle.config)
+    todo = [cut for cut in cuts if normalize(text_of(cut)) and cut.duration < most]
     feed, run = Feed(bundle), open_graph(folder / MODEL)
     batches = [
         batch
@@ -56,14 +59,14 @@ def quantize_folder(bundle: Bundle, cuts: CutSet, folder: Path) -> Quantized:
 
 
 class Feed:
-    """Feed a graph as sherpa-onnx does."""
+    """Feeds a graph as sherpa-onnx does."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self.kind = bundle, kind_of(bundle.config)
         self.every = _CHUNKS if self.kind == "zipformer2_ctc" else 1
 
     def __call__(self, wave_N: np.ndarray, run: Run) -> Iterator[tuple[Batch, np.ndarray]]:
-        """Yield inputs and log-probabilities (S, V'): of an utterance, or of a stream's chunks."""
+        """Yield inputs and log-probabilities (S, V') of the utterance, or of each of its chunks."""
         if self.kind == "omnilingual":
             rate = self.bundle.config.features.sample_rate
             yield _run({"x": as_fed(soxr.resample(wave_N, rate, RATE))}, run)

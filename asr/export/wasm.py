@@ -1,6 +1,6 @@
-"""Assemble WebAssembly's text format, as much of it as `page/gemm.wat` needs, to a module.
+"""Assemble a module from WebAssembly's text format, as far as `page/gemm.wat` needs it.
 
-One imported memory, one exported function, folded instructions without results of blocks
+It needs one imported memory, one exported function, folded instructions, and blocks without results
 (WebAssembly specification, version 2.0, chapters 5 and 6).
 """
 
@@ -25,7 +25,7 @@ _WORD = re.compile(r';;[^\n]*|[()]|"[^"]*"|[^\s()";]+')
 
 
 def assemble(text: str) -> bytes:
-    """Return the module of a text."""
+    """Return the binary module of a text."""
     module = _parse(text)
     (imported,) = (part for part in module[1:] if part[0] == "import")
     (function,) = (part for part in module[1:] if part[0] == "func")

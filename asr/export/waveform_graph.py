@@ -27,7 +27,7 @@ RATE = 16_000
 STEPS_PER_SECOND = 50
 _PASSED = 0.94  # share of the lower of two bands that a resampler lets through
 _CROSSINGS = 32  # of its sinc, on each side
-_SILENT = 0.01  # share of samples that are digital silence, if there is any
+_SILENT = 0.01  # from this share of samples on, a repeated value counts as digital silence
 _MOST_WEIGHTS, _MOST_FOURIER = 1 << 21, 1 << 23
 
 
@@ -55,20 +55,20 @@ def resampling(rate: int) -> tuple[Tensor, int, int]:
 
 
 def fits(n_fft: int) -> bool:
-    """Tell whether the matrix of a Fourier transform has a bearable size."""
+    """Tell whether the matrix of a Fourier transform is small enough for a graph."""
     return n_fft * n_fft <= _MOST_FOURIER
 
 
 def can_resample(rate: int) -> bool:
-    """Tell whether a convolution of bearable size makes waveforms of this rate."""
+    """Tell whether a convolution that is small enough makes waveforms of this rate."""
     ratio = Fraction(rate, RATE)
     return ratio <= 1 and ratio.numerator * ratio.denominator <= _MOST_WEIGHTS
 
 
 def without_offset(wave_1N: Tensor) -> Tensor:
-    """Return a waveform with digital silence at zero, where sherpa-onnx has taken out the mean.
+    """Return a waveform with digital silence at zero again, after sherpa-onnx took out the mean.
 
-    It is the value of the first or the last sample, if that stands twice in a row often enough.
+    Silence is the value of the first or the last sample, if it often occurs twice in a row.
     """
     ends_21 = torch.cat((wave_1N[:, :1], wave_1N[:, -1:]))
     is_end_2N = wave_1N == ends_21
@@ -98,7 +98,7 @@ class Resampler(nn.Module):
 
 
 class LogPowerGraph(nn.Module):
-    """The spectrogram or log-mel spectrogram of `FeatureExtractor`, without a Fourier transform."""
+    """The (log-mel) spectrogram of `FeatureExtractor`, by a convolution: no Fourier transform."""
 
     kernel: Tensor
     mel_FM: Tensor | None
@@ -125,7 +125,7 @@ class LogPowerGraph(nn.Module):
 class FilterbankGraph(nn.Module):
     """Kaldi's filterbank of a waveform at a peak of 1.
 
-    Per window, taking out the mean and pre-emphasis are in its weights too.
+    Its convolution also takes out each window's mean and applies the pre-emphasis.
     """
 
     kernel: Tensor
@@ -138,7 +138,7 @@ class FilterbankGraph(nn.Module):
         W = self.n_window
         kernel = fourier(padded(W), W) * features.window.double()
         later = pad(kernel[:, 1:], (0, 1))
-        kernel[:, 0] *= 1 - PREEMPHASIS  # before the first sample stands the first one again
+        kernel[:, 0] *= 1 - PREEMPHASIS  # the first sample also precedes itself
         kernel -= PREEMPHASIS * later
         kernel -= kernel.mean(1, keepdim=True)
         self.register_buffer("kernel", KALDI_SCALE * kernel[:, None].float())
@@ -151,7 +151,7 @@ class FilterbankGraph(nn.Module):
         wave_1N = wave_1N / torch.where(peak > 0, peak, 1)
         before = self.n_window // 2 - self.hop // 2
         parts = (wave_1N[:, :before].flip(1), wave_1N, wave_1N.flip(1)[:, : self.n_window])
-        around = pad(torch.cat(parts, 1), (0, self.n_window))  # shorter ones too have a window
+        around = pad(torch.cat(parts, 1), (0, self.n_window))  # a short one too gets a window
         power_1TM = _power(around[:, None], self.kernel, self.hop, self.mel_FM)
         return first(power_1TM, n_frames).clamp(min=self.floor).log()
 
@@ -166,7 +166,7 @@ def _power(wave_11N: Tensor, kernel: Tensor, hop: int, mel_FM: Tensor | None) ->
 class WaveformGraph(nn.Module):
     """Map samples of 16 kHz, whatever their gain, to log-probabilities of CTC every 20 ms.
 
-    A step of the encoder is repeated as long as it lasts: the same token twice is one token.
+    A step of the encoder is repeated as long as it lasts: to CTC, a token repeated is one token.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -182,14 +182,14 @@ class WaveformGraph(nn.Module):
         )
         self.features, self.by_corpus = features, config.normalize == "corpus"
         self.model, self.steps = bundle.model, bundle.config.model.frontend.steps
-        # Of a step: 1 / 50 s of it, both in samples times 50.
+        # The lengths of an output step (1 / 50 s) and of an encoder step, in samples times 50.
         self.frame, self.step = (
             config.sample_rate,
             STEPS_PER_SECOND * FRAMES_PER_STEP * config.hop_length,
         )
 
     def places(self, n_steps: int) -> Tensor:
-        """Return where each step of the encoder begins among the repeated ones."""
+        """Return the index of the output step with which each step of the encoder begins."""
         return -(-torch.arange(n_steps) * self.step // self.frame)
 
     def forward(self, wave_1N: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class WaveformGraph(nn.Module):
         feats_1TF = normalize(feats_1TF)
         frames_1 = torch.ones_like(feats_1TF[..., 0]).sum(1).long()
         steps = self.steps(feats_1TF.shape[1])
-        # A step of padding more, so that there is always one.
+        # One more step of padding, so that the encoder has at least one step.
         padded_1TF = pad(feats_1TF, (0, 0, 0, FRAMES_PER_STEP))
         memory_1SD, _ = self.model.encode(padded_1TF, frames_1)
         logp_1SV = without_special(self.model.ctc_logits(memory_1SD))

@@ -1,1 +1,1 @@
-"""A trained bundle learns from further recordings: do they fit, how, and what is forgotten."""
+"""Fine-tuning of a bundle: whether recordings fit it, the recipe, and what it forgets."""

@@ -15,18 +15,18 @@ from asr.training_config import DataConfig
 log = logging.getLogger(__name__)
 
 TRAIN, DEV = "train.jsonl.gz", "dev.jsonl.gz"
-_KNOWN = 0.05  # of the characters in the texts; below, a model begins with next to nothing
-_NARROW = 0.5  # of the audio may have a lower sample rate than the model
+_KNOWN = 0.05  # least share of known characters; below, a model begins with next to nothing
+_NARROW = 0.5  # largest share of the audio that may have a lower sample rate than the model
 _SHOWN = 10  # characters in a message
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A folder of `asr prepare`, seen by a bundle.
+    """The training utterances in a folder of `asr prepare`, measured for a bundle.
 
-    `rates` are hours by sample rate, `longest` and `p99` the longest utterance's seconds and their
-    99th percentile, `n_characters` those of all texts but spaces and punctuation, and `unknown` the
-    characters of the texts that the bundle has no tokens for.
+    `rates` are hours by sample rate in Hz. `longest` is the length of the longest utterance in
+    seconds, `p99` the 99th percentile. `n_characters` counts the characters of all texts, without
+    spaces and punctuation. `unknown` counts the characters that the bundle has no tokens for.
     """
 
     folder: Path
@@ -39,24 +39,24 @@ class Corpus:
 
     @property
     def hours(self) -> float:
-        """Return the hours of training."""
+        """Return the hours of audio for training."""
         return sum(self.rates.values())
 
     @property
     def train(self) -> Path:
-        """Return the manifest of the training."""
+        """Return the manifest of the training set."""
         return self.folder / TRAIN
 
     @property
     def dev(self) -> Path:
-        """Return the manifest of dev."""
+        """Return the manifest of the dev set."""
         return self.folder / DEV
 
 
 def read_corpus(folder: Path, bundle: Bundle, data: DataConfig) -> Corpus:
-    """Return what a folder's training utterances are like, those within the limits of `data`.
+    """Measure a folder's training utterances, as far as they are within the limits of `data`.
 
-    Raises DataError where there are none, or no manifests.
+    Raises DataError where a manifest is missing, or where training or dev has no usable utterance.
     """
     for name in (TRAIN, DEV):
         if not (folder / name).is_file():
@@ -87,10 +87,10 @@ def read_corpus(folder: Path, bundle: Bundle, data: DataConfig) -> Corpus:
 
 
 def check_fit(corpus: Corpus, bundle: Bundle, source: Path) -> None:
-    """Say what does not fit, and what will be done. Raises DataError where next to nothing fits.
+    """Log what does not fit, and what will be done. Raises DataError where too little fits.
 
     Audio of a higher sample rate than the model's is resampled and loses its upper frequencies, as
-    the model's own corpus did. Audio of a lower one has none where the model looks for some.
+    the model's own corpus did. Audio of a lower rate lacks upper frequencies that the model uses.
     """
     rate, faults = bundle.config.features.sample_rate, list[str]()
     n_unknown = sum(n for character, n in corpus.unknown.items() if _is_written(character))
@@ -116,7 +116,7 @@ def check_fit(corpus: Corpus, bundle: Bundle, source: Path) -> None:
 
 
 def _narrow(corpus: Corpus, rate: int) -> float:
-    """Return the share of the audio whose sample rate is below one in Hz."""
+    """Return the share of the audio whose sample rate is below `rate` (Hz)."""
     return sum(hours for found, hours in corpus.rates.items() if found < rate) / corpus.hours
 
 
@@ -140,7 +140,7 @@ def _note_differences(corpus: Corpus, bundle: Bundle, share: float, rates: str) 
 
 
 def _is_written(character: str) -> bool:
-    """Return whether a character is a letter, a mark, a digit or a sign: of a script."""
+    """Tell whether a character is a letter, a mark, a digit or a sign: no space or punctuation."""
     return character != "▁" and unicodedata.category(character)[0] not in "ZPC"
 
 

@@ -38,11 +38,12 @@ class Change(FrozenModel):
 
 
 class Outcome(FrozenModel):
-    """A fine-tuning of `bundle`, whose weights have the digest `source`, to those of `result`.
+    """The record of a fine-tuning of the bundle at `bundle`.
 
-    `canary` is of utterances of the older corpus that are in no training here; `data` is the
-    digest of the manifests. `had_lm`: the bundle had a language model, which the result lacks;
-    `canary_of_train`: the older corpus has no dev, and the canary set is of its training.
+    `source` and `result` are digests of the weights before and after, `data` is that of the
+    manifests. `canary` are the rates on utterances of the older corpus that this training does not
+    use. `had_lm`: the bundle had a language model, which the result lacks. `canary_of_train`: the
+    older corpus has no dev set, so the canary set is from its training set.
     """
 
     bundle: str
@@ -88,13 +89,13 @@ class Outcome(FrozenModel):
 
 
 def read_outcome(bundle: Path) -> Outcome | None:
-    """Read what a folder's fine-tuning did so far. Raises BundleError where that is damaged."""
+    """Read the outcome in a folder so far, if any. Raises BundleError where it is damaged."""
     what = "the record of an `asr finetune`: give another --out"
     return read_json(bundle / _FILE, Outcome, what)
 
 
 def write_outcome(bundle: Path, outcome: Outcome) -> None:
-    """Store it in a folder, and on the card of the bundle there, if it is finished."""
+    """Store an outcome in a folder; if it is finished, also on the card of the bundle there."""
     if outcome.result:
         write_section(bundle, _HEADING, str(outcome))
     write_text(bundle / _FILE, outcome.model_dump_json(indent=2) + "\n")

@@ -9,15 +9,15 @@ from asr.errors import ConfigError
 from asr.finetune.corpus import DEV, TRAIN, Corpus
 from asr.training_config import DataConfig
 
-# Steps on an hour of audio or less, and the learning rate of a model of width 1: half of what the
-# recipes give a fresh model of its width.
+# The steps for an hour of audio or less, and the learning rate times d_model: half of what the
+# recipes give a fresh model of the same width.
 _STEPS, _RATE = 600, 0.08
 _FEWEST_EPOCHS, _MOST_EPOCHS = 4, 60
 _AFTER_MUON = 32.0  # seconds of audio in a batch
-_LONGEST = 20.0  # seconds of a chunk, above which decoding takes none
+_LONGEST = 20.0  # seconds, up to which longer recordings raise decoding.chunk_seconds
 _GIVEN = {"data.train": "DATA", "data.dev": "DATA", "training.init": "BUNDLE"}
 _KEPT = ("features", "model", "tokenizer")
-_FREE = ("model.dropout", "model.ctc_weight")  # no tensor depends on them, above 0
+_FREE = ("model.dropout", "model.ctc_weight")  # no tensor depends on their values above 0
 WITHOUT_LM: dict[str, Any] = {"lm": None, "lm_weight": 0.0, "lm_bonus": 0.0}
 
 
@@ -32,7 +32,7 @@ def adapt(
     """Return the recipe by which the bundle `init` learns from a corpus, with `key.key=value` set.
 
     Features, tokens, network (the ranks of its LEDs too) and augmentation stay. Raises ConfigError
-    where a value is wrong, or would make this another training.
+    where a value is wrong, or would change what must stay.
     """
     batch_seconds, steps, epochs = _amount(config, corpus, overrides)
     values = config.model_dump(mode="json")
@@ -44,9 +44,9 @@ def adapt(
         "replay": _replay(replay) if replay else None,
     }
     values["tokenizer"]["vocab_size"] = None  # it grows
-    # Training finds the threshold anew; a language model has other tokens. Long recordings are
-    # cut as before, however short the new ones are, and later where more than a few of them are
-    # longer: what is longer than nearly all of training is recognized badly.
+    # Training finds the threshold anew; a language model has other tokens. Chunks of recordings are
+    # as long as before, however short the new ones are. They get longer if more than 1 % of the new
+    # ones are longer: what is longer than nearly all of training is recognized badly.
     values["decoding"] |= {"confidence_threshold": None} | WITHOUT_LM
     if seconds := values["decoding"]["chunk_seconds"]:
         values["decoding"]["chunk_seconds"] = max(seconds, min(round(corpus.p99, 1), _LONGEST))
@@ -65,7 +65,7 @@ def adapt(
         "patience": None,
         "curriculum": None,
         "precision": "auto",
-        "consistency": 0.0,  # it and heads within the encoder are for a model that knows nothing
+        "consistency": 0.0,  # this and intermediate heads are for a model that knows nothing
         "intermediate": [],
         "shared_sounds": False,
         "init": str(init),
@@ -80,9 +80,9 @@ def adapt(
 
 
 def limits(config: Config, overrides: list[str]) -> DataConfig:
-    """Return the recipe's `data` with those limits of an utterance's length that are set.
+    """Return the recipe's `data`, with the limits of an utterance's length that `overrides` set.
 
-    Raises ConfigError where they are wrong.
+    Raises ConfigError where the limits are wrong.
     """
     given, values = _given(overrides).get("data"), config.model_dump(mode="json")
     for name in ("min_seconds", "max_seconds"):
@@ -114,7 +114,7 @@ def _amount(config: Config, corpus: Corpus, overrides: list[str]) -> tuple[float
 
 
 def _override(values: dict[str, Any], overrides: list[str]) -> None:
-    """Set values of a recipe. Raises ConfigError for those that make it this fine-tuning."""
+    """Set values of a recipe. Raises ConfigError for values that the fine-tuning must choose."""
     for override in overrides:
         key = apply_override(values, override)
         if key in ("data", "training"):
@@ -138,17 +138,17 @@ def _override(values: dict[str, Any], overrides: list[str]) -> None:
 
 
 def _n_speeds(config: Config, given: dict[str, Any]) -> int:
-    """Return at how many speeds each utterance is read; wrong ones are found later."""
+    """Return at how many speeds each utterance is read; wrong values are reported later."""
     data = given.get("data")
     speeds = data.get("speed_factors") if isinstance(data, dict) else None
     return len(speeds) if isinstance(speeds, list) and speeds else len(config.data.speed_factors)
 
 
 def _batch_seconds(config: Config, corpus: Corpus, n_speeds: int) -> float:
-    """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
+    """Return the seconds of a batch: few for a small corpus, so that there are enough steps."""
     share, most = corpus.hours * 3600 * n_speeds / 30, config.data.batch_seconds
     if config.training.optimizer.kind == "muon" and config.training.accumulate == 1:
-        # Adam, which follows, was measured with batches of 32 s where Muon has steps of 64 s.
+        # Fine-tuning uses Adam, measured with batches of 32 s where Muon has steps of 64 s.
         most = max(min(most, _AFTER_MUON), most / 2)
     return float(round(max(8.0, 2 * corpus.longest, min(most, share))))
 

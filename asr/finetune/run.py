@@ -1,7 +1,7 @@
 """Fine-tuning, top to bottom: a bundle and recordings, more tokens, a training, what it changed.
 
-Beside the new bundle are `initial/`, the given bundle with the tokens that it lacked, from which
-the training starts, and `finetune.json`, the error rates before and after.
+Two things are beside the new bundle. The training starts from `initial/`: the given bundle with the
+tokens that it lacked. `finetune.json` has the error rates before and after.
 """
 
 import hashlib
@@ -47,14 +47,14 @@ class Finetuning:
     overrides: list[str] = field(default_factory=list)
 
     def run(self, resume: bool = False, device: str = "auto") -> Outcome:
-        """Train, unless it is done already, and return what that changed.
+        """Train, unless that is done already, and return the error rates before and after.
 
         Raises DataError where the corpus does not fit, ConfigError where `out` holds something
         else, or where torchrun started several processes.
         """
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigError("asr finetune works in one process: start it without torchrun")
-        choose_device(device)  # which may be refused
+        choose_device(device)  # raises now if there is no such device
         keep_kernels()  # before the recordings are transcribed
         bundle, digest = Bundle.load(self.source), _digest(self.source)
         outcome = self._begun(resume, digest)
@@ -103,7 +103,10 @@ class Finetuning:
         return outcome
 
     def _begun(self, resume: bool, digest: str) -> Outcome | None:
-        """Return what is known of a run that goes on, None for a new one."""
+        """Return the outcome so far of a run to resume, None for a new run.
+
+        Raises ConfigError where `out` holds a bundle or another run.
+        """
         if not has_run(self.out, resume):
             # A kill between a run's first bundle and its first state leaves the bundle.
             begun = read_outcome(self.out) if resume else None
@@ -121,7 +124,7 @@ class Finetuning:
         return outcome
 
     def _finished(self, outcome: Outcome, device: str) -> Outcome:
-        """Measure the result, unless it has been."""
+        """Return the outcome with the rates of the result; measure them unless they are stored."""
         digest = _digest(self.out)
         if outcome.result != digest:
             bundle = Bundle.load(self.out)
@@ -137,13 +140,13 @@ class Finetuning:
 
 
 def _without_lm(bundle: Bundle) -> Bundle:
-    """Return a bundle without its language model, which has the old tokens alone."""
+    """Return a bundle without its language model, which knows only the old tokens."""
     decoding = bundle.config.decoding.model_copy(update=WITHOUT_LM)
     return replace(bundle, config=bundle.config.model_copy(update={"decoding": decoding}))
 
 
 def _samples(config: Config) -> list[CutSet]:
-    """Return some utterances of dev, and the canary set if a recipe has an older corpus."""
+    """Return a sample of dev, and then the canary set if the recipe has an older corpus."""
     dev = draw_sample(list(load_cuts(config.data.dev)))
     return [CutSet.from_cuts(cuts) for cuts in (dev, canary_set(config.data)) if cuts]
 
@@ -160,7 +163,7 @@ def _digest(bundle: Path) -> str:
 
 
 def _data_digest(config: Config) -> str:
-    """Return a digest of the manifests that a recipe names; of shards it is of their names."""
+    """Return a digest of the manifests that a recipe names; for shards, of their paths."""
     data = config.data
     replay = (data.replay.train, data.replay.dev) if data.replay else ()
     paths = [Path(path) for path in (*data.train, data.dev, *replay) if path]

@@ -1,9 +1,9 @@
 """Backoff n-grams as sorted tables: counted, scored, mixed and written as an ARPA file.
 
 The n-grams of an order are the rows of a table. An n-gram's key is `prefix * V + token`, where
-`prefix` is the row of all its tokens but the last in the table of the order below; its suffix, all
-but the first, is a row there too. Legend: G n-grams of an order, V vocabulary, U tokens, F
-fragments of text.
+`prefix` is the row of all its tokens but the last in the table of the order below. Its suffix, all
+tokens but the first, is given as a row there too. Legend: G n-grams of an order, V vocabulary, U
+tokens, F fragments of text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +25,10 @@ _RESERVED = {"<s>", "</s>", "<unk>", "<UNK>", "<space>"}
 
 @dataclass(frozen=True)
 class Fragments:
-    """Stretches of text: their tokens, one after the other, and what each of them counts.
+    """Stretches of text: their tokens in a row, and the length and the count of each fragment.
 
     A sentence is SOS, tokens and EOS. UNK stands only in front of what follows an unknown
-    character. `has_ends` tells that the text goes on after a fragment in a way that is not known.
+    character. With `has_ends` the text goes on after each fragment, in a way that is not known.
     """
 
     tokens_U: Ints
@@ -39,7 +39,7 @@ class Fragments:
 
 @dataclass(frozen=True)
 class Grams:
-    """N-grams of all orders from 1 up, with every prefix and suffix of them; order 1 has all V."""
+    """N-grams of all orders from 1 up, with all their prefixes and suffixes; order 1 has all V."""
 
     vocab_size: int
     keys: list[Ints]
@@ -51,7 +51,7 @@ class Grams:
         return len(self.keys)
 
     def split(self, n: int) -> tuple[Ints, Ints]:
-        """Return the prefixes (G,), rows of order n - 1, and the last tokens (G,) of order n."""
+        """Return each n-gram's prefix (G,), a row of order n - 1, and last token (G,)."""
         prefixes, tokens = np.divmod(self.keys[n - 1], self.vocab_size)
         return prefixes, tokens
 
@@ -67,7 +67,7 @@ class Grams:
     def union(cls, several: Sequence["Grams"]) -> "Grams":
         """Return all n-grams of several."""
         made = cls(several[0].vocab_size, [several[0].keys[0]], [several[0].suffixes[0]])
-        rows = [grams.keys[0] for grams in several]  # of each one's n-grams in what is made
+        rows = [grams.keys[0] for grams in several]  # in `made`, of the n-grams of each
         for n in range(2, max(grams.order for grams in several) + 1):
             found = []
             for i, grams in enumerate(several):
@@ -88,7 +88,7 @@ class Grams:
 
 @dataclass(frozen=True)
 class Counts:
-    """How often n-grams occur, by order: in all, at the begin and at the end of a fragment."""
+    """How often n-grams occur, by order: in all, and at the beginning and end of a fragment."""
 
     grams: Grams
     total: list[Floats]
@@ -97,14 +97,14 @@ class Counts:
 
     @property
     def longest(self) -> list[Floats]:
-        """Return how often each n-gram is a token with all of its context that the order allows."""
+        """Return counts by order where each token of a text counts once: in its longest n-gram."""
         found = [*self.begins[:-1], self.total[-1]]
         found[0] = found[0].copy()
-        found[0][[SOS, UNK]] = 0  # the begin of a text is not predicted
+        found[0][[SOS, UNK]] = 0  # the beginning of a text is not predicted
         return found
 
     def with_ends(self, share: float) -> "Counts":
-        """Return the same counts, of which the ends of fragments count a share."""
+        """Return the same counts with those at the ends of fragments multiplied by `share`."""
         return replace(self, ends=[share * ends_G for ends_G in self.ends])
 
 
@@ -134,14 +134,16 @@ def count(text: Fragments, order: int, vocab_size: int) -> Counts:
             (counts.ends, whole[is_end_U[whole]]),
         ):
             counted = np.bincount(rows_U[chosen], weights_U[chosen], len(keys))
-            found.append(counted.astype(np.float64))  # numpy counts nothing in integers
+            found.append(counted.astype(np.float64))  # numpy returns integers for no items
     return counts
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """A backoff language model (Katz 1987): P of each n-gram after its prefix, and the weight of
-    what is not listed after it; both by order. Order 1 has P = 0 for what is no token of a text.
+    """A backoff language model (Katz 1987): probabilities and weights of n-grams, by order.
+
+    `p` is P of each n-gram's last token after its prefix. `backoff` is the weight of what is not
+    listed after the n-gram. Order 1 has P = 0 for tokens that no text can have.
     """
 
     grams: Grams
@@ -189,7 +191,7 @@ class Backoff:
 
 
 def writable(tokens: Sequence[str]) -> NDArray[np.bool_]:
-    """Tell of each token whether a text can have it, and an ARPA file can name it; EOS is one."""
+    """Tell for each token (V,) if a text can have it and an ARPA file can name it; EOS is one."""
     found = [token.split() == [token] and token not in _RESERVED for token in tokens]
     found[: UNK + 1] = [i == EOS for i in range(UNK + 1)]
     return np.array(found)

@@ -1,8 +1,9 @@
 """Estimate n-grams from counts: interpolated modified Kneser-Ney (Chen and Goodman 1998).
 
 The counts of the shorter n-grams are chosen so that the model's own share of each token is that of
-the text: an n-gram counts once for each token that it follows, and as often as it occurs at the
-begin of a fragment, where it follows nothing. Legend: G n-grams of an order, V vocabulary.
+the text. Such an n-gram counts once for each different token that it follows, and once for each
+time that it begins a fragment, where it follows nothing.
+Legend: G n-grams of an order, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -13,16 +14,16 @@ from numpy.typing import NDArray
 from asr.lm.backoff import Backoff, Counts, Floats
 from asr.tokenizer import EOS, SOS, UNK
 
-# Where the counts do not say it.
+# The discount where the counts are too few to give one.
 _DISCOUNT = 0.5
 # The share of each context's probability that is left to what a list does not hold.
 _UNLISTED = 0.01
 
 
 def estimate(counts: Counts, is_token_V: NDArray[np.bool_], end_share: float = 0.0) -> Backoff:
-    """Return a model of text, or of words within a text, in which all fragments are samples.
+    """Return a model of text, or of words within a text; the fragments are samples of it.
 
-    `end_share` is how often a sentence ends per token, for fragments that are no sentences.
+    `end_share` is how many sentences end per token, for fragments that are no sentences.
     """
     counted = [
         np.bincount(suffixes, minlength=len(begins)) + begins
@@ -53,8 +54,8 @@ def _interpolated(
 ) -> Backoff:
     """Return P(w | h) = (c(h w) - D(h w) + (D(h) + e(h)) · P(w | h')) / (c(h) + e(h)).
 
-    D(h) is the sum of the discounts after h, e(h) how many fragments end in h, h' is h without its
-    first token. All tokens are equally likely without any count.
+    D(h) is the sum of the discounts after h, e(h) how many fragments end in h, and h' is h without
+    its first token. Below order 1 all tokens are equally likely.
     """
     grams = counts.grams
     p, backoff = [is_token_V / is_token_V.sum()], []
@@ -73,9 +74,10 @@ def _interpolated(
 
 
 def _discounts(c_G: Floats) -> Floats:
-    """Return the discount of each count, one for each of 1, 2 and more (ibid., eq. 26).
+    """Return the discount (G,) of each count: one for 1, one for 2, one for more (ibid., eq. 26).
 
-    Where these are impossible, as for few texts, all have the same (Ney, Essen and Kneser 1994).
+    Where these are impossible, as with few texts, all counts have the same discount (Ney, Essen and
+    Kneser 1994).
     """
     n1, n2, n3, n4 = (int((c_G == times).sum()) for times in (1, 2, 3, 4))
     y = n1 / (n1 + 2 * n2) if n1 and n2 else _DISCOUNT

@@ -14,7 +14,7 @@ from asr.tokenizer import Tokenizer
 def load_language_model(path: Path, tokenizer: Tokenizer, device: torch.device) -> LanguageModel:
     """Return a language model of a tokenizer's tokens.
 
-    Raises BundleError where it cannot be read or is of other tokens.
+    Raises BundleError where it cannot be read or has other tokens.
     """
     if not path.is_dir():
         return NGram.load(path, tokenizer).to(device)

@@ -7,19 +7,18 @@ import numpy as np
 
 from asr.lm.backoff import Backoff, Counts, Floats, Grams, Ints
 
-_STEPS = 100  # of expectation maximization, which ends where nothing changes any more
+_STEPS = 100  # of expectation maximization at most; it ends where nothing changes any more
 _CHANGE = 1e-4
-_PRIOR = 50.0  # dev tokens that have the weights of all
+_PRIOR = 50.0  # dev tokens that are added for each K, with the weights of all tokens
 
 
 def fit(models: list[Backoff], dev: Counts) -> tuple[Floats, float]:
-    """Return the weights (M, K) at which the mixture makes a dev text most likely, and the text's
-    perplexity per token by them.
+    """Return the weights (M, K) that make a dev text most likely, and its perplexity per token.
 
-    They differ by K, how many of the tokens before a token the first model knows: where it knows
-    many, as in a phrase of its text, it is to be trusted more. By expectation maximization
-    (Dempster, Laird and Rubin 1977), from equal weights; those of few dev tokens stay near the ones
-    of all.
+    The weights differ by K, how many of the tokens before a token the first model knows. Where it
+    knows many, as in a phrase of its text, it is to be trusted more. The weights are found by
+    expectation maximization (Dempster, Laird and Rubin 1977), from equal ones. Where K has few dev
+    tokens, its weights stay near those of all tokens.
     """
     times_G = np.concatenate(dev.longest)
     p_MG = np.stack([np.concatenate(model.score(dev.grams)) for model in models])
@@ -37,7 +36,7 @@ def fit(models: list[Backoff], dev: Counts) -> tuple[Floats, float]:
 
 
 def _likeliest(times_G: Floats, p_MG: Floats, prior_M: Floats) -> Floats:
-    """Return the weights (M,) for tokens that occur so often, beside what is counted before."""
+    """Return the weights (M,) that make counted tokens most likely, with prior counts added."""
     total = times_G.sum() + prior_M.sum()
     found = np.full(len(prior_M), 1 / len(prior_M))
     for _ in range(_STEPS if total else 0):
@@ -49,8 +48,8 @@ def _likeliest(times_G: Floats, p_MG: Floats, prior_M: Floats) -> Floats:
 
 
 def _contexts(model: Backoff, grams: Grams) -> list[Ints]:
-    """Return how many of the last tokens before each n-gram's own the model knows, by order."""
-    known = [np.zeros(1, np.int64)]  # of a context: its longest end that something follows
+    """Return, by order, how many tokens before each n-gram's last one the model knows."""
+    known = [np.zeros(1, np.int64)]  # of a context: length of its longest suffix that is followed
     rows = np.zeros(1, np.int64)
     contexts = []
     for n in range(1, grams.order + 1):
@@ -68,10 +67,10 @@ def _contexts(model: Backoff, grams: Grams) -> list[Ints]:
 
 
 def mix(models: list[Backoff], shares_MK: Floats) -> Backoff:
-    """Return a model whose listed n-grams, all that any model lists, have the mixed P.
+    """Return a model that lists each n-gram that any of the models lists, with the mixed P.
 
     The weights are those of `fit`, or (M, 1) where all contexts have the same. The rest of each
-    context's probability is shared as after the context without its first token.
+    context's probability is distributed as after the context without its first token.
     """
     grams = Grams.union([model.grams for model in models])
     scores = [model.score(grams) for model in models]

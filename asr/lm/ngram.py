@@ -23,11 +23,11 @@ from asr.tokenizer import EOS, SOS, UNK, Tokenizer
 
 # The log10 probability of <unk> where a file has none, as in KenLM.
 _UNKNOWN = -100.0
-_MOST_ORDER = 20  # each is a step of every look-up
-_MOST_NUMBER = 1e4  # of a logarithm
-_ROUNDED = 1e-3  # by which a log-probability may be above 0
-_KNOWN = 0.3  # of a file's words, or of the model's tokens
-_LINE = 10_000  # characters; a longer one is none of an ARPA file
+_MOST_ORDER = 20  # each order is a step of every look-up
+_MOST_NUMBER = 1e4  # the largest absolute logarithm
+_ROUNDED = 1e-3  # how far a log-probability may be above 0 by rounding
+_KNOWN = 0.3  # the least share that is known of a file's words, or of the model's tokens
+_LINE = 10_000  # characters; an ARPA file has no longer line
 _NAMES = {"<s>": SOS, "</s>": EOS, "<unk>": UNK, "<UNK>": UNK}
 
 Gram = tuple[int, ...]
@@ -57,9 +57,9 @@ class NGram(nn.Module):
     """A backoff language model (Katz 1987) as tables, made of each n-gram's log10 P and backoff.
 
     `words` maps each token to itself, or to <unk>. `keys` (sorted) are state · V + token; `logp`
-    and `next_state` belong to them. `backoff` and `shorter` are the log-probability of dropping a
-    state's first token, and the state after that. State 0 is the empty context, `first` that of
-    empty hypotheses. Log-probabilities are natural.
+    and `next_state` belong to them. `backoff` is the log-probability of dropping a state's first
+    token, `shorter` the state after that. State 0 is the empty context, `first` the state of empty
+    hypotheses. Log-probabilities are natural.
     """
 
     words: Tensor
@@ -82,7 +82,7 @@ class NGram(nn.Module):
             places.append(np.where(before >= 0, before * vocab_size + found.ids_GN[:, -1], -1))
             logp.append(found.logp_G)
             following.append(np.where(own >= 0, own, suffix))
-            if n < self.order:  # a state each
+            if n < self.order:  # each of them is a state
                 backoff.append(found.backoff_G)
                 shorter.append(suffix)
         keys = np.concatenate(places)
@@ -102,13 +102,13 @@ class NGram(nn.Module):
     def load(cls, path: Path, tokenizer: Tokenizer) -> "NGram":
         """Read an ARPA file, without the n-grams of words that are no tokens of the recognizer.
 
-        Raises BundleError that names the line that is wrong, or where hardly a word is a token.
+        Raises BundleError for a wrong line, which it names, or where hardly any word is a token.
         """
         words = {token: i for i, token in enumerate(tokenizer.tokens())}
         tables, n_words = _read_arpa(path, words | _NAMES | {"<space>": words.get("▁", UNK)})
         n_known = sum((table.ids_GN > UNK).sum() for table in tables if table.ids_GN.shape[1] == 1)
-        # A list of words has few of the model's tokens, a large text many words that are none: what
-        # has neither is of other units.
+        # A list of words has few of the model's tokens, and a large text has many words that are no
+        # tokens. A file with few by both measures is of other units.
         if n_known < max(1.0, _KNOWN * min(n_words - len(_NAMES), len(words))):
             raise BundleError(
                 f"{path}: only {n_known} of its {n_words} words are tokens of this model: make it "
@@ -164,9 +164,10 @@ class NGramScorer:
 
 
 class _Trie:
-    """All n-grams and their prefixes by order, to find an n-gram's state: contexts are numbered.
+    """All n-grams and their prefixes, by order, to find an n-gram's state: its number as a context.
 
-    A node is a row of its order's `keys`, which are the row of its prefix · V + its last token.
+    A node is a row of its order's `keys`. Its key is the row of its prefix, times V, plus its last
+    token.
     """
 
     def __init__(self, tables: list[Table], vocab_size: int) -> None:
@@ -187,7 +188,7 @@ class _Trie:
             place = np.full(len(self.keys[-1]), -1)
             if here:
                 place[np.concatenate([rows[i] for i in here])] = np.arange(len(joined.logp_G))
-            is_listed = place >= 0  # of an n-gram that is there twice, the last counts
+            is_listed = place >= 0  # where an n-gram is there twice, the last one counts
             self.tables.append(Table(*(values[place[is_listed]] for values in joined)))
             self.states.append(
                 np.where(is_listed & (n < order), n_states - 1 + is_listed.cumsum(), -1)
@@ -195,7 +196,7 @@ class _Trie:
             n_states += int(is_listed.sum())
 
     def state(self, ids_GN: Ints) -> Ints:
-        """Return the states (G,) of contexts, -1 for what is none."""
+        """Return the states (G,) of n-grams, -1 for those that are no contexts."""
         rows = np.zeros(len(ids_GN), int)
         for keys, ids_G in zip(self.keys, ids_GN.T, strict=False):
             wanted = rows * self.vocab_size + ids_G

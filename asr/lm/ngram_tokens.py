@@ -1,4 +1,4 @@
-"""Look up one token of an n-gram at a time, without the cost of a tensor's functions."""
+"""Look up one token of an n-gram at a time, without the overhead of tensors."""
 
 from bisect import bisect_left
 from typing import TYPE_CHECKING

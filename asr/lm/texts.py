@@ -23,7 +23,10 @@ _SPACE = "▁"
 
 
 def read_texts(path: Path | str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, or the transcripts of a manifest, not of one by URL."""
+    """Yield the lines of a UTF-8 text file, or the transcripts of a manifest.
+
+    Raises DataError where it cannot be read, and for a manifest by URL.
+    """
     if isinstance(path, str) or path.is_dir() or path.name.endswith((".jsonl", ".jsonl.gz")):
         yield from map(text_of, load_cuts(path))
         return
@@ -37,8 +40,9 @@ def read_texts(path: Path | str) -> Iterator[str]:
 def read_words(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the entries of a list, a line each, with how often each occurs.
 
-    Where every line ends with a number, it is the count; a word, such as a part of speech, may
-    follow. Else no line has one, and each entry counts once. Raises DataError where only most do.
+    Where every line ends with a number, this is the count; a word, such as a part of speech, may
+    follow it. Where half of the lines or more have none, each line is an entry that counts once.
+    Raises DataError where only most lines have a count.
     """
     lines = [(n, line.split()) for n, line in enumerate(read_texts(path), 1) if line.strip()]
     entries = [_counted(fields) for _, fields in lines]
@@ -53,7 +57,7 @@ def read_words(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _counted(fields: list[str]) -> tuple[str, int] | None:
-    """Return entry and count of a line `entry count` or `entry count tag`, None of another."""
+    """Return entry and count of a line `entry count` or `entry count tag`, None for others."""
     for end in (1, 2):
         if len(fields) > end and (count := _number(fields[-end])) > 0:
             return " ".join(fields[:-end]), count
@@ -66,7 +70,7 @@ def _number(text: str) -> int:
 
 
 class Collector:
-    """Fragments of the texts or words of one source, and what of them no token is for."""
+    """Fragments of the texts or words of one source, and characters that no token covers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.names = tokenizer, tokenizer.tokens()
@@ -78,7 +82,7 @@ class Collector:
         self._tokens, self._lengths, self._weights = array("q"), array("q"), array("d")
 
     def add_text(self, text: str) -> None:
-        """Add a sentence, cut at what is unknown; with nothing known it is none."""
+        """Add a sentence, cut at unknown tokens; one without a known token is left out."""
         tokens = self._encode(text)
         if set(tokens) <= {UNK}:
             return
@@ -90,7 +94,7 @@ class Collector:
             begin = end
 
     def add_word(self, word: str, times: int, *, is_whole: bool) -> None:
-        """Add an entry of a list, as a sentence or a part of one; none with what is unknown."""
+        """Add an entry of a list as a sentence or a part of one; skip it with unknown tokens."""
         tokens = self._encode(word)
         if UNK in tokens or not tokens:
             self.n_left_out += 1
@@ -115,7 +119,7 @@ class Collector:
         return tokens
 
     def _within(self, word: str, tokens: list[int]) -> list[int]:
-        """Return a word's tokens within a text: behind a space, but for Chinese, which has none."""
+        """Return a word's tokens within a text: after a space, but for Chinese, which has none."""
         has_space = self.names[tokens[0]].startswith(_SPACE)
         if not (has_space or self._space):
             return tokens

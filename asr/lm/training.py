@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 _MOST_SOURCES = 16  # each has its tables in memory
 _LINES = 1000  # between reports of progress
 _BEGIN = b"\\data\\"
-# How much the end of a list's entry counts for what follows being none of the list's. A word's end
-# tells that the word does not go on; that of a phrase tells nothing.
+# How much the end of a list's entry may count as evidence that what follows is not in the list. The
+# end of a word shows that the word does not go on; the end of a phrase shows nothing.
 _END_SHARES = (1.0, 0.3, 0.1)
 
 Item = TypeVar("Item")
@@ -40,12 +40,14 @@ def train_ngram(
     order: int,
     on_lines: OnLines = lambda _: None,
 ) -> None:
-    """Write an n-gram of texts and lists of words as an ARPA file; of the transcripts without any.
+    """Write an n-gram of texts and lists of words, or else of the transcripts, as an ARPA file.
 
-    `texts` are files with a sentence per line, or manifests. Words of `words` stand within
-    sentences; without `texts` each is all of one, and hardly anything else is expected. Each file
-    is a source; the weights of several make the dev transcripts most likely. Raises DataError where
-    a source has no text, ConfigError for too many or where `out` is not to be replaced.
+    `texts` are files with a sentence per line, or manifests. The entries of the lists `words` stand
+    within sentences. Without `texts` each entry is a whole sentence, and hardly anything else is
+    expected. Without both, the recognizer's training transcripts are taken. Each file is a source.
+    The weights of several sources make the dev transcripts most likely. `on_lines` gets the number
+    of lines that were read. Raises DataError where a source has no text, ConfigError for too many
+    sources, or where `out` is a file that must not be replaced.
     """
     if len(texts) + len(words) > _MOST_SOURCES:
         raise ConfigError(
@@ -56,7 +58,7 @@ def train_ngram(
     reader = _Reader(tokenizer, order, on_lines)
     if not texts and not words:
         log.info("the transcripts are those of %s", config.data.train_names)
-    # A bundle, which may be a stranger's, names manifests, and no other files are opened for it.
+    # A bundle may be a stranger's. So the files that it names are opened as manifests only.
     sources = [*texts] if texts or words else [*config.data.train]
     of_texts = [reader.texts(path) for path in texts]
     of_texts += [reader.transcripts(path) for path in sources[len(texts) :]]
@@ -101,7 +103,7 @@ class _Reader:
         return self._sentences(manifest, map(text_of, load_cuts(manifest)))
 
     def words(self, path: Path, *, is_whole: bool) -> Counts:
-        """Count the n-grams of a list of words, which are sentences or stand in some."""
+        """Count the n-grams of a list of words, which are whole sentences or parts of them."""
         collector = Collector(self.tokenizer)
         for word, times in self._counted(read_words(path)):
             collector.add_word(word, times, is_whole=is_whole)
@@ -146,15 +148,15 @@ class _Reader:
 
 
 def _likeliest(tried: Iterator[Backoff], texts: list[Backoff], dev: Counts | None) -> Backoff:
-    """Return the model of a list that makes the dev transcripts most likely beside the texts.
+    """Return the model of a list that makes dev most likely, mixed with the models of the texts.
 
-    Without them it is the first.
+    Without dev transcripts it is the first.
     """
     return min(tried, key=lambda model: fit([*texts, model], dev)[1]) if dev else next(tried)
 
 
 def _mixed(models: list[Backoff], dev: Counts | None, names: list[Path]) -> Backoff:
-    """Return the mixture that makes the dev transcripts most likely, of equal parts without."""
+    """Return the mixture that makes the dev transcripts most likely; without dev, equal parts."""
     shares_MK = fit(models, dev)[0] if dev else np.full((len(models), 1), 1 / len(models))
     listed = ", ".join(
         f"{name} {' '.join(f'{share:.3f}' for share in shares_K)}"

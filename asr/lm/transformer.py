@@ -28,7 +28,7 @@ from asr.tokenizer import MOST_TOKENS, SOS, Tokenizer
 
 
 class LmConfig(FrozenModel):
-    """Sizes; of `model` the widths, the projections, the order of norms and the decoder's depth."""
+    """Sizes; `model` gives the widths, projections, order of norms and the decoder's depth."""
 
     language_model: Literal[1] = 1  # the format
     vocab_size: Annotated[int, Field(gt=0, le=MOST_TOKENS)]
@@ -86,7 +86,7 @@ class LanguageTransformer(TokenDecoder):
         return LmState(self, caches, logp_BWV)
 
     def token_scorer(self) -> None:
-        """Return no scorer of one token at a time: a step costs as much for one as for many."""
+        """Return None, no scorer of single tokens: a step costs as much for one as for many."""
 
     def save(self, folder: Path, tokenizer: Tokenizer) -> None:
         """Write the two files, each atomically; weights last."""
@@ -96,7 +96,7 @@ class LanguageTransformer(TokenDecoder):
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> "LanguageTransformer":
-        """Read a folder of `asr train-lm`. Raises BundleError if damaged or of other tokens."""
+        """Read a folder of `asr train-lm`. Raises BundleError if damaged, or for other tokens."""
         try:
             config = LmConfig.model_validate(read_yaml(folder / CONFIG))
         except (ConfigError, ValueError) as error:

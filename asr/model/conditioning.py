@@ -15,7 +15,7 @@ _FINALS = (
     "a ai an ang ao e ei en eng er i ia ian iang iao ie in ing iong iu o ong ou u ua uai uan uang "
     "ue ui un uo v ve"
 )
-# The initials of Mandarin syllables, their finals in five tones, and what else is said: all units.
+# All units: the initials of Mandarin syllables, their finals in five tones, letters and digits.
 SOUNDS = tuple(
     dict.fromkeys(
         (
@@ -40,7 +40,7 @@ class ConditioningConfig(FrozenModel):
 
 
 class Conditioning(nn.Module):
-    """Adds to each step what a CTC head makes of it."""
+    """Adds to each step a map of the unit probabilities that a CTC head gives it."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from asr.runtime.devices import is_avx2
 
-# Numbers of a frame, all bins and channels; where there are fewer, copies cost what they save.
+# Numbers of a frame in all bins and channels. With fewer, copies cost as much as they save.
 _FEWEST_NUMBERS = 2048
 
 
 class Conv2d(nn.Conv2d):
     """A convolution whose output and gradients are those of `nn.Conv2d`.
 
-    Where channels are stored last, oneDNN is fastest for the output and for the gradient of the
-    input; but on a processor with AVX2 and no AVX-512 the gradient of the weights of long frames
-    takes up to three times as long as from copies whose channels are stored first.
+    With channels stored last, oneDNN is fastest for the output and for the gradient of the input.
+    But on a processor with AVX2 and no AVX-512, the gradient of the weights of long frames then
+    takes up to three times as long as from copies with channels stored first.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -50,7 +50,7 @@ class Conv2d(nn.Conv2d):
 
 
 class _FromCopies(torch.autograd.Function):
-    """A convolution of stride 1, the gradient of whose weights is of copies, channels first."""
+    """A convolution of stride 1 that computes its weights' gradient from channels-first copies."""
 
     @staticmethod
     def forward(

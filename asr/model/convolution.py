@@ -29,9 +29,9 @@ class Convolution(nn.Module):
     def forward(self, x_BSD: Tensor, mask_BS: Tensor, chunk: int | None = None) -> Tensor:
         """Map (B, S, D) to (B, S, D); padding, where `mask_BS` is False, counts as zero.
 
-        With `chunk` so does all beyond a position's chunk, while steps before it are seen (Li et
-        al. 2023, dynamic chunk convolution): an utterance as a whole keeps both sides, and the
-        steps of a chunk, which are computed at once, see each other.
+        With `chunk`, steps after a position's own chunk count as zero too, while steps before it
+        are seen (Li et al. 2023, dynamic chunk convolution). The steps of a chunk see each other,
+        because they are computed at once. A whole utterance keeps both sides.
         """
         gated_BSD = self._gate(x_BSD, mask_BS)
         if chunk is None:
@@ -42,7 +42,7 @@ class Convolution(nn.Module):
         return self._mix(x_BSD, mixed.unflatten(0, (B, -1)).flatten(1, 2)[:, :S])
 
     def start_stream(self, n_sessions: int) -> Tensor:
-        """Return the cache of a stream: what the convolution sees of the past, zeros."""
+        """Return the cache of a stream (B, D, X): zeros for the X steps before its start."""
         return self.norm.weight.new_zeros(n_sessions, len(self.norm.weight), self.reach)
 
     def step_chunk(
@@ -61,7 +61,8 @@ class Convolution(nn.Module):
     def _convolve(self, x_BSD: Tensor) -> Tensor:
         """Return the depthwise convolution over the steps, (B, S, D).
 
-        As an image of one row whose channels are stored last, for which oneDNN has a faster kernel.
+        The steps are an image of one row with channels stored last: oneDNN has a faster kernel
+        for that.
         """
         image_BD1S = x_BSD[:, None].permute(0, 3, 1, 2)
         weight_D11X, bias = self.depthwise.weight[:, :, None], self.depthwise.bias

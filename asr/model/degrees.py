@@ -22,7 +22,7 @@ class DegreeFit:
 
     `tail` is the share of the nodes with such degrees. Both distances are the largest difference
     of two cumulative distributions on this tail (Kolmogorov-Smirnov): to the power law, and to the
-    random graphs of as many weights. The law is the better description where its own is smaller.
+    random graphs of as many weights. The smaller distance tells the better description.
     """
 
     mean: float

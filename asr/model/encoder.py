@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class EncoderConfig(FrozenModel):
-    """Options of the encoder; `convolution` is the width of one in each layer, in steps.
+    """Options of the encoder; `convolution` is the width in steps of a convolution in each layer.
 
-    With `streaming` it can take a stream chunk by chunk, and has no positions but relative ones,
-    for a stream has no end: what is near, the front end and the convolution tell too.
+    With `streaming` it can take a stream chunk by chunk. It then has no absolute positions, because
+    a stream has no end. Attention may have relative ones (`rotary`); the front end and the
+    convolution also tell which steps are near.
     """
 
     n_layers: Layers = 2
@@ -70,9 +71,9 @@ class EncoderConfig(FrozenModel):
 
 
 def sinusoids(start: int, length: int, d_model: int, device: torch.device) -> Tensor:
-    """Return positions from `start` as (length, D), even sines and odd cosines.
+    """Return positions from `start` as (length, D): sines in even columns, cosines in odd ones.
 
-    Vaswani 2017, sec. 3.5. They are computed, so that a sequence may have any length.
+    Vaswani 2017, sec. 3.5. They are not stored, so that a sequence may have any length.
     """
     position = torch.arange(start, start + length, device=device, dtype=torch.float32)
     rate = torch.exp(torch.arange(0, d_model, 2, device=device) * (-math.log(10000.0) / d_model))
@@ -106,8 +107,8 @@ class Encoder(nn.Module):
         E is D; with `sounds` it is 2 D, where the second half is the output of the layer of sounds.
 
         With `streaming`, a step sees no more than a stream in chunks of `chunk` steps shows it.
-        Without `chunk` the utterances are whole; in training it is drawn for the batch (dynamic
-        chunk training, Zhang et al. 2020).
+        Without `chunk` the utterances are whole, except in training: there it is drawn for each
+        batch (dynamic chunk training, Zhang et al. 2020).
         """
         S, seen = x_BSD.shape[1], None
         if self.streaming is None:
@@ -147,7 +148,7 @@ class Encoder(nn.Module):
         return self._memory(x_BCD, sounds_BCD)
 
     def _memory(self, x_BSD: Tensor, sounds_BSD: Tensor | None) -> Tensor:
-        """Return what the heads and the decoder see: (B, S, E)."""
+        """Return the memory (B, S, E), which the heads and the decoder see."""
         y_BSD: Tensor = self.norm(x_BSD)
         return y_BSD if sounds_BSD is None else torch.cat((y_BSD, sounds_BSD), -1)
 

@@ -22,7 +22,7 @@ def factorable(network: nn.Module) -> dict[str, nn.Module]:
 
     Other subclasses are excluded, since they may use their weight in another way. So are modules
     with tied weights (such as an output projection and an embedding): the weight would remain.
-    Depthwise convolutions have one input for each output, of which no rank is less.
+    Depthwise convolutions are excluded too: with one input for each output, no rank is lower.
     """
     parts = network.modules()
     holders = Counter(p for part in parts for p in part.parameters(recurse=False))
@@ -82,7 +82,7 @@ def apply_ranks(network: nn.Module, ranks: dict[str, int]) -> None:
     """
     found = factorable(network)
     for name, rank in ranks.items():
-        if name not in found:  # it may be a half of a pair that came before
+        if name not in found:  # it may be one half of a pair that an earlier name has made
             found = factorable(network)
         module = found.pop(name, None)
         if module is None:

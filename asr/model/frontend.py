@@ -25,9 +25,10 @@ def padding_mask(lengths_B: Tensor, size: int) -> Tensor:
 def convolution(c_in: int, c_out: int, rank: int | None, pads: bool = True) -> nn.Module:
     """Return a 3×3 convolution, or a low-rank pair: over 3 frames, then over 3 bins.
 
-    Bins are padded; frames if `pads`, otherwise there are two fewer of them after it.
-    Like an LED (Cahyawijaya 2021, sec. 3.1.1), its (3 · c_in, 3 · c_out) matrix has the given rank:
-    3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out. One channel is never factorized.
+    Bins are always padded, frames only if `pads`; otherwise the output has two frames fewer. Like
+    an LED (Cahyawijaya 2021, sec. 3.1.1), a pair is a (3 · c_in, 3 · c_out) matrix of the given
+    rank: 3 · rank · (c_in + c_out) numbers in place of 9 · c_in · c_out. A convolution of one input
+    channel is never factorized.
     """
     if rank is None or c_in == 1:
         return Conv2d(c_in, c_out, 3, padding=(int(pads), 1))
@@ -50,7 +51,7 @@ def initialize(convolution: nn.Module) -> None:
 def rectify_(x_BCTF: Tensor, lengths_B: Tensor) -> Tensor:
     """Apply ReLU in place, and set every frame beyond an utterance's end to zero.
 
-    Autograd need not record that: where ReLU returns zero, its gradient is zero too.
+    Autograd need not record the zeros: where ReLU returns zero, its gradient is zero too.
     """
     mask_BT = padding_mask(lengths_B, x_BCTF.shape[2])
     x_BCTF.detach().mul_(mask_BT[:, None, :, None])
@@ -109,10 +110,12 @@ class Frontend(nn.Module):
     """Two blocks of convolutions, then a projection and layer normalization.
 
     Frequency and channel are merged (Winata 2020; Cahyawijaya 2021, sec. 4.1, fig. 4.1), then
-    projected to d_model, as the printed sizes demand. The `n_bins` are those that the blocks leave.
-    Unless it `pads`, its convolutions pad no frames, for streams: a step is a function of its own
-    four frames, of `before` and of `after` them, so that chunks whose frames overlap give the steps
-    of the whole. Only an utterance has edges: `before` zeros, and `behind` for its last step.
+    projected to d_model, as the printed sizes demand. `n_bins` is the number that the blocks leave.
+
+    Without `pads`, for streams, convolutions pad no frames. Then a step depends only on its own
+    four frames, the `before` frames before them and the `after` frames after them. So chunks with
+    overlapping frames give the steps of the whole utterance. Only the utterance has edges: `before`
+    zeros at its start, and `behind` zeros at its end for the last step.
     """
 
     before: ClassVar[int]
@@ -149,7 +152,7 @@ class Frontend(nn.Module):
 
     @staticmethod
     def steps(frames: Tensor) -> Tensor:
-        """Return the numbers of steps of so many frames."""
+        """Return the numbers of steps that so many frames give."""
         raise NotImplementedError
 
     def convolve(self, feats_BTF: Tensor) -> Tensor:
@@ -171,8 +174,8 @@ class Frontend(nn.Module):
 class VggFrontend(Frontend):
     """Four convolutions and two max-poolings (VGG): T // 2 // 2 steps of T frames."""
 
-    # A block's convolutions reach over 1 + 1 frames on each side, those of the second one over
-    # pairs of frames. So 4 n + 12 frames are n steps: 76 are 16.
+    # A block's convolutions reach over 1 + 1 frames on each side, which are pairs of frames in the
+    # second block. So 4 n + 12 frames are n steps: 76 are 16.
     before = after = behind = 6
     block1: VggBlock
     block2: VggBlock
@@ -203,7 +206,7 @@ class StridedFrontend(Frontend):
     """
 
     # The first convolution reaches a frame before its two, the second one a pair of frames before.
-    # So 4 n + 3 frames are n steps: 67 are 16. The last step may have one frame of its four.
+    # So 4 n + 3 frames are n steps: 67 are 16. The last step may have only one of its four frames.
     before, after, behind = 3, 0, 3
     block1: StridedBlock
     block2: StridedBlock

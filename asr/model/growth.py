@@ -10,12 +10,12 @@ from asr.tokenizer import SPECIAL
 
 @torch.no_grad()
 def copy_with_more_tokens(old: nn.Module, new: nn.Module) -> None:
-    """Copy weights into a network that differs by tokens after those of the old one.
+    """Copy weights into a network that has more tokens after those of the old one.
 
-    The rows of the old tokens are equal. A new row is the mean of the old ones, without those of
-    special tokens, and a new bias is lower than their mean by log(new tokens). Thus all new tokens
-    together have at most the probability of an average old one, for the exponential of a mean is
-    at most the mean of the exponentials, and the network writes what it wrote before.
+    The rows of the old tokens are equal. A new row is the mean of the old rows, without those of
+    special tokens. A new bias is the mean of the old ones less log(number of new tokens). The
+    exponential of a mean is at most the mean of the exponentials, so all new tokens together have
+    at most the probability of an average old one, and the network writes what it wrote before.
     """
     found = old.state_dict()
     for name, tensor in new.state_dict().items():

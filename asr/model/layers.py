@@ -65,7 +65,7 @@ class MultiHeadAttention(nn.Module):
     def _place(
         self, q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Give queries of the last T of S positions, and all keys, their positions if `rotary`."""
+        """Rotate queries, of the last T of S positions, and keys by their positions if `rotary`."""
         if not self.rotary:
             return q_BHTK, k_BHSK, v_BHSK
         return rotate(q_BHTK, k_BHSK.shape[2] - q_BHTK.shape[2]), rotate(k_BHSK), v_BHSK
@@ -84,7 +84,7 @@ class MultiHeadAttention(nn.Module):
         return like.new_zeros(shape), like.new_zeros(shape)
 
     def step_chunk(self, x_BCD: Tensor, cache: Cache, seen_BCS: Tensor) -> tuple[Tensor, Cache]:
-        """Attend from a chunk to what it sees of the cache and of itself."""
+        """Attend from a chunk to what it sees of cache and chunk; return the next cache too."""
         y_BCD, left = self.residual.pre_norm(x_BCD), cache[0].shape[2]
         q_BHCK = self.split(self.query(y_BCD))
         pairs = zip(cache, self.keys_values(y_BCD), strict=True)
@@ -165,7 +165,7 @@ def self_attention(
     causal: bool = False,
     rotary: bool = False,
 ) -> SelfAttention:
-    """Return multi-head attention with the kernel of a kind, or the unit of one without queries."""
+    """Return the unit of a kind: multi-head attention, a state-space model or Fourier mixing."""
     config = config.at("attention", "self_attention")
     d_head = config.d_model // config.n_heads
     kernel = attention.build(config.n_heads, d_head, causal, config.dropout)
@@ -205,7 +205,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, a convolution of a width in steps (None: without), and feed-forward."""
+    """Self-attention, a convolution over `width` steps (None: without), and feed-forward."""
 
     def __init__(
         self,
@@ -274,8 +274,8 @@ class DecoderLayer(nn.Module):
     def forward(self, x_BUD: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Compute all positions at once; padding at the end needs no mask.
 
-        There may be several texts of each utterance, one after the other: to cross-attention
-        theirs are all queries of the utterance, as in `step`.
+        Each utterance may have several texts, one after the other. To cross-attention, all their
+        positions are queries of the utterance, as in `step`.
         """
         memory = self.cross_attention.keys_values(memory_BSD)
         rows = self.self_attention(x_BUD)

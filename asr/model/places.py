@@ -1,9 +1,9 @@
 """The places of linear maps in the network, so that projections may differ by place.
 
-A map's path names what it is in, from the outside to the inside, such as
+A map's path names the parts that it is in, from the outside to the inside, and the map, such as
 encoder.attention.self_attention.query. A place is one or more names of a path in this order:
-attention, encoder.feed_forward, decoder.cross_attention.query. It means every map whose path has
-these names.
+attention, encoder.feed_forward, decoder.cross_attention.query. A place means every map whose path
+has these names.
 """
 
 from asr.model.projection import ProjectionConfig
@@ -46,10 +46,10 @@ def place_problem(place: str) -> str | None:
 def enter(
     name: str, default: ProjectionConfig, by_place: dict[str, ProjectionConfig]
 ) -> tuple[ProjectionConfig, dict[str, ProjectionConfig]]:
-    """Return the default and the places within a part of the network of this name.
+    """Return the default projection, and those by place, within the part of this name.
 
-    Entering all names of a map's path gives the map's own projection: that of the place whose last
-    name is innermost, and of several such places that whose name before it is, and so on.
+    Entering all names of a map's path gives the map's own projection. It is that of the place whose
+    last name is innermost. Among several such places, the names before the last decide in this way.
     """
     start = f"{name}."
     within = {p.removeprefix(start): c for p, c in by_place.items() if p.startswith(start)}

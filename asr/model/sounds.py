@@ -1,8 +1,8 @@
 """A second CTC head, of the sounds of tokens, on an encoder layer below the last.
 
 What a word sounds like is learned from all words that share its syllables; how it is written is
-learned from its own characters alone. The layers above learn the words of training, so that a lower
-one knows the syllables of new words better.
+learned from its own characters alone. The layers above learn the words of training, so a lower
+layer knows the syllables of new words better.
 
 Legend: B batch, S encoder steps, D d_model, V vocabulary, N units.
 """
@@ -54,7 +54,7 @@ class SoundsHead(nn.Module):
         return last.weight.detach()
 
     def untied(self) -> dict[str, Tensor]:
-        """Return the weights of the rows by name, such that they need no tie."""
+        """Return weights by name with an own row for each token, so that they need no tie."""
         last, name = self._rows()
         rows = slice(None) if self.tied_V is None else self.tied_V
         return {f"{name}.{k}": weight[rows].detach() for k, weight in last.named_parameters()}
@@ -69,7 +69,7 @@ class SoundsHead(nn.Module):
 
     def _logits(self, x_BSD: Tensor, rows: Tensor | None) -> Tensor:
         x_BSD = self.norm(x_BSD)
-        if rows is None:  # the map may be one of 8 bits
+        if rows is None:  # the map may have 8-bit weights
             y_BSV: Tensor = self.output(x_BSD)
             return y_BSV
         if isinstance(self.output, LowRank):

@@ -1,4 +1,4 @@
-"""How modules begin: with drawn values, or with any, because a file's values follow."""
+"""Tell modules how to begin: with drawn values, or with any, because a file's values follow."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _FOLLOW = ContextVar("weights_follow", default=False)
 
 @contextmanager
 def weights_follow() -> Iterator[None]:
-    """Build modules whose weights are read afterwards: no time and memory go to drawn values."""
+    """Let modules in this context be built without drawn values: their weights are read later."""
     token = _FOLLOW.set(True)
     try:
         yield

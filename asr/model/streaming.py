@@ -15,13 +15,13 @@ from torch import Tensor
 from asr.model.attention import Cache
 from asr.schema import FrozenModel, Size
 
-# Dynamic chunk training (Zhang et al. 2020, U2, sec. 3.2): half of the batches are whole, and for
-# chunks of 16 steps the others are in chunks of 4 (U2: 1) to 25.
+# Dynamic chunk training (Zhang et al. 2020, U2, sec. 3.2): half of the batches have whole
+# utterances. If streams have chunks of 16 steps, the other batches have chunks of 4 (U2: 1) to 25.
 _P_WHOLE, _CHUNK, _LEAST, _MOST = 0.5, 16, 4, 25
 
-# Rotary positions: from one pair of numbers to the next the angle of a step gets smaller, down to
-# about this part of a radian. It is 10,000 in Su et al. 2021, where most pairs hardly turn within
-# the steps that a chunk sees.
+# Rotary positions: the angle of a step shrinks from one pair of numbers to the next, down to about
+# 1 / _SLOWEST radian. With the 10,000 of Su et al. 2021, most pairs hardly turn within the steps
+# that a chunk sees.
 _SLOWEST = 100.0
 _MOST_LEFT = 1 << 16  # steps that each layer of a stream keeps
 
@@ -29,10 +29,10 @@ _MOST_LEFT = 1 << 16  # steps that each layer of a stream keeps
 class StreamingConfig(FrozenModel):
     """Steps see their own chunk of `chunk` steps and the `left_chunks` · `chunk` steps before it.
 
-    A step is four frames. One set of weights takes utterances as a whole and in chunks of any
-    length: `chunk` is that of a stream, training draws others in proportion to it. The number of
-    steps before a chunk is the same for all of them, so that any chunk has the same cache. With
-    `rotary` attention knows how far steps are apart (see `rotate`), otherwise it has no positions.
+    A step is four frames. One set of weights works on whole utterances and on chunks of any length.
+    `chunk` is the length in a stream; training draws others in proportion to it. A chunk of any
+    length sees the same number of steps before it, so that the cache is the same. With `rotary`
+    attention knows how far steps are apart (see `rotate`), otherwise it has no positions.
     """
 
     chunk: Size = 16
@@ -54,7 +54,7 @@ class StreamingConfig(FrozenModel):
         return self.chunk * self.left_chunks
 
     def draw(self) -> int | None:
-        """Return the chunk of a training batch by torch's generator; None for whole utterances."""
+        """Draw a training batch's chunk in steps with torch's generator; None: whole utterances."""
         if float(torch.rand(())) < _P_WHOLE:
             return None
         least, most = (self.chunk * n // _CHUNK for n in (_LEAST, _MOST))
@@ -62,9 +62,10 @@ class StreamingConfig(FrozenModel):
 
 
 def seen_in_chunks(mask_BS: Tensor, chunk: int, left: int) -> Tensor:
-    """Return (B, S, S), True where a step sees another: valid ones of its chunk and `left` more.
+    """Return (B, S, S), True where a step sees another one.
 
-    Padding sees itself, so that its softmax is defined.
+    It sees the valid steps of its chunk and of the `left` steps before the chunk. Every step sees
+    itself, so that the softmax is defined at padding.
     """
     index_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
     start_S1 = (index_S // chunk * chunk)[:, None]
@@ -104,7 +105,7 @@ class EncoderState:
         return valid_BS[:, None] | (index_S == index_S[L:, None])
 
     def advance(self, mask_BC: Tensor, caches: list[Cache]) -> None:
-        """Take a chunk's steps into the past."""
+        """Add a chunk's steps to the past."""
         valid_BS = torch.cat((self.valid_BL, mask_BC), 1)
         self.valid_BL = valid_BS[:, mask_BC.shape[1] :]
         self.caches = caches
@@ -116,7 +117,7 @@ class EncoderState:
 
     @classmethod
     def join(cls, states: Sequence["EncoderState"]) -> "EncoderState":
-        """Return the state of the sessions of several, one after the other."""
+        """Return one state with the sessions of several states, one after the other."""
         layers = zip(*(state.caches for state in states), strict=True)
         caches = [tuple(map(torch.cat, zip(*layer, strict=True))) for layer in layers]
         return cls(caches, torch.cat([state.valid_BL for state in states]))

@@ -1,7 +1,7 @@
 """The whole network: front end, encoder, decoder (Winata 2020; Cahyawijaya 2021, sec. 4.1).
 
 Legend: B batch, T frames, F frequency bins, S encoder steps, U output tokens, W hypotheses of an
-utterance, R rows (B · W), D d_model, V vocabulary.
+utterance, R rows (B · W), D d_model, E memory (see `Encoder.forward`), V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ class ModelConfig(LayerConfig):
         return self
 
     def _problem_at(self, path: tuple[str, ...]) -> str | None:
-        """Return why there is no linear map at a path of `PATHS` and what helps, None if one is."""
+        """Return why a path of `PATHS` has no linear map and what helps, None if it has one."""
         if "convolution" in path and self.encoder.convolution is None:
             return "no layer has a convolution: set encoder.convolution"
         part = self.encoder if path[0] == "encoder" else self.decoder
@@ -149,12 +149,12 @@ class Decoder(TokenDecoder):
     def log_probs(self, tokens_BWU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the log-probability (B, W, U - 1) of each token of known texts but the first.
 
-        All positions of all texts are one pass of the layers.
+        One pass of the layers computes all positions of all texts.
         """
         inputs_RU, wanted_RU = tokens_BWU[..., :-1].flatten(0, 1), tokens_BWU[..., 1:].flatten(0, 1)
         hidden_RUD = self._hidden(inputs_RU, memory_BSD, mask_BS)
         found = []
-        # One text at a time has logits, which are the largest tensors of decoding.
+        # Logits, the largest tensors of decoding, are computed for one text at a time.
         for hidden_UD, wanted_U in zip(hidden_RUD, wanted_RU, strict=True):
             logits_UV = self.logits(hidden_UD)
             chosen_U = logits_UV.gather(1, wanted_U[:, None]).squeeze(1)
@@ -216,7 +216,7 @@ class SpeechTransformer(nn.Module):
     def encode(
         self, feats_BTF: Tensor, lengths_B: Tensor, chunk: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Map (B, T, F) and frame counts to memory (B, S, D) and its mask (B, S).
+        """Map (B, T, F) and frame counts to memory (B, S, E) and its mask (B, S).
 
         `chunk` is the encoder's (see `Encoder.forward`).
         """
@@ -227,11 +227,11 @@ class SpeechTransformer(nn.Module):
     def encode_chunk(
         self, feats_BTF: Tensor, steps_B: Tensor, state: EncoderState
     ) -> tuple[Tensor, Tensor]:
-        """Map the frames of a chunk to the encoder's input and memory (B, S, D).
+        """Map the frames of a chunk to the encoder's input (B, S, D) and memory (B, S, E).
 
-        The state advances. The frames are those of S steps and the front end's `before` and `after`
-        them, which are other chunks' too, and zeros beyond the ends of a stream. A session has
-        `steps_B` valid steps.
+        The state advances. The frames are those of S steps, with the front end's `before` and
+        `after` frames around them. These belong to other chunks too, and are zeros beyond the ends
+        of a stream. A session has `steps_B` valid steps.
         """
         x_BSD = self.frontend.convolve(feats_BTF)
         return x_BSD, self.encoder.step(x_BSD, padding_mask(steps_B, x_BSD.shape[1]), state)
@@ -239,7 +239,7 @@ class SpeechTransformer(nn.Module):
     def ctc_logits(self, memory_BSE: Tensor) -> Tensor:
         """Return the logits (B, S, V) of CTC; those of sounds are added, except in training.
 
-        The sum makes a product of two distributions (Hinton 2002), of which each is trained alone.
+        The sum makes a product of two distributions (Hinton 2002), each of which is trained alone.
         """
         assert self.ctc_head is not None, "the model has no CTC head"
         logits_BSV: Tensor = self.ctc_head(self.decoder.seen(memory_BSE))
@@ -251,7 +251,7 @@ class SpeechTransformer(nn.Module):
     def forward(
         self, feats_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return logits (B, U, V) and of the CTC head (B, S, V), or None; and the mask (B, S)."""
+        """Return logits of the decoder (B, U, V), of CTC (B, S, V) or None, and the mask (B, S)."""
         memory_BSD, mask_BS = self.encode(feats_BTF, lengths_B)
         logits_BUV = self.decoder(tokens_BU, memory_BSD, mask_BS)
         return logits_BUV, self.ctc_logits(memory_BSD) if self.ctc_head else None, mask_BS

@@ -19,8 +19,8 @@ NormOrder = Literal["post", "pre"]
 class LayerConfig(FrozenModel):
     """Options that all units share; `norm` is the order of layer normalization (see `Residual`).
 
-    `projection` is the kind of all linear maps, `projections` are other kinds by place (see
-    `asr.model.places`), of which the most specific counts.
+    `projection` is the kind of all linear maps. `projections` are other kinds by place (see
+    `asr.model.places`); the most specific place counts.
     """
 
     d_model: Size = 512
@@ -64,7 +64,7 @@ class LayerConfig(FrozenModel):
         return self.at(name).projection.build(d_in, d_out)
 
     def last_norm(self) -> nn.Module:
-        """Return the last module of a stack: the sum of pre-norm layers is not normalized."""
+        """Return the module after the last layer: a normalization if pre, else the identity."""
         return nn.LayerNorm(self.d_model) if self.norm == "pre" else nn.Identity()
 
 
@@ -81,7 +81,7 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def pre_norm(self, x_BTD: Tensor) -> Tensor:
-        """Return the input of the unit."""
+        """Return the input of the unit, which is normalized if the order is pre."""
         y_BTD: Tensor = self.norm(x_BTD) if self.is_pre else x_BTD
         return y_BTD
 

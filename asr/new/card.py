@@ -80,5 +80,5 @@ def elsewhere(evaluation: Evaluation) -> str:
 
 
 def write_expectation(bundle: Path, text: str) -> None:
-    """Write it into the card of an evaluated bundle, before the results."""
+    """Write the text into the card of an evaluated bundle, before the results."""
     write_section(bundle, _HEADING, text)

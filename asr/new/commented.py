@@ -12,7 +12,7 @@ HEAD = "# Chosen by `asr new`. Change what you like: the same command uses the f
 
 @dataclass(frozen=True)
 class Recipe:
-    """The values of a recipe, as YAML holds them, and the reasons for some by their dotted keys."""
+    """The values of a recipe, as YAML holds them, and reasons for some of them by dotted key."""
 
     values: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)

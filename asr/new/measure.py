@@ -1,4 +1,4 @@
-"""Measure a prepared corpus: how much there is of what, as far as the choice of a recipe needs it.
+"""Measure a prepared corpus, as far as the choice of a recipe needs it.
 
 Legend: N samples.
 """
@@ -21,19 +21,19 @@ from asr.errors import AudioError, DataError
 from asr.normalization import HAN_LETTER, normalize_text
 from asr.schema import FrozenModel
 
-LONGEST = 30.0  # seconds of an utterance that trains
+LONGEST = 30.0  # seconds; longer utterances do not train
 SAMPLED = 300  # recordings whose silence is measured
 _FRAME_SECONDS = 0.025
-_SILENCE = 10 ** (-35 / 20)  # of the loudest frame's amplitude
-_CHINESE = 0.8  # of the characters
+_SILENCE = 10 ** (-35 / 20)  # -35 dB, as a share of the loudest frame's amplitude
+_CHINESE = 0.8  # share of the letters and digits
 _MANDARIN = ("cmn", "zh")
 
 
 class SplitSize(FrozenModel):
-    """The size of dev or test, and what of it is in training.
+    """The size of dev or test, and its overlap with training.
 
-    `is_unseen`: all its speakers are named, and none is there. `known_texts` is the share of its
-    utterances whose text is there.
+    `is_unseen`: all speakers, those of training too, are named, and no speaker is in both.
+    `known_texts` is the share of the split's utterances whose text is in training too.
     """
 
     utterances: PositiveInt
@@ -43,15 +43,16 @@ class SplitSize(FrozenModel):
 
 
 class CorpusMeasures(FrozenModel):
-    """What a corpus is like; all but `splits` is of the training utterances of at most 30 s.
+    """The measures of a corpus: but for `splits` and `too_long`, of training utterances up to 30 s.
 
-    `speakers` are those that are named, `unnamed` the utterances of no named one, `characters` and
-    `words` the different ones; `chinese` is the share of Chinese characters among letters and
-    digits, `latin` that of English ones, `turkish` that of ı, İ and ğ, and `marks` how many marks
-    of punctuation there are for each; all else is of texts without them. A space is a character too
-    in `seconds_per_character`. `sample_rates` are hours by rate in Hz. `silence` is the share of
-    frames 35 dB below the loudest of their utterance. `too_long` counts utterances of more than
-    30 s. `language` is espeak-ng's name of it, if it was given.
+    `speakers` counts the named ones, `unnamed` the utterances with a speaker who is not named.
+    `characters` and `words` count the different ones. `chinese` is the share of Chinese characters
+    among letters and digits, `latin` that of English letters and digits, `turkish` that of ı, İ and
+    ğ. `marks` is the number of punctuation marks for each letter or digit; all other figures are
+    of texts without punctuation. In `seconds_per_character` a space is a character too.
+    `sample_rates` are hours by rate in Hz. `silence` is the share of frames at least 35 dB below
+    the loudest of their utterance. `too_long` counts the training utterances of more than 30 s.
+    `language` is espeak-ng's name of the language, if it was given.
     """
 
     hours: PositiveFloat
@@ -81,7 +82,7 @@ class CorpusMeasures(FrozenModel):
 
     @property
     def is_mandarin(self) -> bool:
-        """Return whether it is in Chinese characters, and in no other language by what is given."""
+        """Tell whether the text is in Chinese characters, and `language` is no other language."""
         return self.is_chinese and self._may_be_mandarin
 
     @property
@@ -122,10 +123,10 @@ def measure(
     synthetic: bool = False,
     language: str | None = None,
 ) -> CorpusMeasures:
-    """Return what the corpus in a folder of `asr prepare` is like, of which `splits` are not empty.
+    """Return the measures of the corpus in a folder of `asr prepare`.
 
-    `on_progress` receives how many of at most 300 recordings have been read. Raises DataError
-    where nothing is left for training or dev.
+    `splits` are those that are not empty. `on_progress` receives how many of at most 300 recordings
+    have been read. Raises DataError where nothing is left for training or dev.
     """
     cuts, train = _usable(data, splits)
     texts = [_said(cut) for cut in train]
@@ -193,17 +194,17 @@ def _hours_by_rate(cuts: Sequence[Cut]) -> dict[int, float]:
 
 
 def _said(cut: Cut) -> str:
-    """Return a text without punctuation, which takes no time."""
+    """Return a normalized text without punctuation, which takes no time to say."""
     return normalize_text(text_of(cut), punctuation="remove")
 
 
 def _speakers(cuts: Sequence[Cut]) -> set[str]:
-    """Return the speakers as they are named: several people may be in one name."""
+    """Return the speakers as they are named: one name may stand for several people."""
     return {one.speaker or "" for cut in cuts for one in cut.supervisions}
 
 
 def _size(cuts: Sequence[Cut], trained: set[str], texts: set[str]) -> SplitSize:
-    """Return the size of a split, where training has these speakers and texts."""
+    """Return the size of a split; `trained` are the speakers, `texts` the texts of training."""
     speakers = _speakers(cuts)
     return SplitSize(
         utterances=len(cuts),

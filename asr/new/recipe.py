@@ -17,7 +17,7 @@ _BPE_HOURS, _BPE_WORDS = 20.0, 5000
 _MARKS_HOURS = 20.0
 _VOICES_HOURS = 2.0
 _TURKISH = 0.01  # of the letters are ı, İ or ğ
-_SPELLED = 0.8  # of the text, by the units of self-conditioning
+_SPELLED = 0.8  # share of the text that the units of self-conditioning can write
 _WORD_SECONDS = 2.0  # most utterances of a corpus of single words are shorter
 _LIVE = {"chunk": 16, "left_chunks": 4, "rotary": True}  # in steps of 40 ms
 _VOICES = {
@@ -35,9 +35,9 @@ def choose(
 ) -> Recipe:
     """Return a recipe for the corpus in the folder `data`, with `key.key=value` set in it.
 
-    Where `training.epochs` or `model.encoder.n_layers` is among these, what depends on it follows.
-    `has_bfloat16`: the processor that trains is faster in bfloat16; `is_live`: the model is to
-    write text while one speaks. Raises ConfigError where a value is not written so.
+    If `training.epochs` or `model.encoder.n_layers` is set, the values that depend on it follow.
+    `has_bfloat16`: the processor that trains is faster in bfloat16. `is_live`: the model is to
+    write text while one speaks. Raises ConfigError where an override has another form.
     """
     given: dict[str, Any] = {}
     keys = [apply_override(given, override) for override in overrides or []]
@@ -74,20 +74,20 @@ def choose(
     for key, override in zip(keys, overrides or [], strict=True):
         apply_override(recipe.values, override)
         for below in [other for other in recipe.reasons if other.startswith(f"{key}.")]:
-            del recipe.reasons[below]  # which was of the value before
+            del recipe.reasons[below]  # the reason for the value before
         recipe.reasons[key] = "given by --set"
     return recipe
 
 
 def _epochs(corpus: CorpusMeasures, steps: int, n_speeds: int, is_by_muon: bool) -> int:
-    """Return the epochs, of so many steps, that the hours want."""
+    """Return the number of epochs, of so many steps each, for the hours of a corpus."""
     wanted: float = _STEPS_OF_AN_HOUR * max(1.0, corpus.hours**0.6)
     share = _STEPS_BY_MUON if is_by_muon else 1.0
     return min(math.ceil(share * max(10, wanted / steps)), 600 // n_speeds)
 
 
 def _batch_seconds(corpus: CorpusMeasures, size: Size, n_speeds: int) -> float:
-    """Return the audio of a batch: a small corpus gets small ones, to make enough steps."""
+    """Return the seconds of a batch: few for a small corpus, so that there are enough steps."""
     share = corpus.hours * 3600 * n_speeds / 150
     return float(round(max(8.0, 2 * corpus.longest, min(size.batch_seconds, share))))
 
@@ -124,7 +124,7 @@ def _add_features(recipe: Recipe, corpus: CorpusMeasures, size: Size, is_live: b
     recipe.add("features.kind", "fbank" if is_live else "log_mel")
     rate = 16000 if wide >= 0.9 else 8000
     recipe.add("features.sample_rate", rate, f"{wide:.0%} of the audio has 16000 Hz or more")
-    has_tones = corpus.is_chinese and size is not SIZES[0]  # few words are known without them
+    has_tones = corpus.is_chinese and size is not SIZES[0]  # few words need no tones
     # At half the bandwidth fewer bins are as close to each other.
     bins = (80 if rate == 16000 else 64) if has_tones else size.n_mels
     why = "tones are in the pitch, which fewer bins resolve less"
@@ -171,7 +171,7 @@ def _add_augmentation(recipe: Recipe, corpus: CorpusMeasures, size: Size, epochs
 
 
 def _add_tokens(recipe: Recipe, corpus: CorpusMeasures) -> bool:
-    """Add the kind of tokens; return whether CTC has steps enough for them."""
+    """Add the kind of tokens; return whether CTC has enough steps for the tokens."""
     per_character = corpus.seconds_per_character
     is_bpe = (
         corpus.hours >= _BPE_HOURS
@@ -265,7 +265,7 @@ def has_pinyin() -> bool:
 
 
 def _add_sounds(recipe: Recipe, n_layers: int, are_words: bool) -> None:
-    """Add losses of initials and finals, and of syllables, at a third and two thirds of the way.
+    """Add losses of initials and finals after a third of the layers, of syllables after two thirds.
 
     Where the utterances are single words, the head of syllables stays in the model.
     """
@@ -281,7 +281,7 @@ def _add_sounds(recipe: Recipe, n_layers: int, are_words: bool) -> None:
 
 
 def _guessing_layer(n_layers: int) -> int:
-    """Return the layer whose guesses go to those above it."""
+    """Return the layer, from 1, whose guesses go to the layers above it."""
     return math.ceil(n_layers / 3)
 
 

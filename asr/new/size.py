@@ -47,8 +47,8 @@ SIZES = (
     Size(100, 384, 6, 96, (32, 64), (8, 3), 15, 0.1, 80, 0.5, 4.0e-4, 4000, 120, 2, 10,
          "as the LRTs of recipes/aishell1 with a higher rank; not trained by the authors"),
 )  # fmt: skip
-# What Muon changes of a size, where it was measured to help: on a processor that makes matrices
-# orthogonal fast.
+# What Muon changes in a size, by the hours of the size. These are the sizes for which it was
+# measured to help, on a processor that makes matrices orthogonal fast.
 BY_MUON: dict[float, dict[str, Any]] = {2: {}, 5: {"warmup": 300, "batch_seconds": 64}}
 
 

@@ -1,6 +1,6 @@
 """Runs compared with a baseline and with Cahyawijaya 2021, tables 4.2 and 4.3, figure 4.3.
 
-What is not known of a run (not evaluated yet, no baseline, energy not measured) is missing, never
+Unknown values of a run (not evaluated yet, no baseline, energy not measured) are missing, never
 zero: a dash in Markdown, null in JSON.
 """
 
@@ -108,6 +108,6 @@ def _measured(run: Run, base: Run | None) -> RunMetrics:
 
 
 def as_json(rows: list[ComparedRun]) -> str:
-    """Return all that is known as JSON; shares are shares, not percentages."""
+    """Return all that is known, but the worst utterances, as JSON; shares are not percentages."""
     worst = {"__all__": {"run": {"evaluation": {"worst"}}}}
     return TypeAdapter(list[ComparedRun]).dump_json(rows, indent=2, exclude=worst).decode() + "\n"

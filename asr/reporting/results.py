@@ -1,4 +1,4 @@
-"""What a bundle stores of its evaluation, and the description of a model."""
+"""The evaluation that a bundle stores, and the description of a model."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,8 @@ _OF_VOCABULARY = ("embedding", "output projection", "CTC head")
 class KeptEvaluation(Evaluation):
     """The last evaluation of a bundle, on `cuts`.
 
-    `speed` is the rtf by kind of device (cpu, cuda), of all evaluations on these cuts with these
-    options, `int8` whether they were computed in 8 bits.
+    `speed` is the real-time factor by kind of device (cpu, cuda), from all evaluations on these
+    cuts with these options. `int8` tells whether they were computed in 8 bits.
     """
 
     cuts: str
@@ -41,9 +41,9 @@ class KeptEvaluation(Evaluation):
 
 
 def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
-    """Return the size of a recipe's model by part, and of a bundle its last evaluation.
+    """Return the size of a recipe's model by part and, for a bundle, its last evaluation.
 
-    Of a bundle with sparse maps, `degrees` is the fit to the degrees of all of them.
+    For a bundle with sparse maps, `degrees` is the fit to the degrees of all of them.
     Without `tokenizer.vocab_size`, the parts whose size depends on it are listed under `missing`.
     """
     vocab_size = config.tokenizer.vocab_size
@@ -71,7 +71,7 @@ def describe(config: Config, bundle: Path | None = None) -> dict[str, Any]:
 
 
 def degrees_in_words(degrees: dict[str, Any]) -> str:
-    """Return what `describe` says of degrees for a reader."""
+    """Return the fit of degrees that `describe` returns as text for a reader."""
     fit = DegreeFit(**degrees)
     return (
         f"mean {fit.mean:.1f}, largest {fit.largest}; from {fit.first} on ({fit.tail:.0%} of the "
@@ -95,7 +95,7 @@ def write_evaluation(
 ) -> None:
     """Store a result in the bundle: evaluation.json, and a section of the card.
 
-    `arguments` are those of `asr evaluate` beside bundle and cuts.
+    `arguments` are the arguments of `asr evaluate` after the bundle and the cuts.
     """
     before = read_evaluation(bundle)
     kept = KeptEvaluation(cuts=str(cuts), int8=int8, **dict(result))

@@ -68,7 +68,7 @@ def _tests(rows: list[ComparedRun]) -> str:
 
 
 def _beside(row: ComparedRun, name: str, form: str, scale: float) -> str:
-    """Return a metric of the run / of the papers, a dash where it is unknown."""
+    """Return a metric as measured / as in the papers, with a dash where it is unknown."""
     metrics = [row.measured, *([row.paper] if row.paper else [])]
     return " / ".join(_number(getattr(m, name), form, scale) for m in metrics)
 

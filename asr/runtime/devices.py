@@ -1,4 +1,4 @@
-"""The device of a name, and what devices compute fast."""
+"""Choose a device by name, and tell what it computes fast."""
 
 import torch
 
@@ -6,7 +6,7 @@ from asr.errors import ConfigError
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device auto, cpu, cuda or cuda:N. Raises ConfigError where it does not exist."""
+    """Return the device for auto, cpu, cuda or cuda:N. Raises ConfigError if there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -21,7 +21,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Return whether a device computes in bfloat16 faster than in float32."""
+    """Tell whether a device computes in bfloat16 faster than in float32."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -30,5 +30,5 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def is_avx2() -> bool:
-    """Return whether the processor computes with AVX2, without AVX-512."""
+    """Tell whether the processor computes with AVX2, without AVX-512."""
     return torch.backends.cpu.get_cpu_capability() == "AVX2"

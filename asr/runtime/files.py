@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 Row = TypeVar("Row", bound=BaseModel)
 
 LOCK = "lock"  # the file by which a process has a folder for itself
-_LOCK_ATTEMPTS = 10  # to lock a file that others may remove
-PARTIAL = ".partial-"  # begins the name of a folder that replaces another at its end
+_LOCK_ATTEMPTS = 10  # to lock a file, which others may remove meanwhile
+PARTIAL = ".partial-"  # begins the name of a folder that replaces another when it is whole
 TEMPORARY = ".asr-*.tmp"  # matches a file that is not whole yet
 _STALE_SECONDS = 24 * 3600  # no file takes longer to write
 _MOST_BYTES = 1 << 26  # of a file that is read as a whole
@@ -37,8 +37,8 @@ _MOST_BYTES = 1 << 26  # of a file that is read as a whole
 def temporary_beside(path: Path) -> Path:
     """Return a new path in the same folder, hidden.
 
-    Its name is short, for `path` may have the longest name there is, and random, for processes of
-    several containers have the same numbers.
+    Its name is short, because `path` may have the longest name there is. It is random, because
+    processes of several containers may have the same process numbers.
     """
     return path.with_name(TEMPORARY.replace("*", secrets.token_hex(8)))
 
@@ -46,7 +46,7 @@ def temporary_beside(path: Path) -> Path:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, then move it to `path`. Raises AsrError if that fails.
 
-    Who may read and write a file that was there before stays as it was.
+    The permissions of a file that was there before are kept.
     """
     temporary = temporary_beside(path)
     try:
@@ -164,7 +164,8 @@ def write_text(path: Path, text: str) -> None:
 def read_json(path: Path, row_type: type[Row], what: str) -> Row | None:
     """Read a JSON file, None if it is missing.
 
-    Raises BundleError where it is damaged: that it is not `what`, which says what to do too.
+    Raises BundleError where it is damaged. Its message says "not `what`"; `what` also says what to
+    do.
     """
     if not path.is_file():
         return None
@@ -175,7 +176,7 @@ def read_json(path: Path, row_type: type[Row], what: str) -> Row | None:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows, at least one, under a line of the last one's keys; earlier ones may lack some."""
+    """Write rows, at least one, under a line of the last row's keys; earlier rows may lack some."""
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[-1], lineterminator="\n")
     writer.writeheader()

@@ -13,14 +13,14 @@ from torch import Tensor
 from asr.errors import BundleError
 
 _SCALE = ".int8_scale"
-_FEWEST = 512  # weights of a tensor; those of fewer stay as they are, and so do biases and norms
+_FEWEST = 512  # weights of a tensor; smaller ones stay as they are, and so do biases and norms
 _LARGEST = 127
 
 
 def to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with larger float ones (O, …) in int8, each with a tensor of its scales (O,).
 
-    What `from_int8` returned is returned as it was.
+    Tensors that `from_int8` returned become the same int8 tensors again.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
 """How many threads to compute with while other programs use the processors too.
 
-The threads of a computation wait for one another, so where another program has one of their cores
-all wait for the thread that shares it: on two cores beside one busy loop two threads were four
-times as slow as one. A process that follows the load takes as many threads as there are free
+The threads of a computation wait for one another. Where another program uses one of their cores,
+all of them wait for the thread that shares it: on two cores, beside one busy loop, two threads were
+four times as slow as one. A process that follows the load takes as many threads as there are free
 processors. The first look is at the start, so the time that libraries take to load is measured.
 """
 
@@ -22,7 +22,7 @@ _BUSY = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal: fields of
 
 
 class Load:
-    """What other programs take of the processors on which this process may run (Linux)."""
+    """How much other programs use the processors on which this process may run (Linux)."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._file, self._names = root / "proc/stat", {f"cpu{n}" for n in affinity()}
@@ -31,7 +31,7 @@ class Load:
         self._free = float(len(self._names))
 
     def free(self) -> float:
-        """Return how many processors others leave free, as it was since the last look."""
+        """Return how many processors others leave free, on average since the look before."""
         now = time.monotonic()
         passed = now - self._time
         if passed >= _PAUSE:
@@ -42,7 +42,7 @@ class Load:
         return self._free
 
     def _used_by_others(self) -> float:
-        """Return seconds of these processors since some time; none where nothing tells them."""
+        """Return the processor seconds of others since some time; 0 where nothing tells them."""
         try:
             lines = self._file.read_text("ascii").splitlines()
             found = [line.split() for line in lines]
@@ -54,7 +54,7 @@ class Load:
 
 
 class _Follower(threading.local):
-    """Hold the number that was set: OpenMP has one for each thread that computes."""
+    """Hold the number that was set in this thread: OpenMP has one for each that computes."""
 
     number = 0
 
@@ -76,10 +76,10 @@ def number_of_threads(free: float, most: int) -> int:
 
 
 def adapt(limit: int | None = None) -> int:
-    """Compute with as many threads as there are free processors, in this thread, from now on.
+    """Let this thread compute with as many threads as processors are free, but `limit` at most.
 
-    There are at most `limit`. Returns their number; where the load is not followed, as in another's
-    program, it does nothing and returns 0.
+    Returns their number. Where the load is not followed, as in a program that imports this package,
+    it does nothing and returns 0.
     """
     global _most  # noqa: PLW0603
     if _load is None:
@@ -99,8 +99,8 @@ class FastestThreads:
 
     Threads wait for one another after every operation, longer than they compute where matrices are
     small. Some steps have as many threads as processors are free, the next ones half as many, and
-    so on while that is faster. A larger number that becomes free later is tried where no smaller
-    one was faster.
+    so on while that is faster. Where no smaller number was faster, a larger one is tried when more
+    processors become free.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -110,7 +110,7 @@ class FastestThreads:
 
     @contextmanager
     def step(self, size: int) -> Iterator[None]:
-        """Compute a step with the number to try or that was found; a step of no size is not timed.
+        """Compute a step with the number to try, or the best; a step of size 0 is not timed.
 
         Steps of twice the size take about twice the time.
         """

@@ -16,7 +16,7 @@ def keep_kernels() -> None:
 
     A training has more sizes than oneDNN keeps by default, and compiling again those that were
     dropped took a sixth of its time (bfloat16, AMX). It has no effect after oneDNN has computed
-    anything, as in a program that transcribed before. A number that the variable has stays.
+    anything, as in a program that transcribed before. A number that the environment has stays.
     """
     os.environ.setdefault(*_KERNELS)
 

@@ -11,8 +11,8 @@ from asr.errors import AsrError, ConfigError
 def connect(engine: str) -> Any:
     """Return Ray, connected to a cluster: at `ray://HOST:PORT`, or for `ray` that of RAY_ADDRESS.
 
-    `ray` without RAY_ADDRESS is that of this machine, or starts one. Raises ConfigError where none
-    answers.
+    For `ray` without RAY_ADDRESS it is the cluster of this machine, which is started if there is
+    none. Raises ConfigError where none answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
     import ray
@@ -33,7 +33,7 @@ def connect(engine: str) -> Any:
 
 
 def told(error: Any) -> AsrError:
-    """Return what to tell of a RayTaskError, which an exception on a node is."""
+    """Return the error to report for a RayTaskError, which wraps an exception on a node."""
     if isinstance(error.cause, AsrError):
         return error.cause
     reason = str(error).strip().splitlines()[-1]

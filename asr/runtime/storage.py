@@ -1,7 +1,7 @@
 """Files and folders by URL (s3://, gs://, file://, memory://), by fsspec.
 
-Only a URL that the user gives on the command line or in a recipe comes here, and those in manifests
-below what the recipe names (`data.places`): paths in bundles and requests are never taken for URLs.
+Only URLs that the user gives on the command line or in a recipe come here, and URLs in manifests
+below what the recipe names (`data.places`). Paths in bundles and requests are never taken for URLs.
 Credentials are those of the environment.
 """
 
@@ -70,7 +70,8 @@ def _file_system(protocol: str, _process: int) -> Any:
 def patiently(request: Callable[[], T]) -> T:
     """Return the answer to a request, which is repeated where the connection fails.
 
-    Raises OSError if it keeps failing, or has an answer that will not change.
+    Raises OSError if the request keeps failing, or at once for an answer that will not change, such
+    as FileNotFoundError.
     """
     pause = _PAUSE
     for attempt in range(1, _ATTEMPTS + 1):
@@ -111,11 +112,11 @@ class _Stream:
             return b""
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Move to a place; return it."""
+        """Move to a position in bytes; return it."""
         return cast(int, self._file.seek(offset, whence))
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the position in bytes."""
         return cast(int, self._file.tell())
 
 
@@ -131,15 +132,15 @@ class RemoteFile:
 
     @property
     def suffix(self) -> str:
-        """Return the end of its name."""
+        """Return the suffix of its name, with the dot."""
         return PurePosixPath(self.url).suffix
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Open it for reading as it arrives, with a few blocks in memory.
+        """Open the file for reading as it arrives, with a few blocks in memory.
 
-        A small one is one request. Raises OSError, at the end too where a part of it could not be
-        read.
+        A small file is one request. Raises OSError, also at the end where a part of the file could
+        not be read.
         """
         system, path = file_system(self.url)
         if 0 < self.size <= SMALL_BYTES:
@@ -158,9 +159,9 @@ class RemoteFile:
 
 
 def read_small(files: Sequence[RemoteFile], at_a_time: int) -> dict[RemoteFile, bytes]:
-    """Return what small files of one storage hold, by so many requests at a time.
+    """Return the content of small files of one storage, by `at_a_time` requests at a time.
 
-    Those that are large, or could not be read at the first try, are left out.
+    Files that are large or of unknown size, or could not be read at the first try, are left out.
     """
     small = [file for file in files if 0 < file.size <= SMALL_BYTES]
     if not small:
@@ -174,9 +175,9 @@ def read_small(files: Sequence[RemoteFile], at_a_time: int) -> dict[RemoteFile, 
 
 
 def find_remote(url: str, suffixes: set[str]) -> list[tuple[RemoteFile, PurePosixPath]]:
-    """Return the files of a URL, each with its path below it: a file, folder or glob.
+    """Return the files of a URL (a file, folder or glob), each with its path below the URL.
 
-    A folder gives those with one of the suffixes. Raises OSError where it cannot be listed.
+    A folder gives the files with one of the suffixes. Raises OSError where it cannot be listed.
     """
     system, path = file_system(url)
     if any(character in path for character in "*?["):
@@ -201,10 +202,11 @@ def find_remote(url: str, suffixes: set[str]) -> list[tuple[RemoteFile, PurePosi
 
 @contextmanager
 def local_copy(url: str, names: Callable[[Path], list[str]]) -> Iterator[Path]:
-    """Yield a temporary folder with a remote one's files, which are as small as a bundle.
+    """Yield a temporary folder with files of a remote folder, which are as small as a bundle.
 
-    `names` is asked for further ones, given the folder as far as it is copied, until there are no
-    more. Raises OSError where one cannot be read; those that are missing stay so.
+    `names` returns the names to copy, given the folder as far as it is copied. It is asked again
+    until it names no further files. Raises OSError where a file cannot be read. Files that are
+    missing in the remote folder are left out.
     """
     system, path = file_system(url)
     with TemporaryDirectory(prefix="asr-") as root:

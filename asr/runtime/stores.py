@@ -10,7 +10,7 @@ from asr.errors import ConfigError
 from asr.runtime.files import temporary_beside
 from asr.runtime.storage import file_system, patiently
 
-# Where an object can be written on the condition that there is none.
+# Kinds of storage that can write an object on the condition that there is none.
 _CREATES = {"s3", "s3a", "gs", "gcs", "memory", "file", "local"}
 
 
@@ -28,7 +28,7 @@ class Folder:
         self._is_local = protocol in ("file", "local")
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file whole unless there is one; tell whether it is this one."""
+        """Write a file whole unless there is one; return whether this call has written it."""
         attempts = []
 
         def write() -> bool:
@@ -100,7 +100,7 @@ class Folder:
 
 
 def version(about: Mapping[str, Any]) -> str:
-    """Return what changes with the content of a file, of what a listing says of it."""
+    """Return a version, which changes with a file's content, from what a listing says of it."""
     keys = ("ETag", "etag", "generation", "mtime", "ino", "created", "size")
     return " ".join(str(about[key]) for key in keys if key in about)
 

@@ -1,4 +1,4 @@
-"""Files of tensors: safetensors, with a checksum; tensors that have a shape alone."""
+"""Files of tensors: safetensors, with a checksum; tensors that have a shape but no values."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def write_tensors(
 ) -> None:
     """Write tensors atomically, with their checksum in the file's metadata.
 
-    `write_others` writes smaller files of the same folder, when the disk has taken the tensors.
+    `write_others` writes smaller files of the same folder, after the disk has taken the tensors.
     """
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     content = _sorted(save(tensors, metadata | {_DIGEST: _digest(tensors)}))
@@ -41,7 +41,7 @@ def write_tensors(
 
 
 def _sorted(content: bytes) -> bytes:
-    """Return a file with its metadata in order, which safetensors writes in a random one."""
+    """Return a file with its metadata sorted; safetensors writes them in a random order."""
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -52,8 +52,8 @@ def _sorted(content: bytes) -> bytes:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a file. Raises BundleError where it is damaged.
 
-    Files of older versions have no checksum. The file is read and not mapped: the death of the
-    process would be the answer to one that is cut meanwhile.
+    Files of older versions have no checksum. The file is read and not mapped into memory, because a
+    mapped file that is cut meanwhile would kill the process.
     """
     try:
         with open_regular(path) as file:
@@ -78,10 +78,10 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of the tensors alone. Raises BundleError where the file is damaged.
+    """Read only the shapes of the tensors. Raises BundleError where the file is damaged.
 
-    They are those of the file: its size is checked against them. Raises BundleError for types that
-    no model has, too.
+    The shapes are true, for the size of the file is checked against them. Raises BundleError also
+    for types that no model has.
     """
     try:
         with open_regular(path), safe_open(path, "pt") as file:
@@ -121,9 +121,9 @@ def shapes_alone() -> Iterator[None]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leave values out that torch computes on `meta` by importing its compiler, for a second.
+    """Skip functions for whose values on `meta` torch would import its compiler, for a second.
 
-    These are what most models need; other functions have their usual effect there.
+    Those below are what most models need; other functions have their usual effect.
     """
 
     def __torch_function__(

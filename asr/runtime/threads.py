@@ -1,8 +1,8 @@
 """How many threads a process computes with, chosen once, before a library that has some is loaded.
 
-Libraries take a thread for each core of the machine. Where a process may use fewer, or others need
-the cores too, its threads wait for one another most of the time; waiting by spinning for long, as
-OpenMP does by default, then takes the time that the others need. Sleeping at once costs a small
+Libraries take a thread for each core of the machine. Where a process may use fewer cores, or other
+programs need them too, its threads wait for one another most of the time. By default OpenMP waits
+by spinning for long, which takes the time that the others need. Sleeping at once costs a small
 model a third of its speed on an idle machine. So threads spin for some microseconds, then sleep,
 unless their number follows the load.
 """
@@ -16,13 +16,13 @@ from pathlib import Path, PurePosixPath
 NUMBER, _WAITING, _SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 # GNU's OpenMP goes by the second, others by the first.
 _WAYS = ((_WAITING, "PASSIVE"), (_SPINS, "10000"))
-# Whose pools these bound: torch, scikit-learn; MKL in torch; numpy and scipy; numba.
+# They bound the thread pools of torch, scikit-learn; MKL in torch; numpy and scipy; numba.
 _NUMBERS = (NUMBER, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Threads:
-    """A number of threads, and why; `given` are the variables that it needs."""
+    """A number of threads, and why; `given` are the environment variables to set for it."""
 
     number: int
     reason: str
@@ -36,9 +36,9 @@ class Threads:
 def choose_threads(asked: int | None = None, root: Path = Path("/")) -> Threads:
     """Choose as many threads as processor cores that this process may use, at least one.
 
-    `asked` comes first, then the environment, then the quota of cgroups and the affinity, of which
-    `root` holds the files. Where nothing limits it the libraries choose: a thread for each core,
-    and not for each of its hyper-threads.
+    `asked` comes first, then the environment, then the quota of cgroups and the affinity; `root`
+    holds the system's files about them. Where nothing limits the number, the libraries choose: a
+    thread for each core, and not for each of its hyper-threads.
     """
     if asked is not None:
         return Threads(asked, "--threads", tuple((name, str(asked)) for name in _NUMBERS))
@@ -54,28 +54,28 @@ def choose_threads(asked: int | None = None, root: Path = Path("/")) -> Threads:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Return as many as the CPUs that this process may use, hyper-threads included."""
+    """Return the number of CPUs that this process may use, hyper-threads included."""
     return min(len(affinity()), _rounded(_quota(root)))
 
 
 def thread_variables(threads: Threads) -> dict[str, str]:
-    """Return variables by which libraries have as many threads, which soon sleep while they wait.
+    """Return environment variables for a number of threads that soon sleep while they wait.
 
-    They are for the environment of a process that has not loaded the libraries. A way of waiting
-    that is set there stays. Where no number is given, that of the threads follows the load
-    (`asr.runtime.load`), and they wait as OpenMP does.
+    They are for a process that has not loaded the libraries yet. A way of waiting that is set in
+    its environment stays. Where `threads` gives no variables, the number of threads follows the
+    load (`asr.runtime.load`), and they wait as OpenMP does.
     """
     is_free = not threads.given or {_WAITING, _SPINS} & os.environ.keys()
     return dict((() if is_free else _WAYS) + threads.given)
 
 
 def set_threads(threads: Threads) -> None:
-    """Give this process and its children the variables."""
+    """Set the variables of `thread_variables` for this process and its children."""
     os.environ.update(thread_variables(threads))
 
 
 def _limited(number: int, reason: str) -> Threads:
-    """Return a number for the libraries of which the environment says nothing."""
+    """Return a number of threads for the libraries of which the environment says nothing."""
     names = [name for name in _NUMBERS if name == NUMBER or name not in os.environ]
     return Threads(number, reason, tuple((name, str(number)) for name in names))
 
@@ -94,7 +94,7 @@ def affinity() -> set[int]:
 
 
 def _count_cores(cpus: set[int], root: Path) -> int:
-    """Return how many cores have these CPUs: those that are hyper-threads of one core name it."""
+    """Return how many cores these CPUs belong to; hyper-threads of a core list the same CPUs."""
     cores = set()
     for cpu in cpus:
         path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
@@ -128,7 +128,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _around(folder: Path, path: str, read: Callable[[Path], list[str]]) -> Iterator[float]:
-    """Yield the quotas of a cgroup and of all that it is in; a container sees its own as `/`."""
+    """Yield the quotas of a cgroup and of those around it; a container sees its own as `/`."""
     names = [name for name in PurePosixPath(path).parts[1:] if name != ".."]
     for n in range(len(names) + 1):
         values = read(folder.joinpath(*names[:n]))

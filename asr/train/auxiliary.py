@@ -1,4 +1,4 @@
-"""Losses of training alone: CTC of coarser units within the encoder, and consistency of two views.
+"""Losses that only training has: CTC of coarser units within the encoder, consistency of two views.
 
 Legend: B utterances, S encoder steps, D d_model, N units, V vocabulary.
 """
@@ -18,10 +18,10 @@ from asr.training_config import IntermediateConfig
 
 
 class UnitCtc(nn.Module):
-    """A CTC loss of what a layer of the network has seen last, by a head that makes logits of it.
+    """A CTC loss on the last output of a layer of the network, through a head that makes logits.
 
-    Its units are fewer than tokens: some 200 initials and finals, or a thousand syllables, are
-    learned from hours of speech in which most of some thousand characters are rare.
+    There are fewer units than tokens: some 200 initials and finals, or a thousand syllables. Hours
+    of speech suffice to learn them, while most of some thousand characters are rare in it.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class UnitCtc(nn.Module):
         self._split, self.units, self.head = split, units, head
         self._ids = {unit: i for i, unit in enumerate(units, BLANK + 1)}
         self._seen_BSD: Tensor | None = None
-        self._encode = lru_cache(maxsize=1 << 16)(self._encoded)  # texts come in every epoch
+        self._encode = lru_cache(maxsize=1 << 16)(self._encoded)  # texts return in every epoch
         layer.register_forward_hook(self._keep)
 
     def _keep(self, layer: nn.Module, inputs: Any, output_BSD: Tensor) -> None:
         self._seen_BSD = output_BSD
 
     def targets(self, texts: Sequence[str]) -> list[Tensor]:
-        """Return the ids of each text's units; those that it does not know are left out."""
+        """Return the ids (units,) of each text's units; unknown units are left out."""
         return [self._encode(text) for text in texts]
 
     def _encoded(self, text: str) -> Tensor:
@@ -46,14 +46,14 @@ class UnitCtc(nn.Module):
         return torch.tensor(ids, dtype=torch.long)
 
     def labels(self, texts: Sequence[str], steps_B: Tensor) -> int:
-        """Return the number of units of the texts that have room in so many encoder steps."""
+        """Return the number of units, in total, of the texts that fit into their encoder steps."""
         targets = self.targets(texts)
         lengths_B = torch.tensor([len(ids) for ids in targets])
         needed_B = steps_needed(pad_sequence(targets, batch_first=True), lengths_B)
         return int(lengths_B[needed_B <= steps_B].sum())
 
     def forward(self, texts: Sequence[str], steps_B: Tensor) -> Tensor:
-        """Return the loss of the batch that the layer has seen last, summed."""
+        """Return the loss, summed over the batch that has passed the layer last."""
         assert self._seen_BSD is not None, "the encoder has not run"
         logits_BSN, self._seen_BSD = self.head(self._seen_BSD), None
         targets = self.targets(texts)
@@ -66,7 +66,7 @@ def intermediate_ctc(
 ) -> UnitCtc:
     """Return the loss of a fresh head on an encoder layer (Lee and Watanabe 2021, eq. 7).
 
-    Its units are those of the texts.
+    Its units are all that occur in the texts.
     """
     split = units_of(config.unit)
     units = sorted({unit for text in texts for unit in split(text)})
@@ -75,9 +75,9 @@ def intermediate_ctc(
 
 
 def ctc_sum(logits_BSV: Tensor, targets: Tensor, steps_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """Return the summed CTC loss; utterances whose text has no room have none.
+    """Return the summed CTC loss; an utterance with too few steps for its text counts as 0.
 
-    `targets` are padded, or all in a row.
+    `targets` are padded (a row for each utterance), or concatenated (one axis).
     """
     logp_SBV = logits_BSV.float().log_softmax(-1).transpose(0, 1)
     return ctc_loss(
@@ -88,8 +88,9 @@ def ctc_sum(logits_BSV: Tensor, targets: Tensor, steps_B: Tensor, lengths_B: Ten
 def consistency(logits_BSV: Tensor, mask_BS: Tensor) -> Tensor:
     """Return the divergence between the CTC distributions of two views, summed over steps.
 
-    The batch holds all first views, then all second ones. Each is drawn to the other, which counts
-    as given (CR-CTC; Yao 2025, eq. 4 and 5); the result is the mean of the two directions.
+    The batch holds all first views, then all second ones. Each view is drawn to the other, which
+    gets no gradient from it (CR-CTC; Yao 2025, eq. 4 and 5). The result is the mean of the two
+    directions.
     """
     one, two = logits_BSV.float().log_softmax(-1).chunk(2)
     mask_BS1 = mask_BS[: len(one), :, None]

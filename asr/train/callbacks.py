@@ -1,4 +1,4 @@
-"""Checks before the first step that the memory is sufficient."""
+"""A check, before the first step, that the memory is sufficient."""
 
 import lightning as L
 import torch
@@ -9,10 +9,10 @@ from asr.train.module import SpeechModule
 
 
 class MemoryProbe(Callback):
-    """Runs the largest batches before the first step, so that too little memory is known at once.
+    """Runs the largest batches before the first step, so that too little memory shows at once.
 
-    Features and kernels that are kept for later epochs, and voices that speak more slowly, come on
-    top.
+    It does not include features and kernels that are kept for later epochs, nor voices that speak
+    more slowly.
     """
 
     def __init__(self, datamodule: SpeechDataModule) -> None:
@@ -20,13 +20,13 @@ class MemoryProbe(Callback):
         self.is_done = False
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Use all the memory that the largest batches take, and change nothing; once in a run.
+        """Run the largest training and dev batches once in a session, and change nothing.
 
-        The training batch is of the last epoch, which has the longest cuts if any get pauses.
+        The training batch is of the last epoch: if cuts get pauses, it has the longest ones.
         """
         if self.is_done:
             return
-        self.is_done = True  # here, and not at the start, so that signals are handled already
+        self.is_done = True  # in this hook, not an earlier one: signals are handled by now
         assert isinstance(pl_module, SpeechModule)
         device = pl_module.device
         # Adam's two moments and the message between processes do not exist before a first step.

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
 HISTORY = "history.csv"
-# An epoch is in the mean whose figure is at most so many times the best's, and so much more.
+# An epoch enters the mean if its metric is at most _NEAR times the best one's plus _NEAR_POINTS.
 _NEAR, _NEAR_POINTS = 1.05, 1.0
 OnBest = Callable[["Checkpoints"], None]
 
@@ -37,12 +37,12 @@ OnBest = Callable[["Checkpoints"], None]
 class Checkpoints(Callback):
     """`last.ckpt`, from which a run resumes; the weights of the best epochs; `history.csv`.
 
-    `previous.ckpt` is the state before, with which a run resumes where `last.ckpt` is damaged.
+    `previous.ckpt` is the state before; a run resumes from it where `last.ckpt` is damaged.
 
     Lightning's own ModelCheckpoint saves the best weights after all other callbacks, so that a
-    state saved at an epoch's end would not include them. Here an epoch's weights are written
-    first, then the output of `on_best`, then the state, and only then old weights are deleted: a
-    kill between any two loses nothing. All processes call the hooks, rank 0 writes.
+    state saved at an epoch's end would not include them. The order here is: the epoch's weights,
+    the output of `on_best`, the state, and only then the deletion of old weights. So a kill between
+    any two loses nothing. All processes call the hooks, rank 0 writes.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class Checkpoints(Callback):
 
     @property
     def ranked(self) -> list[dict[str, float]]:
-        """Return the epochs, the best first; later ones first among equals."""
+        """Return the history, the best epoch first; among equals the later one first."""
         return self._rank(self.history)
 
     @property
     def best(self) -> list[Path]:
-        """Return the weights of the best epochs, the best first."""
+        """Return the files of the weights of the best epochs, the best first."""
         return self._best_of(self.history)
 
     @property
     def seconds(self) -> float:
-        """Return the time spent on the run in all its sessions."""
+        """Return the seconds spent on the run in all its sessions."""
         return self.seconds_before + time.monotonic() - self.start
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Let signals stop the run; a run that had stopped early does not continue."""
+        """Let signals stop the run; end at once a run that `training.patience` had ended before."""
 
         def stop(number: int) -> None:
             if not rank():
@@ -89,7 +89,7 @@ class Checkpoints(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save within an epoch; its end is saved after validation."""
+        """Save the state within an epoch; the epoch's end is saved after validation."""
         if trainer.is_last_batch:
             return
         if pl_module.stopping or trainer.global_step % self.training.checkpoint_steps == 0:
@@ -119,7 +119,7 @@ class Checkpoints(Callback):
         self._save(trainer, 0)
         if trainer.is_global_zero:
             write_csv(self.folder / HISTORY, self.history)
-            # The previous state, which replaces a damaged one, is of this epoch or the one before.
+            # previous.ckpt, the substitute of a damaged state, is of this epoch or the one before.
             needed = {*self.best, *self._best_of(self.history[:-1])}
             for path in set(self.folder.glob("epoch*.safetensors")) - needed:
                 path.unlink()
@@ -128,7 +128,7 @@ class Checkpoints(Callback):
         trainer.should_stop = self._is_stale()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epochs so far and the time they took."""
+        """Return the epochs so far and the seconds that they took."""
         return {"history": self.history, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -179,8 +179,8 @@ def states(folder: Path) -> list[Path]:
 def check_room(folder: Path, model: nn.Module, average: int) -> None:
     """Make the folder. Raises AsrError where its disk is too small for a whole run."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Weights of the best epochs and of two more; a state with Adam's two moments, and the bundle,
-    # twice while one replaces the other; the state before.
+    # Copies of the weights: the best epochs and two more; three states, each with Adam's two
+    # moments: the last, the one before and one being written; the bundle and its successor.
     copies = average + 2 + 3 * 3 + 2
     size = 4 * copies * count_parameters(model)
     try:
@@ -208,9 +208,9 @@ def has_run(out: Path, resume: bool) -> bool:
 
 
 def average_into(model: nn.Module, checkpoints: list[Path]) -> None:
-    """Load the mean of the weights in several files, of which the first is the best.
+    """Load the mean of the weights in several files, the best epoch's first.
 
-    Files with other indices of sparse weights than the best's are left out.
+    A file whose sparse weights have other indices than the first one's is left out.
     """
     weights = [read_tensors(path) for path in checkpoints]
     indices = [k for k, v in weights[0].items() if not v.is_floating_point()]

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 # Corpus statistics of the features are computed from at most this many utterances.
 _FIT_UTTERANCES = 2000
 _SHARED = Path("/dev/shm")  # noqa: S108
-_READ_AHEAD = 3  # steps of a process that reads, with the one in use
+_READ_AHEAD = 3  # steps that a reading process holds, the one in use included
 
 
 class TrainingData(L.LightningDataModule):
@@ -71,10 +71,10 @@ class TrainingData(L.LightningDataModule):
 class SpeechDataModule(TrainingData):
     """Training and dev batches of a recipe.
 
-    The batch of a step is planned for all processes and their `training.accumulate` micro-batches
-    together, the same in each process, and its cuts are then divided. So every process makes the
-    same number of steps, every cut is in one process, and a step does not depend on how many
-    processes share it.
+    Each process plans the same batch of a step, for all processes and their `training.accumulate`
+    micro-batches together, and then takes its part of the cuts. So every process makes the same
+    number of steps, every cut is in one process, and a step does not depend on how many processes
+    share it.
     """
 
     def __init__(self, config: Config) -> None:
@@ -117,14 +117,14 @@ class SpeechDataModule(TrainingData):
 
     @property
     def digest(self) -> str:
-        """Return a hash of the utterances' names, lengths and texts, wherever they lie."""
+        """Return a hash of the utterances' ids, lengths and texts, not of where they are stored."""
         replayed = self.replay.utterances if self.replay else ()
         cuts = chain(self.utterances, replayed, self.dev_cuts)
         lines = (repr((cut.id, float(cut.duration), text_of(cut))) for cut in cuts)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def sample_waveforms(self) -> Iterator[Tensor]:
-        """Yield training recordings (N,) at random, those that can be read."""
+        """Yield up to 2,000 training recordings (N,) in random order, without unreadable ones."""
         cuts = list(self.train_cuts)
         random.Random(self.config.seed).shuffle(cuts)
         for cut in cuts[:_FIT_UTTERANCES]:
@@ -144,9 +144,9 @@ class SpeechDataModule(TrainingData):
         )
 
     def largest(self, epoch: int | None) -> MicroBatches:
-        """Read the micro-batch of a training epoch, or of dev, that takes most memory.
+        """Read the micro-batch that takes most memory in a training epoch, or in dev (None).
 
-        For a curriculum's short epochs it is taken from the first epoch with all utterances.
+        For an epoch of the curriculum, it is that of the first epoch with all utterances.
         """
         assert self.dataset is not None
         if epoch is not None and self.config.training.curriculum:
@@ -188,8 +188,8 @@ class SpeechDataModule(TrainingData):
     def n_workers(self) -> int:  # type: ignore[override]
         """Return how many processes read the training's utterances, 0 where this one does.
 
-        Voices are drawn for each utterance of each epoch, which takes as long as the steps of a
-        small model: a process does it beside them where there is a processor for it.
+        `augment.voices` computes each utterance anew in each epoch, which takes as long as the
+        steps of a small model. So a process of its own does that, if a processor is free for it.
         """
         asked, augment = self.config.data.num_workers, self.config.augment
         if asked is not None or augment is None or augment.voices is None:
@@ -199,7 +199,7 @@ class SpeechDataModule(TrainingData):
         return int(has_room and usable_cpus() >= 2 * local)
 
     def _passes_through_shared_memory(self, local: int) -> bool:
-        """Return whether the steps that processes have read ahead fit into it, twice over."""
+        """Tell whether shared memory has room for twice the steps that processes read ahead."""
         features = self.config.features
         frames = self.step_seconds / world_size() * 1000 / features.hop_ms
         room = shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else 0
@@ -241,7 +241,7 @@ class SpeechDataModule(TrainingData):
 
     @property
     def total_steps(self) -> int:
-        """Return the steps of the run, nearly: similar epochs have about the same number."""
+        """Return the steps of the run, about: epochs of one kind are taken to be equally long."""
         kinds = [self._kind(epoch) for epoch in range(self.config.training.epochs)]
         return sum(
             kinds.count(kind) * len(self.plan(kinds.index(kind))) for kind in dict.fromkeys(kinds)
@@ -255,7 +255,7 @@ class SpeechDataModule(TrainingData):
         return durations[len(durations) * 99 // 100]
 
     def _shortest(self) -> CutSet:
-        """Return the cuts that a curriculum begins with."""
+        """Return the shortest cuts, `curriculum.share` of the audio; all without a curriculum."""
         curriculum = self.config.training.curriculum
         if curriculum is None:
             return self.train_cuts
@@ -265,7 +265,7 @@ class SpeechDataModule(TrainingData):
         return self.train_cuts.filter(lambda cut: cut.duration <= longest).to_eager()
 
     def _steps(self, epoch: int | None) -> list[list[list[Cut]]]:
-        """Return this process's cuts of each batch of each step."""
+        """Return this process's micro-batches of each step, as lists of cuts."""
         return [
             split_batch(batch, self.n_parts)[rank() :: world_size()] for batch in self.plan(epoch)
         ]

@@ -26,13 +26,14 @@ T = TypeVar("T")
 
 # A process that waits longer than this assumes that the others died.
 _TIMEOUT = timedelta(minutes=10)
-# Seconds; torchrun forwards a Ctrl-C to processes that already got it from the terminal.
+# A signal within so many seconds is the same Ctrl-C: torchrun forwards it to processes that have
+# got it from the terminal already.
 _SAME_PRESS = 3.0
 _SIOCGIFADDR = 0x8915  # Linux's request for the address of an interface, netdevice(7)
 
 
 def rank() -> int:
-    """Return the index of this process; 0 writes the files."""
+    """Return the index of this process; process 0 writes the files."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -77,7 +78,7 @@ def init_distributed(device: torch.device) -> Iterator[torch.device]:
 def _choose_interface() -> None:
     """Let gloo use the network by which the first machine of several is reached.
 
-    By itself it takes the address of this machine's name, which often is a loopback.
+    By default gloo takes the address of this machine's name, which often is a loopback.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") in (None, os.environ["WORLD_SIZE"]):
         return
@@ -97,7 +98,7 @@ def _choose_interface() -> None:
 
 
 def rank_zero_first(work: Callable[[], T]) -> T:
-    """Do the work in rank 0 before the others; where it fails, the others exit silently."""
+    """Do the work in rank 0, then in the others; if rank 0 fails, the others exit silently."""
     if rank() and not int(all_reduce_sum(torch.tensor(0))):
         raise SystemExit(1)
     done = 0
@@ -111,9 +112,9 @@ def rank_zero_first(work: Callable[[], T]) -> T:
 
 
 def from_rank_zero(work: Callable[[], bytes]) -> bytes:
-    """Return in all processes what the work gives, which rank 0 alone does.
+    """Do the work in rank 0 alone, and return its result in all processes.
 
-    So other machines need none of its files. Where it fails, the others exit silently.
+    So other machines need none of the work's files. If it fails, the other processes exit silently.
     """
     content = rank_zero_first(lambda: b"" if rank() else work())
     if world_size() == 1:
@@ -128,10 +129,10 @@ def from_rank_zero(work: Callable[[], bytes]) -> bytes:
 
 @contextmanager
 def sole_run(folder: Path) -> Iterator[None]:
-    """Lock a run's folder, in rank 0 for all, and remove what killed processes left half written.
+    """Lock a run's folder, and remove what killed processes left half written there.
 
-    The folders that a failed run made, and wrote nothing to, are removed. Raises ConfigError if
-    another run has the folder.
+    Rank 0 does so for all. If the run fails before it has written anything, the folders that it
+    made are removed. Raises ConfigError if another run has the folder.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
 
@@ -154,7 +155,7 @@ def sole_run(folder: Path) -> Iterator[None]:
 
 
 def _remove_unused(made: list[Path]) -> None:
-    """Remove the folders that a run made, innermost first, where they hold its lock alone."""
+    """Remove the folders that a run made, innermost first, if they hold nothing but its lock."""
     with suppress(OSError):  # why the run ends is what counts
         if [path.name for path in made[0].iterdir()] == [LOCK]:
             (made[0] / LOCK).unlink()  # while it is locked: no other process can have it

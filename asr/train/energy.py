@@ -43,7 +43,7 @@ class CostMeter(Callback):
         return self.before + now
 
     def setup(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
-        """Begin a session. The first process of a run measures for all, if on one machine."""
+        """Begin a session. On a single machine, the first process measures the energy for all."""
         if trainer.is_global_zero and trainer.num_nodes == 1:
             self.energy = Energy.of("process" if trainer.world_size == 1 else "machine")
         self.start = time.monotonic()
@@ -81,7 +81,7 @@ def _core_seconds() -> float:
 
 
 class Energy:
-    """codecarbon's offline tracker, which uses no network, no files and prints nothing.
+    """codecarbon's offline tracker. It uses no network and no files, and prints nothing.
 
     A country or a known processor power can be set in codecarbon's own way, such as
     CODECARBON_COUNTRY_ISO_CODE=CHN; without a country the world's mean electricity is assumed.
@@ -120,7 +120,7 @@ class Energy:
             return None
 
     def read(self) -> dict[str, Any]:
-        """Return the energy and CO2 since the start, as fields of a Cost."""
+        """Return the energy (kWh) and CO2 (kg) since the start, as fields of a Cost."""
         self.tracker.flush()
         total = self.reading.total
         if total is None:
@@ -136,5 +136,5 @@ class Energy:
         }
 
     def stop(self) -> None:
-        """End its threads."""
+        """End the tracker's threads."""
         self.tracker.stop()

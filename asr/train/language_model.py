@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _BATCH_TOKENS = 2000
 _EPOCHS = 10  # where none are given
-_STORED = "begun_with.txt"  # in `training`: how many a run was begun with
+_STORED = "begun_with.txt"  # in `training`: the number of epochs that a run was begun with
 
 
 class TextDataModule(TrainingData):
@@ -75,7 +75,7 @@ class LanguageModule(TrainingModule):
         ]
 
     def labels(self, batch: Batch) -> Tensor:
-        """Return the tokens to predict, EOS included, and 0 (2,)."""
+        """Return (2,): the number of tokens to predict, EOS included, and 0."""
         return torch.tensor([int(batch.lengths_B.sum()) - len(batch.lengths_B), 0])
 
 
@@ -90,9 +90,9 @@ def train_lm(
     """Train on the transcripts of the bundle's training cuts, or on text files or manifests.
 
     The model has the recognizer's own sizes; `out` holds the epoch of the lowest loss on the dev
-    cuts' texts. None `epochs` are those of a run that is resumed, else 10. Raises ConfigError where
-    `out` holds a bundle, or a run already, or one of other tokens or texts or of more epochs is to
-    be resumed; DataError where there is no text.
+    cuts' texts. If `epochs` is None, a resumed run keeps its number, and a new run has 10.
+    Raises ConfigError where `out` holds a bundle, a model or, without `resume`, a run, or where the
+    run to resume has other tokens, sizes or texts, or more epochs. Raises DataError without text.
     """
     if (out / TOKENIZER).exists():
         raise ConfigError(
@@ -100,7 +100,7 @@ def train_lm(
             "--out"
         )
     with sole_run(out / "training"):
-        # A kill before the first state leaves no history.
+        # A model without a history is of a run killed before its first state: it may be replaced.
         is_kept = _read_epochs(out) is None or (out / "training" / HISTORY).exists()
         if not has_run(out, resume) and (out / WEIGHTS).exists() and is_kept:
             raise ConfigError(f"{out}: holds a model already: give another --out, or remove it")
@@ -149,7 +149,7 @@ def _train_lm(
         module.identity[name] = hashlib.sha256(str(found).encode()).hexdigest()
     datamodule = TextDataModule(config, train, dev)
     write_text(out / "training" / _STORED, f"{epochs}\n")
-    # An epoch that is the best so far has the model's own weights, `average` being 1.
+    # `average` is 1: when an epoch is the best so far, its weights are those of `model`.
     checkpoints = Checkpoints(
         out / "training", module, datamodule, lambda _: model.save(out, tokenizer)
     )
@@ -157,7 +157,7 @@ def _train_lm(
 
 
 def _read_epochs(out: Path) -> int | None:
-    """Return how many epochs a run was begun with; one of an older version does not say."""
+    """Return how many epochs a run was begun with, None for a run of an older version."""
     path = out / "training" / _STORED
     return int(path.read_text()) if path.is_file() else None
 

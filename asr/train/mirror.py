@@ -1,9 +1,10 @@
-"""A run by URL: it trains in a local folder, whose states go to the storage.
+"""A run by URL: it trains in a local folder, and its states are copied to the storage.
 
-Below `URL/training/`, `objects/` has files by the hash of their content, and `00000001.json` and so
-on list the files of a state each. A list is created once, when all of its files are there. So a
-killed upload leaves the state before, and of two processes that write to one run the later one goes
-on. The files of the bundle are beside it as well, under their own names.
+`URL/training/objects/` has the files, each named by the hash of its content. The lists
+`URL/training/00000001.json` and so on name the files of one state each. A list is created once,
+when all of its files are there. So a killed upload leaves the state before. If two processes write
+to one run, the one that was started later goes on. The bundle's files are also below `URL/`, under
+their own names.
 """
 
 import hashlib
@@ -32,10 +33,10 @@ _KEPT = 2  # states in the storage
 
 @contextmanager
 def run_folder(given: Path | str) -> Iterator[tuple[Path, Callable[[bool], None]]]:
-    """Yield the folder of a run, and what writes its state to the storage if it is by URL.
+    """Yield the folder of a run, and a function that copies its state to the storage of a URL.
 
-    Its argument tells whether a failure ends the run: else the next state tries again. Raises
-    AsrError, whose message names the URL in place of the folder.
+    The function's argument tells whether a failure ends the run; otherwise the next state tries
+    again. For a path the function does nothing. An AsrError names the URL in place of the folder.
     """
     if not is_url(str(given)):
         yield Path(given), lambda _: None
@@ -53,7 +54,7 @@ def run_folder(given: Path | str) -> Iterator[tuple[Path, Callable[[bool], None]
 
 
 class Mirror:
-    """The states of a run's folder in the storage; one process, rank 0, has it."""
+    """The states of a run's folder in the storage; only rank 0 reads and writes them."""
 
     def __init__(self, url: str, folder: Path) -> None:
         """Raise ConfigError for storage that cannot create an object only once."""
@@ -63,9 +64,10 @@ class Mirror:
         self._published: dict[str, str] = {}  # those of the bundle's files that this process wrote
 
     def load(self) -> None:
-        """Copy the latest whole state to the folder; nothing if there is none.
+        """Copy the latest whole state to the folder; do nothing where the URL is empty.
 
-        Raises ConfigError where none is whole, AsrError where the storage cannot be read.
+        Raises ConfigError where no state is whole, or where the URL holds a bundle or a run that
+        was copied there; AsrError where the storage cannot be read.
         """
         try:
             lists = self._lists()
@@ -84,7 +86,7 @@ class Mirror:
             raise self._failed(error, "read") from error
 
     def _load(self, lists: list[str]) -> None:
-        """Copy the latest whole state; remove later ones, which are damaged, once it is found."""
+        """Copy the latest whole state, then remove the later ones, which are damaged."""
         for i in reversed(range(len(lists))):
             try:
                 listed = json.loads(self._store.read(f"{_STATES}/{lists[i]}"))
@@ -101,10 +103,10 @@ class Mirror:
         raise ConfigError(f"{self.url}: damaged, it cannot be continued: give another --out")
 
     def save(self, must: bool) -> None:
-        """Write the folder's state.
+        """Copy the folder's state to the storage.
 
-        Raises ConfigError where another process has continued the run; AsrError where the storage
-        does not answer, if it `must`.
+        Raises ConfigError where another process has continued the run. Where the storage fails,
+        it raises AsrError if the state `must` be stored, and else only warns.
         """
         try:
             self._save()
@@ -141,7 +143,7 @@ class Mirror:
         self._remove_old()
 
     def _remove_old(self) -> None:
-        """Remove older lists, then the files that no list has."""
+        """Remove all lists but the latest two, then the files that neither of these names."""
         lists, needed = self._lists(), set[str]()
         for name in lists[-_KEPT:]:
             needed |= set(json.loads(self._store.read(f"{_STATES}/{name}")).values())

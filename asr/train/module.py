@@ -32,8 +32,8 @@ from asr.train.step import TrainingModule
 class SpeechModule(TrainingModule):
     """A bundle in training, with the decoder's cross-entropy and the CTC loss.
 
-    They are weighted and added (Watanabe et al. 2017, multiobjective learning). With `has_words`,
-    the dev texts have words, and the WER is logged too.
+    The losses are weighted and added (Watanabe et al. 2017, multiobjective learning). With
+    `has_words`, the dev texts have words, and the WER is logged too.
     """
 
     model: SpeechTransformer
@@ -87,7 +87,7 @@ class SpeechModule(TrainingModule):
         }
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the model's weights, its heads' with what training alone knows of sounds."""
+        """Return the model's weights by name, with shared sounds added and tied rows expanded."""
         found = super().weights()
         if self.sounds:
             found["ctc_head.weight"] = found["ctc_head.weight"] + self.sounds.added().detach()
@@ -130,11 +130,11 @@ class SpeechModule(TrainingModule):
         return spec_augment(batch.feats_BTF, batch.frames_B, self.config.augment, generator)
 
     def losses(self, batch: Batch, feats_BTF: Tensor) -> Tensor:
-        """Return the losses (L,), summed over the batch and of several views the mean.
+        """Return the losses (L,), each summed over the batch; of several views it is the mean.
 
-        They are cross-entropy with label smoothing, CTC (in validation with the scores of sounds,
-        as decoding has them), those of intermediate layers, and that of consistency, which a single
-        view has none of.
+        In this order they are the decoder's cross-entropy with label smoothing; CTC, in validation
+        with the scores of sounds, as in decoding; those of the other heads; and, if the recipe has
+        it, consistency, which is 0 for a single view.
         """
         n_views = len(feats_BTF) // len(batch.ids)
         batch = batch.repeated(n_views) if n_views > 1 else batch
@@ -160,9 +160,9 @@ class SpeechModule(TrainingModule):
         return torch.cat((losses, between[None]))
 
     def labels(self, batch: Batch) -> Tensor:
-        """Return the labels of each loss, and the utterances too short for CTC: (L + 1,).
+        """Return (L + 1,): the labels of each loss, and the utterances too short for CTC.
 
-        Consistency counts as many as CTC.
+        Consistency has as many labels as CTC.
         """
         lengths_B = batch.lengths_B.cpu() - 2
         n_decoder = lengths_B.sum() + len(lengths_B)
@@ -191,7 +191,8 @@ class SpeechModule(TrainingModule):
         changes = dict.fromkeys(("lm_weight", "speech_threshold", "confidence_threshold"), 0.0)
         greedy = self.config.decoding.model_copy(update={**changes, "beam_size": 1})
         sums = self.losses(batch, batch.feats_BTF)
-        # As `asr evaluate` does: 8 bits are too few for sums of log-probabilities.
+        # In float32, as in `asr evaluate`: bfloat16's 8 bits of precision are too few for sums of
+        # log-probabilities.
         with torch.autocast(self.device.type, enabled=False):
             encoded = self.decoder.encode(batch.feats_BTF, batch.frames_B)
             found = self.decoder.decode(encoded, greedy)
@@ -200,9 +201,10 @@ class SpeechModule(TrainingModule):
         return sums
 
     def on_validation_epoch_end(self) -> None:
-        """Log the loss, the threshold and the rates in percent over the dev sets of all processes.
+        """Log the loss and the error rates in percent over the dev sets of all processes.
 
-        They are those with the recipe's `decoding.confidence_threshold`, or the one to choose.
+        The rates are those with the recipe's `decoding.confidence_threshold`, or else with the
+        threshold that the calibration chooses. The counters keep the threshold.
         """
         super().on_validation_epoch_end()
         self.calibration.counts_CN = all_reduce_sum(self.calibration.counts_CN)

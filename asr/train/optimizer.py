@@ -1,4 +1,4 @@
-"""What of an optimizer step depends on the kind of a weight: its method, rate and decay.
+"""The parts of an optimizer step that depend on the kind of a weight: method, rate and decay.
 
 Legend: N matrices of one size, I inputs, O outputs, R rank.
 """
@@ -23,23 +23,24 @@ _WITH_WEIGHT = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": True}
 # Muon's (Jordan 2024): the polynomial A x + B x³ + C x⁵, applied five times, draws x to about 1.
 _MOMENTUM, _ITERATIONS, _A, _B, _C = 0.95, 5, 3.4445, -4.7750, 2.0315
-_TOGETHER = 1 << 22  # numbers of matrices of one size that are moved at once
+_TOGETHER = 1 << 22  # weights, in matrices of one size, that are moved at once
 
 
 class MuonWithAdam(Adam):
     """One optimizer: Muon for the groups that have a momentum, Adam for the others.
 
-    The groups are shared, so that a schedule and a saved state know of one optimizer alone.
-    torch's Muon always computes in bfloat16, which is many times slower where it is emulated.
+    Both methods are in one optimizer, so that a schedule and a saved state know of a single one.
+    torch's own Muon is not used: it always computes in bfloat16, which is many times slower where
+    that is emulated.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a saved state; Adam's own method looks for its step in that of each weight."""
+        """Restore a saved state. Adam's own method expects a step count in every weight's state."""
         Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Change all weights that have a gradient; those of Muon have none afterwards."""
+        """Change all weights that have a gradient; Muon's weights have no gradient afterwards."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -51,7 +52,7 @@ class MuonWithAdam(Adam):
         return loss
 
     def _step_by_muon(self, group: dict[str, Any]) -> None:
-        """Move matrices along their momentum made orthogonal, as far as Adam (Liu 2025, eq. 4)."""
+        """Move matrices along their orthogonalized momentum, as far as Adam (Liu 2025, eq. 4)."""
         alike = defaultdict[torch.Size, list[Tensor]](list)
         for weight in group["params"]:
             if weight.grad is not None:
@@ -80,16 +81,16 @@ class MuonWithAdam(Adam):
 def nearest_orthogonal(matrices_NOI: Tensor) -> Tensor:
     """Return N matrices with the singular vectors of the given ones and singular values of about 1.
 
-    They are 0.7 to 1.2 by five Newton-Schulz iterations (Jordan 2024), where the given ones are no
-    thousands of times smaller than the largest. Products are in bfloat16 on devices that compute
-    in it faster, which is exact enough.
+    Five Newton-Schulz iterations (Jordan 2024) bring each singular value to 0.7 to 1.2, unless it
+    is thousands of times smaller than the largest. Products are in bfloat16 on devices that compute
+    faster in it, which is exact enough.
     """
     is_tall = matrices_NOI.shape[1] > matrices_NOI.shape[2]
     device = matrices_NOI.device
     x = matrices_NOI.to(torch.bfloat16 if has_bfloat16(device) else torch.float32)
     x = x.mT if is_tall else x
     x = x / x.flatten(1).norm(dim=1).clamp(min=1e-7)[:, None, None]
-    # Products with x's transpose are smaller than x is wide, but 8 bits are too few for them.
+    # The Gram matrix of a wide x is smaller than x, but bfloat16's 8 bits are too few for it.
     is_faster = x.shape[2] >= 2 * x.shape[1] and x.dtype == torch.float32
     x = _drawn_by_gram(x) if is_faster else _drawn(x)
     return x.mT if is_tall else x
@@ -104,10 +105,11 @@ def _drawn(x: Tensor) -> Tensor:
 
 
 def _drawn_by_gram(x: Tensor) -> Tensor:
-    """Return the same to three digits, faster where x is wide: it is multiplied once.
+    """Return the result of `_drawn` to three digits; it is faster where x is wide.
 
-    An iteration multiplies x by a polynomial of its Gram matrix x xᵀ. They commute, so that the
-    next Gram matrix is the product of the three.
+    An iteration multiplies x by a polynomial of its Gram matrix x xᵀ. The two commute, so that the
+    next Gram matrix is polynomial · matrix · polynomial. So x is multiplied by the product of all
+    polynomials, once.
     """
     gram = x @ x.mT
     product = factor = _factor(gram)
@@ -128,14 +130,14 @@ def _factor(gram: Tensor) -> Tensor:
 def build_optimizer(
     config: AdamConfig | MuonConfig, network: nn.Module, trained: Iterable[nn.Parameter]
 ) -> Adam:
-    """Return the optimizer of a recipe, whose groups have factors of the learning rate."""
+    """Return the optimizer of a recipe; the `lr` of a group is a factor of the learning rate."""
     trained = list(trained)
     if isinstance(config, AdamConfig):
         return Adam(rate_groups(network, trained), **_ADAM)
     matrices = set(_matrices(network))
     factors = {weight for led in _leds(network) for weight in (led.E.weight, led.D.weight)}
     groups = rate_groups(network, [weight for weight in trained if weight not in matrices])
-    # E and D both move their product.
+    # E and D both move their product, so each gets half the rate.
     for rate, chosen in (
         (config.rate, matrices - factors),
         (config.rate / 2, matrices & factors),
@@ -146,7 +148,7 @@ def build_optimizer(
 
 
 def check_rates(config: Config) -> None:
-    """Refuse rates of low-rank maps that only Adam has. Raises ConfigError."""
+    """Raise ConfigError where low-rank maps have rates for Adam, but the optimizer is Muon."""
     maps = [config.model.projection, *config.model.projections.values()]
     has_rates = any(isinstance(each, LowRankConfig) and each.rate == "product" for each in maps)
     if has_rates and isinstance(config.training.optimizer, MuonConfig):
@@ -167,10 +169,10 @@ def rate_groups(network: nn.Module, trained: Iterable[nn.Parameter]) -> list[dic
 
 @torch.no_grad()
 def decay(network: nn.Module, amount: float) -> None:
-    """Make weights smaller by a gradient step of ½ ‖W‖² (AdamW, Loshchilov and Hutter 2019).
+    """Make weights smaller by a gradient step on ½ ‖W‖² (AdamW, Loshchilov and Hutter 2019).
 
-    An LED whose product decays has the gradient of ½ ‖E·D‖² (Khodak 2021, Frobenius decay).
-    Biases, normalization and what is frozen stay.
+    For an LED whose product decays, the step is on ½ ‖E·D‖² (Khodak 2021, Frobenius decay).
+    Biases, normalization and frozen weights stay.
     """
     alike = defaultdict[tuple[torch.Size, torch.Size], list[tuple[Tensor, Tensor]]](list)
     for led in _leds(network):

@@ -66,7 +66,7 @@ class TrainingProgress(Callback):
         return timedelta(seconds=round(per_step * max(0, total_steps - trainer.global_step)))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Close the bar, print the epoch's line."""
+        """Close the bar, and print the epoch's line."""
         self.on_exception()
         row = self.checkpoints.history[-1]
         names = {"CER": "val_cer_percent", "WER": "val_wer_percent"}

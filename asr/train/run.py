@@ -61,11 +61,12 @@ _FREE = {"batch_seconds": 1.0, "num_workers": 0}
 
 
 def train(config: Config, place: Place, resume: bool = False, device: str = "auto") -> Place:
-    """Train a recipe into the bundle at `place`, and return it; under torchrun, with its processes.
+    """Train a recipe into the bundle at `place`, and return `place`.
 
-    It is a folder's path or, as a string, its URL. Raises ConfigError where it holds another run,
-    or the recipe uses a language model that is not in it, or rates that its optimizer lacks;
-    DataError where the cuts are unusable.
+    `place` is a folder's path or, as a string, its URL. torchrun's processes share the run. Raises
+    ConfigError where `place` holds another run, where the recipe uses a language model outside of
+    it, or where values do not fit together (`check_rates`, `check_sounds`); DataError where the
+    cuts are unusable.
     """
     decoding = config.decoding
     if decoding.lm_weight and decoding.lm and not is_within(Path(place), decoding.lm):
@@ -85,7 +86,7 @@ def train(config: Config, place: Place, resume: bool = False, device: str = "aut
 def _train(
     config: Config, out: Path, resume: bool, device: torch.device, mirror: Callable[[bool], None]
 ) -> None:
-    """Train in a folder; see `mirror.run_folder`."""
+    """Train in the folder `out`; `mirror` is the function that `mirror.run_folder` yields."""
     with sole_run(state := out / "training"):
         if rank():
             logging.getLogger("asr").setLevel(logging.WARNING)
@@ -130,7 +131,7 @@ class _BundleWriter:
         average_into(model, checkpoints.best)
         found = {
             "chunk_seconds": min(max(1.0, round(self.datamodule.duration_p99, 1)), 30.0),
-            # A run that was begun by an older version has none of some epochs.
+            # Epochs that an older version has trained have no threshold.
             "confidence_threshold": checkpoints.ranked[0].get("confidence_threshold", 0.0),
         }
         given = config.decoding.model_dump(exclude_none=True)
@@ -176,9 +177,9 @@ def _check_same_folder(state: Path) -> None:
 
 
 def is_begun(out: Path) -> bool:
-    """Return whether a folder without a state is of a run all the same.
+    """Tell whether a folder without a state belongs to a run all the same.
 
-    A kill between a run's first bundle and its first state leaves both bundle and recipe.
+    A kill between a run's first bundle and its first state leaves the bundle and the recipe.
     """
     state = out / "training"
     return (state / CONFIG).is_file() and not (state / _FINISHED).is_file()
@@ -216,7 +217,7 @@ def _is_finished(config: Config, out: Path, resume: bool) -> bool:
 
 
 def _prepare(config: Config, state: Path) -> tuple[SpeechDataModule, Bundle]:
-    """Return the data and fresh weights, with tokens and statistics of its training cuts alone.
+    """Return the data and a bundle to train, with tokens and statistics of its training cuts alone.
 
     Raises AsrError where the disk has no room for what the run will write, ConfigError where the
     model cannot be decoded as the recipe says.
@@ -250,7 +251,10 @@ def _fresh_bundle(config: Config, tokenizer: Tokenizer, datamodule: SpeechDataMo
 
 
 def _check_utterances(state: Path, datamodule: SpeechDataModule) -> None:
-    """Raise ConfigError where a run to resume was begun with others; older runs do not tell."""
+    """Raise ConfigError where a run to resume was begun with other utterances.
+
+    A run of an older version has no digest to compare, and passes.
+    """
     digest = state / _UTTERANCES
     if states(state) and digest.exists() and digest.read_text("utf-8") != datamodule.digest:
         raise ConfigError(

@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) -> float:
-    """Return the learning rate of a step, the first being 1.
+    """Return the learning rate of a step; steps count from 1.
 
     "noam" is Vaswani et al. 2017, eq. 3, times a factor.
     """
@@ -23,7 +23,7 @@ def rate(step: int, training: TrainingConfig, d_model: int, total_steps: int) ->
 
 
 def warn_of_warmup(training: TrainingConfig, total_steps: int) -> None:
-    """Tell where the learning rate is still rising when a linear schedule should have ended."""
+    """Warn where the learning rate of a linear schedule still rises when the run ends."""
     schedule = training.schedule
     if isinstance(schedule, LinearSchedule) and schedule.warmup_steps >= max(2, total_steps):
         log.warning(

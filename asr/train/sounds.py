@@ -1,4 +1,4 @@
-"""What Mandarin characters sound like, for output weights that those which sound alike share.
+"""The sounds of Mandarin characters: those that sound alike share output weights in training.
 
 Legend: B utterances, S encoder steps, D d_model, V vocabulary, P sounds of a character, N units.
 """
@@ -23,9 +23,9 @@ _SPACE = "▁"  # as a token
 
 
 def check_sounds(config: Config) -> None:
-    """Refuse `training.shared_sounds` where the CTC head is low-rank. Raises ConfigError.
+    """Raise ConfigError for `training.shared_sounds` with a low-rank CTC head.
 
-    What characters share is added to the head's weights, and the sum has no such factors.
+    The shared weights are added to the head's weights, and the sum has no such factors.
     """
     if config.training.shared_sounds and "ctc_head" in config.model.ranks:
         raise ConfigError(
@@ -46,11 +46,11 @@ def _sounds() -> Units:
 
 
 class SharedSounds(nn.Module):
-    """Adds to the CTC head's weights of each Mandarin character those of its sounds.
+    """Adds to the CTC head's weights of each Mandarin character the weights of its sounds.
 
-    These are its most usual syllable with and without the tone, its initial and its final. So
-    what a rare character sounds like is learned from all that share a sound with it. Training
-    alone has these weights: `added` is a part of the head that it leaves behind.
+    The sounds are its most usual syllable with and without the tone, its initial and its final. So
+    the sound of a rare character is learned from all characters that share it. Only training has
+    these weights: the head that a bundle stores contains `added`.
     """
 
     def __init__(self, tokens: Sequence[str], head: nn.Linear) -> None:
@@ -77,10 +77,10 @@ class SharedSounds(nn.Module):
 
 
 class Readings:
-    """The syllables of texts; each character has the one that it has most often in them.
+    """The syllables of texts, and the syllable that each character has most often in them.
 
-    As a function it splits a text into syllables. A syllable that is not the most frequent one of
-    any character is replaced by the most frequent one of its own character.
+    Called with a text, it returns the text's syllables. A syllable that is not the most frequent
+    one of any character is replaced by the most frequent one of its own character.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
@@ -109,10 +109,10 @@ class Readings:
 def sounds_ctc(
     head: SoundsHead, layer: nn.Module, tokens: Sequence[str], texts: Iterable[str]
 ) -> UnitCtc:
-    """Return the loss of the head of sounds, whose rows are tied: one for each syllable.
+    """Tie the rows of the head of sounds, one for each syllable, and return the head's loss.
 
-    The special tokens and the space, which have no sound, have the blank's row. Tokens that the
-    texts lack, as most of a bundle to fine-tune, keep theirs.
+    The special tokens and the space have no sound, and get the blank's row. Tokens that do not
+    occur in the texts, as most do not in a fine-tuning, keep their rows.
     """
     readings = Readings(texts)
     characters = [normalize_text(token) for token in tokens]
@@ -123,15 +123,17 @@ def sounds_ctc(
             tied[token] = BLANK
     rows = sorted(set(tied) - {BLANK})
     head.tie(torch.tensor(tied), torch.tensor([BLANK, *rows]))
-    # A row that no text has is a unit too, from which the others are told apart.
+    # A row whose sound is in no text is a unit too: training tells the others apart from it.
     names = [units[row] or f"={tokens[row]}" for row in rows]
     return UnitCtc(readings, names, layer, head.of_units)
 
 
 def _ties(units: Sequence[str | None], alone: Sequence[str | None], rows_VD: Tensor) -> list[int]:
-    """Return for each token the one whose row it has, by its unit in the texts or its row so far.
+    """Return for each token the index of the token whose row it gets.
 
-    `alone` are the usual syllables of tokens, such as a bundle's rows have most often.
+    Tokens with the same unit in the texts share a row. A token without a unit (None) keeps the row
+    that it has in `rows_VD`, with all tokens of equal rows. `alone` are the syllables of single
+    tokens, by which most rows of a bundle are tied.
     """
     first: dict[str, int] = {}
     for is_usual in (True, False):

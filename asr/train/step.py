@@ -52,7 +52,7 @@ class TrainingCounters:
 
     @property
     def mean_loss(self) -> float:
-        """Return the mean over the epoch's steps, NaN without any."""
+        """Return the mean loss over the epoch's steps, NaN without any."""
         return self.loss / self.steps if self.steps else math.nan
 
     def next_epoch(self) -> None:
@@ -63,9 +63,9 @@ class TrainingCounters:
 class TrainingModule(L.LightningModule):
     """A model in training; subclasses define its losses and the number of labels of each.
 
-    The micro-batches of all processes make one step: the losses of each are sums, divided by the
-    number of labels of all, so that the summed gradients equal those of one large batch. `identity`
-    must be the same when a run resumes.
+    The micro-batches of all processes make one step. The losses of each are sums, divided by the
+    number of labels of all micro-batches. So the summed gradients equal those of one large batch.
+    `identity` must be the same when a run resumes.
     """
 
     loss_names: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class TrainingModule(L.LightningModule):
         raise NotImplementedError
 
     def labels(self, batch: Batch) -> Tensor:
-        """Return each loss's labels, and the utterances too short for CTC: (L + 1,), on the CPU."""
+        """Return (L + 1,) on the CPU: the labels of each loss, and utterances too short for CTC."""
         raise NotImplementedError
 
     def augment(self, batch: Batch) -> Tensor:
@@ -114,7 +114,7 @@ class TrainingModule(L.LightningModule):
 
     @cached_property
     def _kernels(self) -> list[nn.Module]:
-        """Return the kernels that each step concerns; a training replaces none of them."""
+        """Return the attention kernels that follow the steps; a training replaces none of them."""
         return stepped_kernels(self.model, self.frozen)
 
     def weights(self) -> dict[str, Tensor]:
@@ -173,7 +173,7 @@ class TrainingModule(L.LightningModule):
         return sums.detach()
 
     def _count(self, step: MicroBatches) -> Tensor:
-        """Return the labels (L,) of all processes; update the counters that are summed as well."""
+        """Return the label counts (L,) of all processes; update the counters and `stopping`."""
         none = torch.zeros(len(self.loss_weights) + 1).long()
         parts = torch.stack([none, *map(self.labels, step.batches)]).sum(0)
         own = torch.tensor([len(step.unreadable), self.signal])
@@ -184,7 +184,7 @@ class TrainingModule(L.LightningModule):
         return torch.tensor(labels)
 
     def _weights(self, counts: Tensor) -> Tensor:
-        """Return the factors (L,) of the summed losses in the loss."""
+        """Return the factors (L,) with which the summed losses enter the loss."""
         return (torch.tensor(self.loss_weights) / counts.clamp(min=1)).to(self.device)
 
     def _skip(self, step: MicroBatches, sums: list[Tensor], loss: float, norm: float) -> None:
@@ -224,11 +224,11 @@ class TrainingModule(L.LightningModule):
         self.log("val/loss", (sums * self._weights(counts).cpu()).sum())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add plain values."""
+        """Add the counters and the identity to a state, as plain values."""
         checkpoint |= {"counters": asdict(self.counters), "identity": self.identity}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the counters. Raises ConfigError where the run is of another identity."""
+        """Restore the counters. Raises ConfigError where the state has another identity."""
         before = checkpoint["identity"]
         other = [name for name, value in self.identity.items() if before.get(name, value) != value]
         if other:

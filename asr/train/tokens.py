@@ -1,4 +1,4 @@
-"""The tokens of a run: new ones of its texts, or those that it goes on with."""
+"""The tokenizer of a run: trained on its texts, or that of the run or bundle it starts from."""
 
 import re
 import unicodedata
@@ -15,12 +15,12 @@ from asr.tokenizer import Tokenizer
 from asr.train.checkpoints import states
 from asr.train.datamodule import SpeechDataModule
 
-# What begins or ends a word where words have spaces between: no digits, kana, Thai, Khmer.
+# A letter of a script that has spaces between words: no digits, kana, Thai, Khmer.
 _SPACED = re.compile(rf"[^\W\d_{UNSPACED}]")
 
 
 def tokens_of_run(config: Config, state: Path, datamodule: SpeechDataModule) -> Tokenizer:
-    """Return the tokens: those that a run to resume began with, or `training.init`'s, or new."""
+    """Return the tokenizer of the run to resume, that of `training.init`, or a new one."""
     if states(state):
         return _tokenizer_of_run(state, config)
     if init := config.training.init:
@@ -30,9 +30,10 @@ def tokens_of_run(config: Config, state: Path, datamodule: SpeechDataModule) -> 
 
 
 def _joined(config: Config, texts: Sequence[str]) -> list[str]:
-    """Return two texts as one, as `augment.pauses` joins them, where only that has a space.
+    """Return one text with a space, joined from two, if no training text has a space.
 
-    So is it with single words of an alphabet; scripts without spaces get none, nor do digits.
+    `augment.pauses` joins texts in this way, so the tokenizer needs the space. The list is empty
+    where that is not so: for scripts without spaces, and for digits.
     """
     pauses, tokenizer = config.augment and config.augment.pauses, config.tokenizer
     if not (pauses and pauses.joined and tokenizer.kind == "char"):
@@ -53,9 +54,10 @@ def _letters(text: str) -> str:
 
 
 def _tokenizer_of_init(init: Path, config: Config, datamodule: SpeechDataModule) -> Tokenizer:
-    """Return the tokens that a run starts with.
+    """Return the tokenizer of the bundle `init`.
 
-    Raises ConfigError where texts would differ, or where they cannot write the training texts.
+    Raises ConfigError where the recipe's kind of tokens, normalization, features or heads differ
+    from the bundle's, or where the tokens cannot write the training texts.
     """
     bundle = Bundle.load(init)
     for name in ("kind", "case", "punctuation"):

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class SummedGradients(DDPStrategy):
-    """Lightning's processes without torch's wrapper: `TrainingModule` sums the gradients itself.
+    """Lightning's processes without torch's DDP wrapper: `TrainingModule` sums the gradients.
 
     The wrapper would take the mean over processes, which differs where they have different
     numbers of tokens, and it waits forever where a process has no batch.
@@ -49,8 +49,8 @@ def fit(
 ) -> None:
     """Train for all epochs, from the last state if there is one.
 
-    Raises AsrError where memory is exhausted or another process died, and KeyboardInterrupt with
-    the signal's number, the state saved, where a signal stopped the run.
+    Raises AsrError where memory is exhausted or another process died. Where a signal stopped the
+    run, it raises KeyboardInterrupt with the signal's number, after the state was saved.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning|lhotse|torch")
@@ -111,7 +111,7 @@ def _trainer(checkpoints: Checkpoints, device: torch.device, *callbacks: Callbac
 
 
 def _sound_state(paths: list[Path]) -> str:
-    """Return the name of the latest state that is whole; none where there are no states.
+    """Return the name of the latest state that is whole; an empty text without states.
 
     Raises ConfigError where none is whole.
     """
@@ -130,7 +130,7 @@ def _sound_state(paths: list[Path]) -> str:
 def _check_state(path: Path) -> None:
     """Raise ConfigError for a file that is not the whole state of a training."""
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not look at its checksums
+        with zipfile.ZipFile(path) as archive:  # torch does not check the checksums
             damaged = archive.testzip()
         state = torch.load(path, weights_only=True, map_location="cpu")
         is_state = "state_dict" in state

@@ -1,20 +1,23 @@
 """What the owner of a claim does with a share, so that its outputs do not depend on losses.
 
-Scores depend, in the last digits, on the batches that recordings are decoded in. So the recordings
-of a share are decoded together, and outputs are written when all of them are decoded: what an
-interrupted owner decoded is not kept. An error of one, after three tries, stops no other.
+The last digits of scores depend on the batches in which recordings are decoded. So the recordings
+of a share are decoded together, and outputs are written when all of them are decoded. What an
+interrupted owner decoded is not kept. A recording that fails, after three tries, stops no other.
 
-Where a claim ended without a word, a machine was lost, or a recording killed its process. The next
-owner decodes each recording alone, as a probe: its result is not kept, and the attempt is written
-down before (`try`) and after (`pass`). A recording whose process died in two probes has failed:
-with the first death it was tried three times. The others are decoded together without it, as they
-are in a run in which nothing else is lost. A share of one recording needs no probe, and fails after
-three deaths.
+If a claim was not given back, either its machine was lost, or a recording killed its process. The
+next owner then decodes each recording alone, as a probe. Its result is not kept, and the attempt is
+written down before (`try`) and after (`pass`). A recording whose process died in two probes has
+failed: with the first death it was tried three times. The other recordings are decoded together
+without it, as they are in a run in which nothing else is lost. A share of one recording needs no
+probe, and fails after three deaths.
 
-The limits of this rule: a healthy recording fails where its share is lost once, and then twice in
-the probe of this one recording, which takes the time to decode it. A share that was lost `LOSSES`
-times while it was decoded together, as where its batches need more memory than there is, or of
-which some recording fails now and then, is written as decoded alone, with other last digits.
+This rule has two limits:
+
+- A healthy recording fails if its share is lost once, and then twice more during the probe of this
+  very recording, which takes the time to decode it.
+- Some shares are decoded recording by recording, so their last digits differ. Such a share was lost
+  `LOSSES` times while it was decoded together, as where its batches need more memory than there is;
+  or some recording of it fails only now and then.
 """
 
 import asyncio
@@ -30,7 +33,7 @@ LOSSES = 5  # of a share while it is decoded together; fewer than `shared.DEATHS
 
 
 class Store(Protocol):
-    """Objects by name, in folders; what was created is seen by the next `list` of anyone."""
+    """Objects by name, in folders; the next `list` of any worker shows what was created."""
 
     async def create(self, name: str, content: bytes) -> bool:
         """Write an object whole; return False if there was one, which stays as it is."""
@@ -49,7 +52,7 @@ class Store(Protocol):
 class Share:
     """Recordings that are claimed together, by the names of their outputs.
 
-    `name` is made of what it holds and begins with two characters that are its bucket.
+    `name` is a digest of what the share holds. Its first two characters are its bucket.
     """
 
     name: str
@@ -71,14 +74,14 @@ class Failure:
     reason: str
 
 
-# Decodes recordings of a share, given by their indices; yields each index with what came of it.
+# Decodes recordings of a share, given by their indices; yields each index with the result.
 Decode = Callable[[Share, Sequence[int]], AsyncIterator[tuple[int, Output | Failure]]]
 
 _DIED = Failure(f"what decoded it died {TRIES} times: is it damaged, or too large?")
 
 
 class Past:
-    """What the objects of a share tell of its earlier claims."""
+    """What the objects of a share tell about its earlier claims."""
 
     def __init__(self, share: Share, claim: int, listing: Mapping[str, str]) -> None:
         start = f"{share.name}."
@@ -97,7 +100,7 @@ class Past:
         self.n_lost_together = len(self.lost - {g for _, g in died})
 
     def kills(self, item: int) -> bool:
-        """Tell whether the process of a recording died so often that this recording is at fault."""
+        """Tell whether a recording's process died so often that this recording is at fault."""
         return self.n_died[item] >= TRIES - 1
 
 
@@ -113,7 +116,11 @@ class Attempt:
         return f"{self._share.name[:2]}/{self._share.name}"
 
     async def run(self) -> dict[str, float]:
-        """Give each recording an output or a failure; return counts, and seconds of audio."""
+        """Give each recording an output or a failure.
+
+        Return the number of `recordings`, how many of them had no result yet (`decoded`), and the
+        `seconds` of audio that were decoded.
+        """
         listing = await self._store.list(self._share.name[:2]) if self._claim > 1 else {}
         past = Past(self._share, self._claim, listing)
         missing = await self._missing(past.failed)
@@ -125,7 +132,7 @@ class Attempt:
         is_alone = past.n_lost_together >= LOSSES or (past.lost and len(kept) == 1)
         if left and not is_alone:
             if past.lost:
-                # Those in doubt first: the less time it takes, the less likely is another loss.
+                # Suspects come first: another loss is less likely the sooner they are probed.
                 for item in sorted(left, key=lambda item: -past.n_died[item]):
                     if item not in past.passed:
                         await self._alone(item, is_kept=False)
@@ -144,9 +151,10 @@ class Attempt:
     async def _together(
         self, kept: Sequence[int], missing: Sequence[int]
     ) -> tuple[float, Sequence[int]]:
-        """Decode recordings in common batches and write what came of the missing ones.
+        """Decode recordings in common batches, and write the results of the missing ones.
 
-        Return their seconds, and those that are left: all, where some fail now and then.
+        Return the seconds of audio, and the recordings that are left: none, or all of the missing
+        ones where some recording fails only now and then.
         """
         for _ in range(TRIES):
             found = {item: outcome async for item, outcome in self._decode(self._share, kept)}
@@ -158,7 +166,7 @@ class Attempt:
         return 0.0, missing
 
     async def _alone(self, item: int, is_kept: bool) -> float:
-        """Decode a recording alone, which is written down; return its seconds, 0 if it fails."""
+        """Decode a recording alone, between two marks; return its seconds, 0 if it fails."""
         await self._create(f"try.{item}.{self._claim}")
         outcome = await self._outcome(item, TRIES if is_kept else 1)
         if is_kept:
@@ -167,7 +175,7 @@ class Attempt:
         return outcome.seconds if isinstance(outcome, Output) else 0.0
 
     async def _outcome(self, item: int, tries: int) -> Output | Failure:
-        """Return what comes of a recording alone, which is tried again where it fails."""
+        """Return the result of a recording decoded alone, which is tried again where it fails."""
         for _ in range(tries):
             async for _, outcome in self._decode(self._share, [item]):
                 if isinstance(outcome, Output):

@@ -25,7 +25,7 @@ _MOST_JOBS = 8  # where no number is given: each holds a model and libraries in 
 
 
 def choose_jobs(tasks: Iterable[Task], device: str) -> int:
-    """Return how many processes are usual: one for each thread of a CPU, if there is much to do.
+    """Return the default number of processes: one per thread of a CPU, if there is much to do.
 
     The matrices of a small model are too small for several threads, and a process takes seconds to
     start. Raises ConfigError where there is no such device.
@@ -48,7 +48,7 @@ def transcribe_all(
     """Yield the tasks in order with their results, by `jobs` processes, and write those with `out`.
 
     `changes` override the bundle's decoding options. `on_progress` gets the number of recordings
-    that are done. `speed` is that at which chunks are recognized. Files are written atomically.
+    that are done. `speed` is that of `Recognizer.transcribe_all`. Files are written atomically.
     Raises BundleError and ConfigError before any work, AsrError where a process dies.
     """
     jobs = jobs or choose_jobs(tasks, device)
@@ -108,7 +108,7 @@ _recognizer: Recognizer  # of a process of the pool
 def _start(
     bundle: Path, device: str, int8: bool, indices: "multiprocessing.Queue[int]", threads: int
 ) -> None:
-    """Prepare a process: one of the GPUs in turn; it ends with its parent."""
+    """Prepare a process, on one of the GPUs in turn; it ends with its parent."""
     global _recognizer  # noqa: PLW0603
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
     end_with_parent()

@@ -14,7 +14,7 @@ from asr.decoding.request import Request
 from asr.errors import AudioError
 from asr.transcription.transcript import Segment
 
-# Samples of all channels that are decoded in a slice: some 20 ms of a processor.
+# Samples of all channels that are decoded in a slice: some 20 ms of processor time.
 _SLICE_SAMPLES = 2**21
 
 
@@ -37,7 +37,7 @@ class Chunk:
 
 
 def at_speed(wave_N: Tensor, rate: int, factor: float) -> Tensor:
-    """Return a waveform (N,) of a rate in Hz as it is when played faster, with a higher pitch."""
+    """Return a waveform (N,) at `rate` Hz, played `factor` times as fast; the pitch changes too."""
     if factor == 1.0:
         return wave_N
     return torch.from_numpy(soxr.resample(wave_N.numpy(), round(rate * factor), rate))
@@ -60,14 +60,14 @@ class ChunkedRecording:
     _n_cut: int = 0  # samples that are in chunks
 
     def chunks(self) -> Iterator[Chunk]:
-        """Read the recording and yield its chunks; what cannot be read is kept in `error`."""
+        """Read the recording and yield its chunks; an error of reading is kept in `error`."""
         return (chunk for chunk in self.slices() if chunk)
 
     def slices(self) -> Iterator[Chunk | None]:
-        """Yield the chunks, and None wherever as much as a slice was decoded without one.
+        """Yield the chunks, and None wherever a slice (`_SLICE_SAMPLES`) was decoded without one.
 
-        So a caller with several recordings can read them in turns, whatever their rates and
-        channels. A cancelled request ends the reading within a block.
+        So a caller can read several recordings in turns, whatever their rates and channels. A
+        cancelled request ends the reading within a block.
         """
         splitter = Splitter(self.recording.sample_rate, self.chunk_seconds)
         read_until = 0

@@ -13,15 +13,16 @@ from asr.runtime.stores import Folder, modified
 from asr.transcription.leases import EXPIRY
 from asr.transcription.shares import JOBS, JobNote
 
-_SAMPLE = 200  # shares that are read for the hours of all
+_SAMPLE = 200  # shares that are read to estimate the hours of all
 
 
 @dataclass(frozen=True)
 class Status:
     """A job: its shares, recordings that failed, hours of audio and how fast they are done.
 
-    `running` are shares with a sign of life, `silent` those that the next worker takes over.
-    `speed` is hours of audio in an hour, `hours_left` hours of time; None if nothing is done yet.
+    `running` are claimed shares with a recent sign of life, `silent` those without one, which the
+    next worker takes over. `speed` is hours of audio per hour, `hours_left` the hours until the
+    job's end; both are None if nothing is done yet.
     """
 
     name: str
@@ -61,7 +62,7 @@ def _status(folder: Folder, job: str) -> Status:
         found = folder.list(f"{root}/{bucket}")
         listing |= {f"{root}/{bucket}/{name}": about for name, about in found.items()}
     done = [name for name in listing if name.endswith(".done")]
-    newest: dict[str, tuple[int, float]] = {}  # of a share's claims: its number and last sign
+    newest: dict[str, tuple[int, float]] = {}  # of a share's last claim: number and last sign
     for name, about in listing.items():
         share, _, claim = name.partition(".lease.")
         if claim and f"{share}.done" not in listing:
@@ -69,7 +70,7 @@ def _status(folder: Folder, job: str) -> Status:
     held = [at for share, (n, at) in newest.items() if f"{share}.free.{n}" not in listing]
     times = [modified(about) for about in listing.values()]
     running = sum(max(times) - at <= EXPIRY for at in held)
-    # Bodies of some stand for all: shares hold about as much audio.
+    # A sample stands for all shares, which hold about the same amount of audio.
     sample = [json.loads(folder.read(name)) for name in done[:: max(1, len(done) // _SAMPLE)]]
     seconds = sum(each["seconds"] for each in sample) / max(1, len(sample)) * len(done)
     elapsed = max(times, default=0.0) - min(times, default=0.0)

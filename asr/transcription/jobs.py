@@ -13,7 +13,7 @@ from asr.errors import AsrError, AudioError, ConfigError, DataError
 from asr.runtime.files import open_regular, stdin_copy, write_text
 from asr.runtime.storage import RemoteFile, find_remote, is_url
 
-# Why a file's own name cannot be written; any other reason ends the job.
+# Errors by which one file's name cannot be written; any other error ends the job.
 _OF_NAME = {
     errno.EEXIST, errno.EILSEQ, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOTDIR,
 }  # fmt: skip
@@ -45,7 +45,7 @@ class Task:
         return self.recording
 
     def named(self, warning: str) -> str:
-        """Return a warning with the name of the recording, unless it is of hotwords."""
+        """Return a warning with the recording's name, unless it has it or is about hotwords."""
         name = "standard input" if self.is_stdin else str(self.recording)
         return warning if warning.startswith((name, "hotwords ")) else f"{name}: {warning}"
 
@@ -62,7 +62,7 @@ class Task:
 
     @property
     def is_done(self) -> bool:
-        """Return whether the transcript's file exists."""
+        """Tell whether the transcript's file exists."""
         return self.out is not None and S_ISREG(_mode(self.out))
 
     @property
@@ -97,7 +97,7 @@ def write_transcript(task: Task, text: str) -> AudioError | None:
 
 
 def is_long(tasks: Iterable[Task]) -> bool:
-    """Return whether recordings are more than a process gets at a time."""
+    """Tell whether recordings are more than a process gets at a time."""
     return sum(task.n_bytes for task in tasks) > _SHARE_BYTES
 
 
@@ -116,13 +116,15 @@ def in_shares(tasks: list[Task]) -> Iterator[list[Task]]:
 
 
 def find_tasks(arguments: list[str], out_dir: Path | None, format: str) -> list[Task]:
-    """Return the recordings of files, folders (with subfolders) and globs, each once.
+    """Return the tasks for files, folders (with subfolders) and globs, each recording once.
 
-    A transcript's path in `out_dir` is its recording's in the given folder, or in the part of the
-    glob without wildcards. What is no plain file, as a link to nowhere, is listed too, for its
-    error is reported with the results. `-` is standard input. Raises DataError where a folder or a
-    glob has no recording, ConfigError for an empty argument, for more beside `-`, where two
-    recordings would be written to one file, or a transcript in the place of a recording.
+    A transcript has the same path in `out_dir` as its recording has in the given folder, or in the
+    part of the glob without wildcards. What is no plain file, such as a link to nowhere, is listed
+    too: its error is reported with the results. `-` is standard input.
+
+    Raises DataError where a folder or a glob has no recording. Raises ConfigError for an empty
+    argument, for `-` beside other arguments, where two recordings would be written to one file, or
+    where a transcript would replace a recording.
     """
     if "-" in arguments:
         if len(arguments) > 1:
@@ -209,12 +211,12 @@ def _found_remote(url: str) -> _Found:
 
 
 def is_content(path: PurePath) -> bool:
-    """Tell whether a file is one of a user, and not what macOS keeps beside each of them."""
+    """Tell whether a file is a user's, and not the one that macOS may keep beside it (`._`)."""
     return not path.name.startswith("._")
 
 
 def _without_twins(found: _Found) -> _Found:
-    """Leave out x.sph beside x.wav, which was made of it."""
+    """Return the files, sorted, without one such as x.sph beside x.wav, which was made of it."""
     kept = [each for each in found if each[1].suffix.lower() in SUFFIXES]
     taken = {path.with_suffix("") for _, path in kept}
     for recording, path in found:
@@ -240,7 +242,7 @@ def _identity(path: Path | RemoteFile) -> tuple[int, int] | None:
 
 
 def _mode(path: Path) -> int:
-    """Return the type of what a path leads to, as `stat` has it; 0 if it leads nowhere."""
+    """Return the `st_mode` of the file that a path leads to; 0 if it leads nowhere."""
     try:
         return path.stat().st_mode
     except OSError:

@@ -1,20 +1,20 @@
 """Shares of a job, each done once by any number of machines: leases in a common store.
 
-No process is told what the others do. All that is shared are objects, most of which are written
-once (`Store.create`) and never removed, under the folder of the share's bucket:
+No process is told what the others do. They share only objects, in the folder of the share's bucket.
+Most of these are written once (`Store.create`), and none is removed:
 
     SHARE.lease.G   the G-th claim of a share; its owner replaces it as a sign of life
     SHARE.free.G    the owner of that claim gave it back
     SHARE.try.I.G   the owner of that claim is about to decode the recording I alone
     SHARE.pass.I.G  it has done so: the process did not die
-    SHARE.failed.I  why there is no output of it
+    SHARE.failed.I  why there is no output of the recording I
     SHARE.done      every recording has an output or a failure
 
 `full/BUCKET` says that all shares of a bucket are done. An output is created, so it is written once
 whatever goes wrong; a lease only keeps others from the same work meanwhile. A lease has expired
-when an observer has seen the same version of it for `EXPIRY` seconds of its own monotonic clock:
-no time of one host is compared with that of another. What is done with a share that was lost is in
-`asr.transcription.attempts`.
+when an observer has seen the same version of it for `EXPIRY` seconds of the observer's monotonic
+clock: no time of one host is compared with that of another. `asr.transcription.attempts` says what
+is done with a share that was lost.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from functools import cached_property
 
 from asr.transcription.attempts import Attempt, Decode, Share, Store
 
-EXPIRY = 60.0  # seconds; a sign of life comes four times in them
+EXPIRY = 60.0  # seconds; an owner gives four signs of life in this time
 FULL = "full"
 
 
@@ -89,7 +89,7 @@ class Worker:
         self._seen: dict[str, tuple[str, float]] = {}  # version of a lease, and since when
 
     async def run(self, buckets: Sequence[Bucket]) -> None:
-        """Work until all shares are done, by whomever."""
+        """Work until all shares are done, by this worker or others."""
         todo = deque(self._rng.sample(buckets, len(buckets)))
         visited: set[str] = set()
         idle = 0.0  # seconds in turn without work
@@ -107,7 +107,7 @@ class Worker:
             if has_worked:
                 idle = 0.0
             elif bucket.name in visited:
-                # The shares of others that take longest end the job: look often at first.
+                # The job ends with the last shares of others: look often at first, then less.
                 pause = min(max(idle / 2, self._expiry / 60), self._expiry / 6)
                 pause *= self._rng.uniform(0.5, 1.5)
                 await asyncio.sleep(pause)
@@ -141,7 +141,7 @@ class Worker:
     def _has_ended(
         self, share: Share, claim: int, listing: Mapping[str, str], asked: float
     ) -> bool:
-        """Tell whether a claim was given back, or shows no life; `asked` is before the listing."""
+        """Tell whether a claim was given back, or shows no life; it was listed after `asked`."""
         if f"{share.name}.free.{claim}" in listing:
             return True
         version = f"{claim} {listing[f'{share.name}.lease.{claim}']}"
@@ -152,7 +152,7 @@ class Worker:
         return asked - since > self._expiry
 
     async def _work(self, share: Share, claim: int) -> None:
-        """Do a share that this worker has claimed; give it back if that is interrupted."""
+        """Do a share that this worker has claimed; give it back if the work is interrupted."""
         beat = asyncio.create_task(self._beat(share, claim))
         try:
             await self._do(share, claim)

@@ -30,7 +30,7 @@ class _Actor:
         self._run: asyncio.Task[None] | None = None
 
     async def next(self) -> int:
-        """Return the recordings of the next share that is done; 0 when all of the job is."""
+        """Return the number of recordings of the next share done; 0 when the whole job is done."""
         self._run = self._run or asyncio.create_task(self._work_to_the_end())
         told = await self._told.get()
         if isinstance(told, Exception):
@@ -73,7 +73,7 @@ class RayCrew:
         self._actors: dict[Any, Any] = {}  # by the reference to what each will tell next
 
     def watch(self) -> Iterator[int]:
-        """Yield how many recordings are done by Ray, until all of the job is done, by whomever."""
+        """Yield how many recordings are done by Ray, until the whole job is done, by any worker."""
         n_done, n_lost = 0, 0
         while True:
             self._start()
@@ -104,7 +104,7 @@ class RayCrew:
             self._actors[actor.next.remote()] = actor
 
     def _result(self, reference: Any) -> int | None:
-        """Return what an actor has told; None if it was lost."""
+        """Return how many recordings an actor has done; None if the actor was lost."""
         from ray.exceptions import RayActorError, RayTaskError
 
         try:

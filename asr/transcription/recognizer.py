@@ -43,7 +43,7 @@ from asr.transcription.transcript import Segment, StreamResult, Transcript
 log = logging.getLogger(__name__)
 
 # A recording is cut into chunks of at most _CHUNK_SECONDS, so that memory does not grow with it.
-# So many seconds share a batch, and so many chunks are read before they are sorted into batches.
+# A batch has _BATCH_SECONDS at most; a group of chunks is read before it is sorted into batches.
 _CHUNK_SECONDS = 20.0
 _BATCH_SECONDS = 80.0
 _GROUP_SECONDS, _GROUP_CHUNKS = 4 * _BATCH_SECONDS, 64
@@ -83,9 +83,9 @@ class Recognizer:
 
         Files are wav, flac, ogg or mp3, and with lrt-asr[media] m4a, webm and more. Memory does not
         grow with their length. `hotwords` are phrases, or pairs of a phrase and a weight (see the
-        options). What the transcript warns of, such as a text that is left out as uncertain, is
-        logged too. Raises AudioError where one cannot be read as speech, or is longer than
-        `max_seconds`.
+        options). The transcript's warnings are logged too, such as that of a text that is left out
+        as uncertain. Raises AudioError where the recording cannot be read as speech, or is longer
+        than `max_seconds`.
         """
         options = self._with_hotwords(options, hotwords)
         (result,) = self.transcribe_all([source], options, max_seconds=max_seconds)
@@ -107,7 +107,7 @@ class Recognizer:
 
         Short recordings share batches, long ones are decoded while they are read. `on_progress`
         gets the number of recordings that are done, the read part of the last one included. The
-        chunks are recognized at a `speed`; it changes only the times of tokens within them.
+        chunks are played `speed` times as fast; this falsifies only the times of tokens in them.
         """
         pending: deque[ChunkedRecording] = deque()
         group: list[tuple[ChunkedRecording, Chunk]] = []
@@ -136,10 +136,10 @@ class Recognizer:
         """Yield results of a waveform that arrives in blocks (samples,), as soon as they are known.
 
         Blocks are mono at `sample_rate`: int16, or floats from -1 to 1; a `Recording` is such
-        blocks too. How the waveform is cut into blocks changes no result. The running segment has
-        partial results, its last one is final; memory and cost per second do not grow. `chunk` is
-        the number of encoder steps that are computed at once, by default the recipe's. `hotwords`
-        are those of the final results. Raises ConfigError where the model has no streaming encoder.
+        blocks too. How the waveform is cut into blocks changes no result. A segment has partial
+        results, then a final one; memory and cost per second do not grow with the stream. `chunk`
+        is the number of encoder steps that are computed at once, by default the recipe's.
+        `hotwords` are for final results. Raises ConfigError without a streaming encoder.
         """
         return stream(self, blocks, self._with_hotwords(options, hotwords), endpoint, chunk)
 
@@ -185,10 +185,10 @@ class Recognizer:
     def recognize(
         self, chunks: Sequence[Chunk], options: DecodingOptions | None = None
     ) -> list[Segment]:
-        """Recognize chunks of any recordings; a segment each, in their order.
+        """Return a segment for each chunk, in order; the chunks may be of several recordings.
 
-        Chunks of similar length share batches; a segment does not depend on the others, in 8 bits
-        within rounding. Ignore the segment of a cancelled chunk.
+        Chunks of similar length share batches. A segment does not depend on the other chunks, in 8
+        bits within rounding. The segment of a cancelled chunk means nothing.
         """
         # A request costs a look at a flag in each step, so there are none where nothing can cancel.
         requests = [chunk.request for chunk in chunks if chunk.request]
@@ -242,10 +242,10 @@ class Recognizer:
     def encode(
         self, waves: Sequence[Tensor], requests: Sequence[Request] | None = None
     ) -> Iterator[tuple[list[int], Encoded]]:
-        """Yield indices of waveforms and their encoder outputs, the longest first.
+        """Yield batches: indices of waveforms and their encoder outputs, the longest first.
 
         Silent waveforms and those too short for an encoder step are left out. Raises ConfigError in
-        a process that was forked from the one that loaded it.
+        a process that was forked from the one that loaded the model.
         """
         self._check_process()
         adapt()
@@ -273,7 +273,7 @@ class Recognizer:
     def segment(
         self, start: float, end: float, nbest: list[Hypothesis], spans: list[list[int]] | None
     ) -> Segment:
-        """Return the segment of a part's n best hypotheses, and the spans of the best's tokens."""
+        """Return the segment of n best hypotheses; `spans` are the steps of the best's tokens."""
         best, tokens = nbest[0], None
         if spans is not None:
             texts = self.tokenizer.token_texts(best.tokens)
@@ -296,7 +296,7 @@ class Recognizer:
 
 
 def longest_seconds(config: Config) -> float:
-    """Return the seconds of the longest chunk that a model can take, or should."""
+    """Return the length in seconds of the longest chunk that a model can take, or should."""
     steps = config.model.encoder.longest
     if steps is None:
         return _CHUNK_SECONDS
@@ -306,7 +306,7 @@ def longest_seconds(config: Config) -> float:
 
 
 def chunk_seconds(config: Config, options: DecodingOptions | None) -> float:
-    """Return the seconds of the longest chunk of a recording with these options."""
+    """Return the length in seconds of the longest chunk of a recording with these options."""
     chosen = (options or config.decoding).chunk_seconds
     return min(longest_seconds(config), chosen or _CHUNK_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Recordings to a service that speaks OpenAI's API, and its transcripts as files.
+"""Send recordings to a service that speaks OpenAI's API, and write its transcripts to files.
 
 Nothing is decoded here: the service gets the files as they are.
 """
@@ -20,8 +20,8 @@ from asr.transcription.reply import Reply, shortened
 
 # The response_format for each of our formats; tsv is made of the subtitles in srt.
 _ASKED = {"txt": "text", "json": "verbose_json", "srt": "srt", "vtt": "vtt", "tsv": "srt"}
-# Seconds from the first refusal of a recording by a service that is full or away to the end of the
-# job, and seconds that a request and its response may take.
+# Seconds that a service may refuse a recording, being full or away, until the job ends; and seconds
+# that a request and its response may take.
 _PATIENCE, _DECODE = 120.0, 3600.0
 _MAX_REPLY = 2**26  # bytes; an hour of speech is about 3 MB of verbose_json
 
@@ -39,7 +39,7 @@ def ask_all(
 
     `url` may end in `/v1`; without `model` the service must have only one; the key is `ASR_API_KEY`
     of the environment. Tasks with `out` are written there. A service that is full is asked again
-    after its Retry-After. `hotwords` is the text of a list of them. `on_progress` gets the
+    after its Retry-After. `hotwords` is a text with one of them per line. `on_progress` gets the
     number of recordings that are done. Raises ConfigError before any work where the service cannot
     be reached, refuses the key or lacks the model, AsrError where it stays away.
     """
@@ -93,7 +93,7 @@ async def _results(
         try:
             for task in tasks:
                 waiting.append(asyncio.create_task(transcribe(task)))
-                if len(waiting) == 4 * jobs:  # more than are sent: a long one delays no others
+                if len(waiting) == 4 * jobs:  # more than are sent: a long one delays no other
                     yield await waiting.popleft()
             while waiting:
                 yield await waiting.popleft()
@@ -187,7 +187,8 @@ async def _exchange(client: httpx.AsyncClient, method: str, url: str, **body: An
 async def _patiently(client: httpx.AsyncClient, send: Callable[[], Awaitable[Reply]]) -> Reply:
     """Return the reply of a service that may be full or restarting.
 
-    In the end raises AsrError, or AudioError where connections break while a recording is sent.
+    Raises AsrError where its refusals do not end in time, or AudioError where connections break
+    while a recording is sent.
     """
     end, pause = float("inf"), 1.0
     while True:

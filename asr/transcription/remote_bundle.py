@@ -39,7 +39,7 @@ def local_bundle(given: str) -> Iterator[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names of a bundle's files; its language model's, once its configuration is here.
+    """Return the names of a bundle's files; that of its language model once config.yaml is here.
 
     A language model outside the folder is not fetched, as it is not read in a local bundle.
     """
@@ -55,7 +55,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def model_digest(bundle: Path) -> str:
-    """Return what tells a bundle from others, wherever it lies. Raises BundleError if not whole."""
+    """Return a digest of a bundle's files, wherever it lies. Raises BundleError if not whole."""
     found = hashlib.sha256()
     for name in _FILES:
         if not (bundle / name).is_file():

@@ -1,4 +1,4 @@
-"""What a service of any kind answers, made a transcript's file; nothing in it is trusted."""
+"""Turn the answer of a service of any kind into a transcript's file; nothing in it is trusted."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from asr.errors import ConfigError
 
 _SPAN = re.compile(r"(\S+) --> (\S+)")
 _CLOCK = re.compile(r"(?:(\d{1,6}):)?(\d{1,6}):(\d{1,6})(?:[,.](\d{1,3}))?")
-WARNINGS = "x-asr-warnings"  # sentences as in a URL, a comma between two
+WARNINGS = "x-asr-warnings"  # a header: sentences encoded as in a URL, with commas between
 _LONGEST = 300  # characters of a service's own words in a message
 
 
@@ -55,7 +55,7 @@ class Reply:
 
     @property
     def warnings(self) -> list[str]:
-        """Return what our service tells of a recording beside a text without fields."""
+        """Return the warnings that our service puts in a header beside a text without fields."""
         sentences = self.headers.get(WARNINGS, "").split(",")
         return [shortened(unquote(sentence.strip())) for sentence in sentences if sentence.strip()]
 

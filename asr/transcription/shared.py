@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of processes in turn, none of which has finished a share meanwhile. A share with a recording that
-# kills its process ends three of them, and several such shares may be all that is left.
+# So many processes that die in turn, without a finished share between, end the job. A share with a
+# recording that kills its process ends three of them, and only such shares may be left.
 DEATHS = 30
 ENDING = 10.0  # seconds for processes that are told to end
 
@@ -141,7 +141,7 @@ class LocalCrew:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Take SIGTERM, with which machines are taken away, as Ctrl-C."""
+    """Treat SIGTERM, which a machine gets before it is taken away, as Ctrl-C."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
@@ -230,7 +230,7 @@ class _Decoder:
     def _outcome(self, task: Task, result: "Transcript | AudioError") -> Output | Failure:
         if isinstance(result, AudioError):
             return Failure(str(result))
-        if self._work.format != "json":  # which holds them
+        if self._work.format != "json":  # a JSON transcript holds them
             for warning in result.warnings:
                 log.warning("%s", task.named(warning))
         return Output(FORMATS[self._work.format](result).encode(), result.duration)

@@ -18,7 +18,7 @@ from asr.transcription.attempts import Share
 from asr.transcription.jobs import Task, find_named, in_shares
 
 JOBS = ".asr"
-_OUT = "out/"  # before the names of outputs, which are not among a job's own objects
+_OUT = "out/"  # in front of the names of outputs, which are not below JOBS
 
 
 class JobNote(FrozenModel):
@@ -41,7 +41,7 @@ class Job:
 
 
 def plan(arguments: list[str], out: str, format: str, options: Mapping[str, object]) -> Job:
-    """Return the job for recordings (see `find_tasks`) and all that decides on their transcripts.
+    """Return the job of recordings (see `find_tasks`) and options that decide on transcripts.
 
     Raises ConfigError for standard input, and as `find_tasks` does.
     """
@@ -84,7 +84,7 @@ class JobStore:
         return await asyncio.to_thread(self._folder.exists, self._place(name))
 
     async def list(self, folder: str) -> Mapping[str, str]:
-        """Return versions by name."""
+        """Return the versions of a folder's objects by name."""
         found = await asyncio.to_thread(self._folder.list, self._place(folder))
         return {name: version(about) for name, about in found.items()}
 
@@ -93,7 +93,11 @@ class JobStore:
 
 
 def announce(job: Job, out: str) -> None:
-    """Write what a job is, unless another machine did. Raises ConfigError for unfit storage."""
+    """Write `job.json`, unless another machine did.
+
+    Raises ConfigError for storage that replaces a file that is to be created once, AsrError where
+    it cannot be written.
+    """
     folder, name = Folder(out), f"{JOBS}/{job.name}/job.json"
     content = job.note.model_dump_json().encode()
     try:
@@ -116,6 +120,6 @@ def failures(job: Job, out: str) -> list[tuple[Task, str]]:
         place = f"{JOBS}/{job.name}/{bucket}"
         names = [name for name in sorted(folder.list(place)) if ".failed." in name]
         for told in (json.loads(folder.read(f"{place}/{name}")) for name in names):
-            if not folder.exists(told["output"].removeprefix(_OUT)):  # written late, it is there
+            if not folder.exists(told["output"].removeprefix(_OUT)):  # one may be written late
                 found.append((job.tasks[told["output"]], str(told["reason"])))
     return found

@@ -1,7 +1,7 @@
 """Text of a waveform while it arrives: encoder chunks, CTC along with them, endpoints, final text.
 
 A segment begins like an utterance: an empty left context, a new search. So its text does not depend
-on what was said before, and nothing grows with the stream. Where the decoder has a part in its
+on what was said before, and nothing grows with the stream. Where the decoder has a part in the
 final text, the encoder sees the segment once more, as a whole: the text is that of a recording.
 Legend: B sessions, N samples, T frames, F frequency bins, C steps of a chunk, S steps of a segment,
 D d_model, V vocabulary.
@@ -59,7 +59,7 @@ def stream(
 
 
 def _seconds_of(block: np.ndarray, sample_rate: int) -> list[np.ndarray]:
-    """Return a block in parts of a second: a segment that ends copies what came beyond it."""
+    """Return a block in parts of a second, since a segment's end copies all samples after it."""
     check_sample_type(block)
     return [block[n : n + sample_rate] for n in range(0, len(block), sample_rate)]
 
@@ -83,9 +83,9 @@ class EncodedChunk:
 
 
 def advance(recognizer: "Recognizer", sessions: Sequence["Session"]) -> list[list[StreamResult]]:
-    """Compute the next chunk of each of these sessions, which are ready, as one batch.
+    """Compute the next chunk of each session, as one batch; return the new results of each.
 
-    Their chunks are of the same length, but for the last of a stream.
+    All of them are ready. Chunks have the same length, except the last one of a stream.
     """
     chunks = [session.next_chunk() for session in sessions]
     encoded = encode_chunks(recognizer, [s.state for s in sessions], chunks)
@@ -107,7 +107,7 @@ def encode_chunks(
     logp_BCV = model.ctc_logits(memory_BCD).log_softmax(-1)
     return [
         EncodedChunk(
-            x_BCD[b, : chunk.steps].clone(),  # a view would keep those of the others
+            x_BCD[b, : chunk.steps].clone(),  # a view would keep the whole batch
             memory_BCD[b, : chunk.steps].clone(),
             logp_BCV[b, : chunk.steps].clone(),
             state.select(torch.tensor([b], device=device)),
@@ -141,8 +141,8 @@ class Session:
         if chunk is not None and chunk < 1:
             raise ConfigError(f"chunk {chunk}: give a number of encoder steps, 1 at least")
         options = options or config.decoding
-        # The decoder searches no text while audio arrives. At the end it rescores those that CTC
-        # finds in the segment, encoded as a whole.
+        # The decoder searches no text while audio arrives. At the end of a segment it rescores the
+        # texts that CTC finds in the segment, encoded as a whole.
         method = "rescore" if options.method == "joint" else options.method
         changes: dict[str, object] = {"method": method}
         if options.confidence_threshold != config.decoding.confidence_threshold:  # it was given
@@ -158,7 +158,7 @@ class Session:
         self._begin(torch.zeros(0))
 
     def _begin(self, wave_N: Tensor) -> None:
-        """Begin a segment, of which so much is known."""
+        """Begin a segment, of which the samples `wave_N` have arrived."""
         self._wave_N, self._arrived, self._n_samples = wave_N, list[Tensor](), len(wave_N)
         self._tail_TF = torch.zeros(self._frontend.before, self._recognizer.config.features.n_freqs)
         self._n_frames = 0
@@ -186,7 +186,7 @@ class Session:
 
     @property
     def n_held(self) -> int:
-        """Return the number of samples that it holds, those of the running segment."""
+        """Return the number of samples that the session holds: those of the running segment."""
         return self._n_samples
 
     @property
@@ -232,7 +232,7 @@ class Session:
 
     @torch.inference_mode()
     def take(self, chunk: EncodedChunk) -> list[StreamResult]:
-        """Take the next chunk, as it is encoded; return what is new."""
+        """Take the encoded next chunk; return the new result, or none."""
         self.state = chunk.state
         if self._rescores:
             self._inputs.append(chunk.x_CD)
@@ -303,7 +303,7 @@ class Session:
         return Encoded(memory_1SD, mask_1S, logp_1SV)
 
     def _powers(self, first: int, steps: int) -> list[float]:
-        """Return the variance of the samples of each of some steps; beyond the end it is 0."""
+        """Return the variance of the samples of each step from `first` on; 0 beyond the end."""
         step = self._step_samples
         wave_N = self._wave_N[first * step : (first + steps) * step]
         padded_N = pad(wave_N, (0, steps * step - len(wave_N)))

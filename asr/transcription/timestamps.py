@@ -24,7 +24,7 @@ Span = list[int]
 def align_tokens(encoded: Encoded, best: Sequence[Hypothesis]) -> list[list[Span] | None]:
     """Return the spans of each utterance's tokens in encoder steps.
 
-    They are None where the model has no CTC head, or too few steps for the text.
+    An utterance has None where the model has no CTC head, or too few steps for the text.
     """
     if encoded.logp_BSV is None:
         return [None for _ in best]

@@ -1,4 +1,4 @@
-"""Transcripts: texts with their scores and times. Nothing of torch, so that clients share them."""
+"""Transcripts: texts with their scores and times. No torch, so that clients can use them too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +22,10 @@ class Segment:
     """A part of a recording from `start` to `end`, in seconds: the best text, and the n best.
 
     `text`, `score`, `ended`, `token_ids` and `confidences` are those of the best hypothesis (see
-    `asr.decoding.hypothesis.Hypothesis`). `tokens` have their times, and their texts together are
-    the segment's; it is None where the times are unknown: the model has no CTC head, or too few
-    frames for the text. `nbest` is empty where a recording has several segments, but for those
-    whose text was too uncertain: it is the second of them.
+    `asr.decoding.hypothesis.Hypothesis`). `tokens` are the tokens with their times; their texts
+    together are the segment's. It is None where the times are unknown, because the model has no CTC
+    head or there are too few frames for the text. `nbest` is empty where a recording has several
+    segments. A segment whose text was too uncertain keeps it: that text is the second one.
     """
 
     start: float
@@ -79,7 +79,7 @@ class Transcript:
     def join(
         cls, segments: Sequence[Segment], duration: float, warnings: tuple[str, ...]
     ) -> "Transcript":
-        """Return the transcript of a recording's segments; of several, few have an n best."""
+        """Return the transcript of segments; of several, only uncertain ones keep their n best."""
         segments = tuple(segments)
         uncertain = [left_out(s) for s in segments if s.ended == "uncertain"]
         if len(segments) > 1:
@@ -96,12 +96,12 @@ class Transcript:
 
     @property
     def nbest(self) -> tuple[Hypothesis, ...]:
-        """Return the n best hypotheses of a recording of one segment; else nothing."""
+        """Return the n best hypotheses of a recording of one segment; of others, none."""
         return self.segments[0].nbest if len(self.segments) == 1 else ()
 
 
 def left_out(segment: Segment) -> str:
-    """Return a warning that tells the text that was too uncertain."""
+    """Return a warning with the text that was left out as too uncertain."""
     guess = segment.nbest[1]
     return (
         f"{segment.start:.1f} to {segment.end:.1f} s: left out as uncertain, confidence "

@@ -10,7 +10,7 @@ from asr.normalization import normalize_text
 from asr.transcription.transcript import Segment, Token, Transcript
 
 # A subtitle holds two lines of 20 Chinese characters or 40 Latin ones, for 7 seconds at most, and
-# ends at a pause. It stays for as long as one word takes to read, where the next one lets it.
+# ends at a pause. It stays as long as a word takes to read, if the next one does not begin before.
 _COLUMNS, _LINES = 40, 2
 _LONGEST, _SHORTEST, _PAUSE = 7.0, 0.7, 0.8  # seconds
 
@@ -76,7 +76,7 @@ def as_tsv(transcript: Transcript) -> str:
 def as_textgrid(transcript: Transcript) -> str:
     """Return Praat's TextGrid: a tier `text` with an interval for each subtitle.
 
-    What is between them is intervals without text, for a tier of Praat's has no gaps.
+    Between them are intervals without text, because a tier of Praat has no gaps.
     """
     at, intervals = 0.0, list[tuple[float, float, str]]()
     for cue in cues(transcript.segments):

@@ -17,8 +17,9 @@ from experiments.classifier import ClassifierConfig, SequenceClassifier, sample_
 from experiments.genome.tokenizer import UNK
 from experiments.runner import Examples, batches, err, predict, train
 
-# A site changes several tokens. If only one is hidden, the others tell it, and nothing is learned
-# of its neighbors. So runs of tokens are hidden (Joshi et al. 2020), and more than the usual 15 %.
+# A site changes several tokens. If only one is hidden, the others reveal it, and the model learns
+# nothing from its neighbors. So runs of tokens are hidden (Joshi et al. 2020), and more than the
+# usual 15 %.
 _MASKED_SHARE, _RUN = 0.4, 6
 _RANK, _LR, _PATIENCE, PANEL_BATCH = 32, 3e-3, 5, 16
 
@@ -26,8 +27,9 @@ _RANK, _LR, _PATIENCE, PANEL_BATCH = 32, 3e-3, 5, 16
 def configure(max_length: int, vocab_size: int) -> ClassifierConfig:
     """Return the shape: 2 layers for the thesis's 12, d_model 32 for 768, rank 32 for 256.
 
-    E and F as windows show a hidden token sums over some 16 neighbors; by the convolution (Gulati
-    et al. 2020) it sees each of the 15 on its left and right. The thesis's layers have none.
+    Through E and F, which are windows, a hidden token sees only sums over some 16 neighbors.
+    Through the convolution (Gulati et al. 2020) it sees each of the 15 tokens on its left and on
+    its right. The thesis's layers have no convolution.
     """
     attention = {"kind": "linformer", "rank": _RANK, "length": max_length, "projection": "random"}
     model = {
@@ -64,7 +66,7 @@ def initialize(config: ClassifierConfig, seed: int) -> SequenceClassifier:
 def hide(sequences: list[Tensor], share: float, seed: int) -> list[Tensor]:
     """Return the sequences with [UNK] in place of a share of their tokens, in runs of 6.
 
-    It stands for what shallow sequencing has not read, and begins as [MASK] in `fine_tune`.
+    [UNK] stands for what shallow sequencing has not read; `fine_tune` starts it as [MASK].
     """
     torch.manual_seed(seed)
     hidden = []
@@ -101,7 +103,7 @@ def fine_tune(
 ) -> SequenceClassifier:
     """Train on the labels; return the model of the epoch with the highest AUC on `validation`.
 
-    Training ends after 5 epochs without a higher one.
+    Training ends after 5 epochs without a higher AUC.
     """
     torch.manual_seed(seed)  # the order depends on nothing that ran before
     model.state_dict()["embed.weight"][UNK] = model.special.detach()[1]

@@ -36,7 +36,7 @@ _N_SPLITS = 5
 
 
 def coordinates(text: str) -> list[int]:
-    """Return numbers with commas between them."""
+    """Return the numbers of a text that has commas between them."""
     return [int(each) for each in text.split(",")]
 
 
@@ -138,7 +138,7 @@ def predict(
 ) -> list[np.ndarray]:
     """Train one model on the first part; return a score of label 1 on the two others.
 
-    The scores are probabilities, but those of the ridge.
+    The scores are probabilities, except those of the ridge.
     """
     if kind == BASELINE:
         logistic = LogisticRegression().fit(data.dosages[parts[0]], data.labels[parts[0]])
@@ -161,10 +161,11 @@ def predict(
 
 
 def score(predicted: list[np.ndarray], labels: list[np.ndarray]) -> dict[str, float]:
-    """Return AUC and macro F1 in percent on the test part, of validation and test parts.
+    """Return AUC and macro F1 in percent on the test part.
 
-    The threshold of F1 is the best one on the validation part. F1 is macro: with more cases than
-    controls, predicting a case for every subject has a higher F1 of cases than any in the thesis.
+    Both arguments have the validation part first and then the test part. The threshold of F1 is the
+    best one on the validation part. F1 is macro: with more cases than controls, predicting a case
+    for every subject has a higher F1 of cases than any in the thesis.
     """
 
     def macro_f1(part: int, threshold: float) -> float:

@@ -1,9 +1,9 @@
 """A simulated cohort of random chromosomes and an invented disease, unrelated to any real gene.
 
-The reference is a Markov chain with copies of repeated elements. Chromosomes are mosaics of a few
-founders', so that neighboring sites are inherited together. The log odds of the disease are a sum
-over five sites. The baseline sees two of them, in the place of rs429358 and rs7412; the other three
-are what a model of the whole sequence can gain.
+The reference is a Markov chain with copies of repeated elements. Chromosomes are mosaics of those
+of a few founders, so that neighboring sites are inherited together. The log odds of the disease are
+a sum over five sites. The baseline sees two of them, in the place of rs429358 and rs7412; a model
+of the whole sequence can gain from the other three.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ Site = tuple[int, str, str]  # position from 0, two alleles
 def simulate(folder: Path, length: int, n: int, n_panel: int, seed: int) -> dict[str, Any]:
     """Write a cohort of `n` subjects and a panel of `n_panel` others without phenotypes.
 
-    Returns the options of the script that read them; `baseline` are two of the sites of risk.
+    Returns the options of the script that read these files, with two sites of risk as `baseline`.
     """
     rng = np.random.default_rng(seed)
     reference = draw_reference(rng, length)

@@ -19,8 +19,8 @@ MIN_VOCAB_SIZE = len(CHARACTERS) + 2
 def train_tokenizer(sequences: list[str], vocab_size: int, seed: int) -> bytes:
     """Return a BPE model of sequences, cut into random sentences of 500 to 1,000 positions.
 
-    Each of the 66 characters is a sentence too: sentencepiece knows only characters of its
-    training text, even among those that it is required to know.
+    Each of the 66 characters is a sentence too. For sentencepiece knows only characters of its
+    training text, even if it is required to know others.
     """
     rng, sentences = random.Random(seed), list(CHARACTERS)
     for sequence in sequences:

@@ -82,7 +82,7 @@ def read_reference(path: Path) -> Region:
 
 
 def read_haplotypes(folder: Path) -> Cohort:
-    """Read one FASTA of two aligned haplotypes a subject, who is named as the file."""
+    """Read a FASTA of two aligned haplotypes for each subject, named as the file."""
     files = sorted(p for p in folder.glob("*") if _FASTA.fullmatch(p.name))
     if not files:
         raise DataError(f"{folder}: no .fa or .fasta here: give the folder of the subjects' files")
@@ -102,7 +102,7 @@ def read_haplotypes(folder: Path) -> Cohort:
 def read_vcf(path: Path, region: Region) -> Cohort:
     """Apply the genotypes of a VCF to the region's bases.
 
-    Records outside it are skipped. Unknown and symbolic alleles (<DEL>, breakends) are N.
+    Records outside the region are skipped. Unknown and symbolic alleles (<DEL>, breakends) are N.
     """
     cohort, is_inside, last = None, False, "none"
     for number, line in read_lines(path):
@@ -159,7 +159,10 @@ def _apply_record(where: str, fields: list[str], region: Region, cohort: Cohort)
 
 
 def _encode_allele(where: str, ref: str, alt: str) -> np.ndarray | None:
-    """Return an allele's symbols at REF's positions; None for `*`, deleted by another record."""
+    """Return an allele's symbols at REF's positions, None if it changes none.
+
+    That is so for `.` (no other allele) and `*` (deleted by another record).
+    """
     if alt in ("*", "."):
         return None
     if alt.startswith("<") or "[" in alt or "]" in alt:

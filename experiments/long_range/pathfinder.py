@@ -13,8 +13,8 @@ import torch
 from experiments.runner import Examples
 
 N_CLASSES = 2
-_DASH, _GAP, _APART = 3, 1, 4  # pixels; paths are further apart than the last
-_BEND = 0.35  # radians from one pixel to the next, the deviation
+_DASH, _GAP, _APART = 3, 1, 4  # pixels; paths are more than _APART apart
+_BEND = 0.35  # standard deviation of the bend from one pixel to the next, in radians
 _TRIES = 200
 Path = list[tuple[int, int]]
 
@@ -39,7 +39,7 @@ def picture(rng: np.random.Generator, size: int, is_joined: bool) -> np.ndarray:
 
 
 def _path(rng: np.random.Generator, free: np.ndarray, length: int) -> Path:
-    """Draw a path of so many pixels where it is free; its surroundings are taken then.
+    """Draw a path of so many pixels where `free` is True, and set its surroundings to False.
 
     Returns an empty path if there was no place for one.
     """
@@ -62,7 +62,7 @@ def _walk(rng: np.random.Generator, free: np.ndarray, length: int) -> Path:
         if not (2 <= row < size - 2 and 2 <= column < size - 2 and free[row, column]):
             return []
         if not path or path[-1] != (row, column):
-            # It does not come back to itself.
+            # A path must not come back to itself.
             if any(max(abs(row - r), abs(column - c)) < 4 for r, c in path[:-8]):
                 return []
             path.append((row, column))

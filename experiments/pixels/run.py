@@ -4,7 +4,8 @@ python -m experiments.pixels.run                   # scikit-learn's digits, minu
 python -m experiments.pixels.run --mnist FOLDER    # MNIST and the thesis's sizes: for a GPU
 
 One rule for all models: the learning rate and the number of epochs are those of the highest
-accuracy on a fifth of the training pictures, held out, with one seed; then all of them train.
+accuracy on a fifth of the training pictures, held out, with one seed. Then the model trains on all
+training pictures.
 """
 
 import argparse
@@ -14,7 +15,6 @@ from pathlib import Path
 
 import torch
 from sklearn.model_selection import train_test_split
-from torch.nn.functional import cross_entropy
 
 from asr.model.size import count_parameters
 from asr.model.transformer import ModelConfig
@@ -84,17 +84,17 @@ class Study:
         begin = time.process_time()
         network = self.fit(model, seed, lr, epochs, self.training)
         seconds = time.process_time() - begin
-        x_BS, mask_BS, y_B = next(iter(runner.batches(self.training, self.sizes["batch"])))
+        batch = next(iter(runner.batches(self.training, self.sizes["batch"])))
         return {
             "parameters": count_parameters(network), "rate": 1000 * lr,
             "seconds": seconds / epochs,
-            "kept": runner.kept_mib(lambda: cross_entropy(network(x_BS, mask_BS), y_B)),
+            "kept": runner.kept_mib(lambda: runner.class_loss(network.cpu(), *batch)),
             "train": accuracy(network, self.training), "test": accuracy(network, self.test),
         }  # fmt: skip
 
 
 def found_settings(tried: list[Row], model: str) -> Row:
-    """Return the rate and epochs of the highest accuracy held out, of equals the fewest epochs."""
+    """Return the rate and epochs of the highest held-out accuracy; of equals the fewest epochs."""
     rows = [row for row in tried if row["model"] == model]
     best = max(rows, key=lambda row: (row["held out"], -row["epochs"], -row["lr"]))
     return {key: best[key] for key in ("lr", "epochs")}

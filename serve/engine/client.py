@@ -1,4 +1,4 @@
-"""Starts, watches and restarts the engine process; jobs go to it, events come back."""
+"""Start, watch and restart the engine process; send it jobs and receive their events."""
 
 import asyncio
 import itertools
@@ -28,9 +28,10 @@ logger = logging.getLogger("serve.engine.client")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds before another start
 _HEALTHY_SECONDS = 60.0  # a process that lived so long is restarted after the first pause
-# A process that is started anew is given up after so many seconds, or so many times the first load.
+# A restart of the process is given up after _LOAD_SECONDS, or after _LOAD_TIMES the time of the
+# first load, whichever is longer.
 _LOAD_SECONDS, _LOAD_TIMES = 600.0, 10
-_SECRETS = ("ASR_API_KEYS",)  # variables that the process, which decodes what strangers send, lacks
+_SECRETS = ("ASR_API_KEYS",)  # kept from the process, which decodes strangers' files
 # Batches of many shapes fragment glibc's heap: blocks of 4 MiB and more are mapped separately, and
 # given back. oneDNN by default caches primitives for 1024 shapes.
 _MEMORY = {
@@ -71,14 +72,14 @@ class Job:
 
 
 class Stream(Job):
-    """Audio that arrives, in the engine."""
+    """A stream in the engine: audio that arrives in parts."""
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         self._engine._outbox.drop_parts(self._id)
 
     async def news(self) -> messages.Streamed:
-        """Return what is new of it, chunk by chunk. Raises ApiError where it cannot go on."""
+        """Return the stream's next new results. Raises ApiError where the stream cannot go on."""
         event = await self._next()
         assert isinstance(event, messages.Streamed), "a stream is no recording"
         return event
@@ -94,9 +95,9 @@ AnyJob = TypeVar("AnyJob", bound=Job)
 class EngineClient:
     """The engine process, restarted when it dies or hangs.
 
-    `hold` counts bytes of recordings whose requests have ended, while the pipe takes them;
-    `streaming` names the models with a streaming encoder. Raises
-    BundleError or ConfigError where the process cannot load the models of the settings.
+    `hold` counts the bytes of recordings whose requests have ended, while the pipe takes them.
+    `streaming` names the models with a streaming encoder. Raises BundleError or ConfigError where
+    the process cannot load the models of the settings, AsrError where it ends while loading.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, hold: Callable[[int], None]) -> None:
@@ -142,7 +143,7 @@ class EngineClient:
         return stream
 
     def send_part(self, part: messages.Open | messages.Audio) -> None:
-        """Send a part of a stream; nothing if that has ended."""
+        """Send a part of a stream, unless the stream has ended."""
         if part.id in self._jobs:
             self._outbox.put_part(self._pipe, part)
 
@@ -156,7 +157,7 @@ class EngineClient:
         return job
 
     def cancel(self, id: int) -> None:
-        """End a job within a decoding step; nothing if it has ended."""
+        """Cancel a job, which ends within a decoding step; do nothing if it has ended."""
         if self._jobs.pop(id, None):
             self._outbox.cancel(self._pipe, id)
 
@@ -176,7 +177,7 @@ class EngineClient:
         self._loaded = False
         names = ", ".join(self._settings.models)
         ours, theirs = socket.socketpair()
-        # -P: modules of the working folder, which may be anybody's, are not searched.
+        # -P: no module is imported from the working folder, which may be anybody's.
         command = [sys.executable, "-P", "-m", "serve.engine.process", str(theirs.fileno())]
         with theirs, ours:
             self._process = subprocess.Popen(
@@ -302,7 +303,7 @@ class EngineClient:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of the engine process, which is the one that computes."""
+    """Return the environment of the engine process: values for memory and threads, no secrets."""
     variables = {**_MEMORY, **os.environ, **thread_variables(choose_threads())}
     return {name: value for name, value in variables.items() if name.upper() not in _SECRETS}
 

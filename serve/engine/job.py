@@ -11,7 +11,7 @@ from asr.transcription.chunks import Chunk, ChunkedRecording
 from asr.transcription.recognizer import Recognizer
 from serve.engine import messages
 
-# What the first slice of a recording is taken to cost, in samples: four seconds of speech.
+# The assumed cost of the first slice of a recording, in samples: four seconds of speech.
 _FIRST_SLICE = 2**16
 
 
@@ -23,21 +23,21 @@ class Job:
     recording: ChunkedRecording
     slices: Iterator[Chunk | None]
     request: Request
-    cost: float = _FIRST_SLICE  # samples that the last slice decoded
+    cost: float = _FIRST_SLICE  # samples decoded for the last slice
     arrived: float = field(default_factory=time.monotonic)
     started: float | None = None
     decode_seconds: float = 0.0
     n_open: int = 0  # chunks in the queue or in a batch
-    is_paused: bool = False  # there are more, and no thread reads them now
+    is_paused: bool = False  # slices are left, but no thread reads them now
     sent: str = ""  # the text of partial results so far
     progress: float = 0.0  # the fraction that is recognized, which never decreases
 
 
 def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOptions:
-    """Return a model's options, with a request's hotwords, or by a greedy method if `quick`."""
+    """Return the options for a request: the model's with its hotwords, or greedy if `quick`."""
     options = recognizer.config.decoding
     if asked.quick and recognizer.model.ctc_head is not None:
-        # A threshold of the decoder's confidences is not one of the CTC head's.
+        # A threshold for the decoder's confidences does not fit those of the CTC head.
         has_decoder = options.method in ("joint", "rescore")
         threshold = {"confidence_threshold": None} if has_decoder else {}
         method = options.method if options.is_greedy else "ctc_greedy"
@@ -48,7 +48,7 @@ def options_of(recognizer: Recognizer, asked: messages.Transcribe) -> DecodingOp
 
 
 def with_hotwords(options: DecodingOptions, hotwords: tuple[Hotword, ...]) -> DecodingOptions:
-    """Return options with these hotwords behind those that they have."""
+    """Return options with these hotwords added after their own."""
     if not hotwords:
         return options
     return options.model_copy(update={"hotwords": (*(options.hotwords or ()), *hotwords)})

@@ -1,7 +1,7 @@
 """The messages between the service and its engine process, in both directions.
 
-The first is the service's `Settings` without its API keys; the engine answers with Ready, or with
-the AsrError for which it cannot load a model.
+The service first sends its `Settings` without API keys. The engine answers with Ready, or with the
+AsrError for which it cannot load a model.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Ready:
 class Transcribe:
     """A recording to transcribe: a file, or 16-bit mono PCM of `pcm_rate` Hz.
 
-    `partials` asks for the text of a long recording as it grows, `quick` for greedy CTC where the
-    model has a CTC head, which has no hotwords.
+    `partials` asks for the text of a long recording as it grows. `quick` asks for greedy CTC, which
+    has no hotwords, where the model has a CTC head.
     """
 
     id: int
@@ -48,7 +48,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Audio:
-    """More of a stream; the last part says so."""
+    """A part of a stream's audio; `is_last` tells that the stream ends."""
 
     id: int
     pcm: bytes
@@ -100,7 +100,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Streamed:
-    """What is new of a stream, whose running segment begins at `start` seconds."""
+    """The new results of a stream; its current segment begins at `start` seconds."""
 
     id: int
     results: tuple[StreamResult, ...]

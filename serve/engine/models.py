@@ -11,7 +11,7 @@ def load(settings: Settings) -> dict[str, Recognizer]:
         name: asr.load(folder, settings.device, settings.int8)
         for name, folder in settings.models.items()
     }
-    for recognizer in recognizers.values():  # now: reading it reports no progress
+    for recognizer in recognizers.values():  # load now: later no progress would be reported
         recognizer.language_model(recognizer.config.decoding)
         recognizer.decoder.check(recognizer.config.decoding)
     return recognizers

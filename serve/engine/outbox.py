@@ -1,4 +1,4 @@
-"""Recordings on their way into the pipe to the engine, which takes none while it stands still."""
+"""A queue of messages for the pipe to the engine, which takes none while the engine hangs."""
 
 import asyncio
 from collections import deque
@@ -11,10 +11,10 @@ from serve.engine import messages
 
 
 class Outbox:
-    """Sends messages in their order by a thread of its own; all methods belong to the event loop.
+    """Send messages in order by a thread of its own; all methods are called in the event loop.
 
-    A recording that nothing waits for any more is dropped, unless the pipe is taking it: then
-    `hold` counts its bytes until it is taken. So are the parts of a stream.
+    A recording that is no longer waited for is dropped. If the pipe is already taking it, `hold`
+    counts its bytes until it is taken. The waiting parts of a stream are dropped in the same case.
     """
 
     def __init__(self, hold: Callable[[int], None]) -> None:
@@ -26,7 +26,7 @@ class Outbox:
 
     def put(self, pipe: Connection, message: messages.Transcribe) -> None:
         """Send a recording."""
-        id = message.id  # nothing but `_waiting` may refer to the message
+        id = message.id  # only `_waiting` refers to the message, so that a drop frees it
         self._waiting[id] = message
         sent = self._run(self._send_waiting, pipe, id)
         self._sent[id] = sent, len(message.audio)
@@ -42,7 +42,7 @@ class Outbox:
         self._parts.pop(id, None)
 
     def cancel(self, pipe: Connection, id: int) -> None:
-        """Drop a recording, or have the engine drop it or a stream."""
+        """Drop a recording that still waits here; otherwise have the engine drop it or a stream."""
         if self._waiting.pop(id, None):
             return
         if id in self._sent:

@@ -1,4 +1,4 @@
-"""What the engine writes to standard error: its log, and lines of the libraries in it."""
+"""Pass on what the engine writes to standard error: its log, and lines of its libraries."""
 
 import json
 import logging

@@ -3,8 +3,8 @@
 `serve.engine.client` starts and restarts it.
 It is a process and not a thread, so that the event loop shares no interpreter lock with torch, a
 crash or a hang breaks no connection, and its memory is its own. One thread reads the pipe, two
-read recordings into chunks, one reports progress, and the main thread recognizes batches of chunks,
-in turns with those of streams.
+read recordings into chunks, and one reports progress. The main thread recognizes a batch of these
+chunks and a batch of streams' chunks in turn.
 """
 
 import io
@@ -40,7 +40,7 @@ logger = logging.getLogger("serve.engine.process")
 
 # Seconds of audio that is read ahead, in addition to one chunk of each recording.
 _AHEAD_SECONDS = 320.0
-_BATCH_BESIDE_STREAMS = 20.0  # the longest batch in seconds while streams are open, which wait
+_BATCH_BESIDE_STREAMS = 20.0  # seconds of the longest batch while streams are open and wait
 _REPORT_SECONDS = 0.5
 
 
@@ -87,7 +87,7 @@ class Engine:
             time.sleep(_REPORT_SECONDS)
 
     def _is_stuck(self) -> bool:
-        """Tell whether recordings wait while a slice of another has no end."""
+        """Tell whether recordings wait while a slice of another takes over `hang_seconds`."""
         limit = time.monotonic() - self._settings.hang_seconds
         with self._changed:
             return len(self._to_read) > 0 and min(self._reading.values(), default=limit) < limit
@@ -181,7 +181,7 @@ class Engine:
         self._finish(job)
 
     def _next_batch(self) -> list[tuple[Job, Chunk]]:
-        """Return the chunks to recognize now; none if there are none for a while."""
+        """Return the chunks to recognize now; wait a little for some, then return an empty list."""
         limit, wait = self._settings.batch_seconds, self._settings.batch_wait
         with self._changed:
             if not len(self._queue) and not self._streams.is_due:
@@ -218,7 +218,7 @@ class Engine:
         for job, n_chunks in Counter(job for job, _ in batch).items():
             if job.asked.partials and not job.request.is_cancelled:
                 self._send_partial(job)
-            with self._changed:  # after it: a thread that reads may find that the job is done
+            with self._changed:  # after the partial: a reading thread may find the job done
                 job.n_open -= n_chunks
             self._finish(job)
 
@@ -248,7 +248,7 @@ class Engine:
         self._send(messages.Partial(job.asked.id, delta, job.progress))
 
     def _finish(self, job: Job) -> None:
-        """Send the result of a job that is done."""
+        """Send the result of a job, if the job is done."""
         with self._changed:
             is_done = job.recording.error or (job.recording.is_read and not job.n_open)
             if not is_done or not self._remove(job):

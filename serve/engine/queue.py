@@ -18,10 +18,10 @@ class _Waiting(NamedTuple, Generic[Item]):
 class FairQueue(Generic[Item]):
     """Chunks in the order of self-clocked fair queueing (Golestani 1994).
 
-    A chunk's turn is its seconds after the turn of its owner's last chunk, and never before the
-    turn that is being served. So each owner gets the same share of the work: a short recording
-    precedes all but the first chunks of long ones, and those are not postponed forever. Any other
-    measure of work will do instead of seconds.
+    The turn of a chunk is its seconds, added to the turn of its owner's last chunk or to the turn
+    that is being served, whichever is later. So each owner gets the same share of the work: a short
+    recording precedes all but the first chunks of long ones, and long ones are not postponed
+    forever. `seconds` may be any other measure of work.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class FairQueue(Generic[Item]):
 
     @property
     def seconds(self) -> float:
-        """Return the audio in the queue."""
+        """Return the seconds of audio in the queue."""
         return sum(w.seconds for w in self._waiting)
 
     def put(self, owner: Hashable, kind: Hashable, seconds: float, item: Item) -> None:
@@ -47,8 +47,8 @@ class FairQueue(Generic[Item]):
     def take(self, batch_seconds: float) -> list[Item]:
         """Remove and return the first chunk and others of its kind, in turn, as far as they fit.
 
-        With all padded to the longest, they have at most `batch_seconds`. An owner's chunks keep
-        their order.
+        Padded to the longest, all chunks together have at most `batch_seconds`; the first one alone
+        may be longer. An owner's chunks keep their order.
         """
         batch: list[_Waiting[Item]] = []
         longest, passed_over = 0.0, set()

@@ -34,7 +34,7 @@ class Stream:
     is_ended: bool = False
 
     def take_in(self) -> Session:
-        """Feed what has come, at the model's rate; return the session."""
+        """Feed the parts that have come to the session, at the model's rate; return the session."""
         rate, wanted = self.asked.pcm_rate, self.recognizer.sample_rate
         if self.session is None:
             longest = self.recognizer.config.decoding.chunk_seconds
@@ -58,7 +58,8 @@ class Stream:
 class Streams:
     """The open streams. `changed` guards what the thread of the pipe and the main thread share.
 
-    `send` takes messages to the service; `end` ends the process, whose GPU is lost.
+    `send` sends a message to the service. `end` ends the process after an error for which all later
+    work on the GPU would fail.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Streams:
     def _encoded(
         self, recognizer: Recognizer, known: Sequence[tuple[Stream, Session, Chunk]]
     ) -> list[EncodedChunk | None]:
-        """Encode chunks as one batch, or, if that fails, one by one: only the culprit's fails."""
+        """Encode chunks as one batch or, if that fails, one by one: None for those that fail."""
         try:
             states = [session.state for _, session, _ in known]
             return [*encode_chunks(recognizer, states, [chunk for *_, chunk in known])]
@@ -158,7 +159,7 @@ class Streams:
             self._send(messages.Streamed(id, tuple(results), session.start, is_last=True))
 
     def _guarded(self, stream: Stream, work: Callable[[], Result]) -> Result | None:
-        """Return what a stream's own work returns; an error ends this stream alone."""
+        """Return the result of a stream's own work; on an error end this stream and return None."""
         try:
             return work()
         except Exception as error:

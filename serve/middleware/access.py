@@ -1,4 +1,4 @@
-"""Who sends a request, and what is logged of it: keys, ids, a line and metrics for each request."""
+"""Check API keys; give each request an id, a line in the log and metrics; answer failures."""
 
 import base64
 import hmac
@@ -32,7 +32,7 @@ class AccessLogMiddleware:
         self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, and count what comes in and goes out."""
+        """Pass the request on; count its bytes, and log and count its response."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -137,8 +137,9 @@ class ApiKeyMiddleware:
 def _authorization(headers: Headers) -> str:
     """Return the Authorization header, or what the WebSocket of a page offers in its place.
 
-    That is a subprotocol `bearer.` and the key in base64 for URLs, without padding, or as OpenAI's
-    client has it, the key itself. All carry the key as UTF-8 decoded as Latin-1.
+    A page offers a subprotocol: `bearer.` and the key in base64 for URLs, without padding; or, as
+    OpenAI's client does, `openai-insecure-api-key.` and the key itself. In each case the key is
+    UTF-8, decoded as Latin-1. Returns "" where nothing is sent.
     """
     if "authorization" in headers:
         return headers["authorization"]

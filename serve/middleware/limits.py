@@ -15,14 +15,17 @@ from serve.settings import Settings
 
 # How long a client may go on sending after its response, before its connection is closed.
 _LINGER_SECONDS, _SHORT_LINGER_SECONDS = 5.0, 0.5
-# An upload has a second at first, and one more for each so many bytes, but never more than so many
-# seconds ahead. Where slots or memory are short, one whose time is over is ended.
+# An upload has _FIRST_SECONDS, and a second more for each _SLOW_BYTES that arrive, but never more
+# than _MOST_SECONDS ahead. Where slots or memory are short, an upload whose time is over is ended.
 _SLOW_BYTES, _FIRST_SECONDS, _MOST_SECONDS = 2**14, 1.0, 5.0
 
 
 @dataclass(eq=False)
 class Upload:
-    """A body that arrives: when it began, the time it has, and whether it was ended for another."""
+    """A body that arrives: when it began, the time it has, and whether it was ended for another.
+
+    `began` and `fast_until` are the event loop's times in seconds. After `fast_until` it is slow.
+    """
 
     began: float
     fast_until: float
@@ -48,9 +51,9 @@ class Load:
         return self._by_client.total()
 
     def refusal(self, client: str) -> ApiError | None:
-        """Return why a request of a client cannot be accepted now, or None.
+        """Return why a request of a client cannot be accepted now, or None if it can.
 
-        Where all slots are taken, the slowest upload is ended for it.
+        Where all slots are taken, the slowest upload is ended to make room, if one is slow.
         """
         most = self.settings.max_requests_per_client
         if self.draining:
@@ -77,7 +80,7 @@ class Load:
 
     @contextmanager
     def upload(self, upload: Upload, limit: asyncio.Timeout) -> Iterator[None]:
-        """Wait for a client within a time limit, which passes early where the upload is ended."""
+        """Register an upload while its client is waited for; to end it, `limit` is rescheduled."""
         self._uploads[upload] = limit
         try:
             yield
@@ -85,7 +88,7 @@ class Load:
             del self._uploads[upload]
 
     def _end_slowest(self) -> bool:
-        """End the slowest upload that has a slot, if it is slow at all; what it holds is free."""
+        """End the slowest upload that has a slot, and free its bytes; tell whether one was slow."""
         open_ = [
             upload
             for upload, limit in self._uploads.items()
@@ -101,16 +104,16 @@ class Load:
         return True
 
     def end(self) -> None:
-        """Wait for no client any more: what has not arrived is refused."""
+        """Stop waiting for clients: refuse the requests that have not arrived."""
         self.ended = True
         for limit in self._uploads.values():
             if not limit.expired():
                 limit.reschedule(0)
 
     def take(self, upload: Upload, n_bytes: int) -> None:
-        """Count bytes of an upload; slow ones are ended where all together are too large.
+        """Count bytes of an upload; end slow uploads while all bodies together are too large.
 
-        Raises ApiError where they still are.
+        Raises ApiError (503) where no upload is slow and the bodies are still too large.
         """
         now = asyncio.get_running_loop().time()
         more = n_bytes / _SLOW_BYTES
@@ -181,7 +184,7 @@ class _Body:
 
         Raises ApiError: 413 for too many bytes, before any part where they are declared; 408 where
         the body takes too long; 499 where its client leaves; 503 where all bodies together are too
-        large.
+        large, the upload is ended for another one, or the service is being stopped.
         """
         if self._arrived:
             return await self._receive()
@@ -214,10 +217,10 @@ class _Body:
         return ApiError(408, f"{reason}: send a smaller recording", code="upload_timeout")
 
     async def send(self, message: Message) -> None:
-        """Pass the response on; where the body has not ended, read it on so that it arrives.
+        """Pass the response on; if the body has not ended, read and drop its rest for a while.
 
-        A socket that is closed with unread bytes resets the connection, and the client sees that
-        instead of the response. So the rest of the body is read and dropped for a while.
+        A socket that is closed with unread bytes resets the connection. The client would see the
+        reset instead of the response.
         """
         if message["type"] == "http.response.start" and not self._arrived:
             headers = [*message.get("headers", []), (b"connection", b"close")]

@@ -1,4 +1,4 @@
-"""Which hosts and origins may call, so that no page of another site uses a visitor's browser."""
+"""Check host and origin of requests, so that no page of another site uses a visitor's browser."""
 
 import re
 from ipaddress import ip_address
@@ -17,9 +17,9 @@ _PORTS = {"http": "80", "https": "443"}
 class OriginMiddleware:
     """Refuse requests and WebSockets under an unknown host name, or of a page from elsewhere.
 
-    A page cannot choose the headers Host and Origin of what its browser sends. A host name may be
-    a stranger's that now points to this machine (DNS rebinding); an address cannot. Health answers
-    under any name.
+    A page cannot choose the headers Host and Origin that its browser sends. A host name may be a
+    stranger's that now points to this machine (DNS rebinding); an IP address cannot. The paths of
+    /health/ answer under any name.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -219,6 +219,10 @@ def test_an_attention_for_so_many_steps_is_exported_and_the_readme_tells_its_len
     wave -= wave.mean()
     load = omnilingual if features != FBANK else zipformer
     assert recognize(load(tmp_path / "out"), [wave])[0].text == offline(bundle, wave)[0]
+    longer = noises(4)[3][: 2 * 16000]  # of 50 steps, to which the graph adds one
+    (tmp_path / "int8").mkdir()
+    shorter = [wave[:n] for n in (16000, 20000, 24000)]
+    export_in_8_bits(bundle, [*shorter, longer], tmp_path / "int8")
 
 
 def test_silence_and_what_is_shorter_than_a_step_are_no_error(of_tones: Path) -> None:

@@ -18,9 +18,9 @@ from asr.schema import Size
 class BigBirdAttention(Kernel):
     """Each block attends to itself, both neighbors, global blocks and R random ones.
 
-    The first blocks are global: they attend to all, too (Zaheer 2020, sec. 2, ITC).
-    Random blocks are the same in all layers and other ones for each head; they are among the
-    utterance's own blocks, so that padding changes none. A block that is chosen twice counts once.
+    The first blocks are global: they attend to all, too (Zaheer 2020, sec. 2, ITC). Random blocks
+    differ between heads and are the same in all layers. They are among the utterance's own blocks,
+    so that padding changes none. A block that is chosen twice counts once.
     """
 
     def __init__(self, config: "BigBirdConfig", dropout: float) -> None:
@@ -57,7 +57,7 @@ class BigBirdAttention(Kernel):
     def chosen(self, blocks_B: Tensor, H: int, N: int) -> tuple[Tensor, Tensor]:
         """Return the blocks of keys (B, H, N, J) of each block of queries, and which count.
 
-        `blocks_B` are the blocks of each utterance that have a valid step.
+        `blocks_B` is the number of blocks of each utterance that have a valid step.
         """
         device, blocks_B111 = blocks_B.device, blocks_B[:, None, None, None]
         own_N1 = torch.arange(N, device=device)[:, None]
@@ -73,7 +73,7 @@ class BigBirdAttention(Kernel):
 
 
 def draws(H: int, N: int, R: int, device: torch.device) -> Tensor:
-    """Return (H, N, R) numbers below 1 that look random; each depends on its place alone."""
+    """Return (H, N, R) numbers in [0, 1) that look random; each depends on its place alone."""
     h, n, r = (torch.arange(size, device=device) for size in (H, N, R))
     x = (h[:, None, None] * 1_000_003 + n[:, None]) * 1_000_033 + r + 1
     for _ in range(3):  # a multiplicative hash of 32 bits

@@ -1,4 +1,4 @@
-"""What kinds that attend in blocks of positions share.
+"""Functions for the kinds of attention that work in blocks of positions.
 
 Legend: B batch, H heads, S positions, N blocks, C positions in a block, X keys of a block, K head
 dimension.
@@ -28,9 +28,9 @@ def valid_steps(mask_BS: Tensor, C: int) -> Tensor:
 
 
 def earlier(x: Tensor, by: int) -> Tensor:
-    """Return (B, H, N, …) with that of block n - by at n, zero where there is none; by may be < 0.
+    """Return (B, H, N, …) with block n - by at place n, zeros where there is no such block.
 
-    Blocks behind the last one are zero too.
+    `by` may be negative: then later blocks move to the front.
     """
     N, sides = x.shape[2], (max(by, 0), max(-by, 0))
     moved: Tensor = pad(x, (*(0, 0) * (x.ndim - 3), *sides))
@@ -40,8 +40,8 @@ def earlier(x: Tensor, by: int) -> Tensor:
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, p: float) -> Tensor:
     """Attend from (B, H, N, C, K) to the keys (B, H, N, X, K) of each block where `seen` is True.
 
-    `seen` is (B, H or 1, N, C or 1, X). A query that no key is for attends to all; its result is
-    finite and has no meaning.
+    `seen` is (B, H or 1, N, C or 1, X). A query that sees no key attends to all keys; its result is
+    finite but has no meaning.
     """
     seen = seen | ~seen.any(-1, keepdim=True)
     # Each block is a row of the batch, for torch's fused attention.

@@ -81,9 +81,9 @@ class AttentionConfig(FrozenModel):
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> nn.Module:
         """Return the kernel of `n_heads` heads of `d_head` channels each.
 
-        `causal` is True in a decoder alone, where steps see none that follow; `dropout` is the
-        share of attention weights that training leaves out. Raises ConfigError where the options
-        do not fit these sizes.
+        `causal` is True only in a decoder, where a step does not see later ones. `dropout` is the
+        share of attention weights that training leaves out. Raises ConfigError if the options do
+        not fit these sizes.
         """
 
     @property
@@ -111,8 +111,8 @@ class LimitedConfig(AttentionConfig):
 def first_steps(weight: Tensor, axis: int, steps: int) -> Tensor:
     """Return the first entries of an axis of weights, as many as an input has steps.
 
-    Raises DataError for an input that is longer than the weights; an exported graph has indices in
-    place of that, of which those beyond the weights are an error of its runtime.
+    Raises DataError for an input that is longer than the weights. An exported graph selects by
+    indices instead; its runtime refuses indices beyond the weights.
     """
     if torch.compiler.is_exporting():
         return weight.index_select(axis, torch.arange(steps, device=weight.device))
@@ -130,7 +130,7 @@ def check_length(steps: int, longest: int) -> None:
 
 
 def weighted_sum(scores: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
-    """Return Softmax(scores) V over keys where `mask` is True, dropping weights with p."""
+    """Return Softmax(scores) V over keys where `mask` is True; p is the dropout of weights."""
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return dropout(scores.softmax(-1), p) @ v
@@ -139,10 +139,10 @@ def weighted_sum(scores: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Te
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, p: float = 0, causal: bool = False
 ) -> Tensor:
-    """Return Softmax(Q Kᵀ / √d_k) V over keys where `mask` is True, dropping weights with p."""
+    """Return Softmax(Q Kᵀ / √d_k) V over keys where `mask` is True; p is the dropout of weights."""
     if not p or not q.is_cpu:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal)
-    # Step by step: torch has no fused kernel with dropout on a CPU, and a slow dropout.
+    # Step by step: on a CPU torch has no fused kernel with dropout, and its dropout is slow.
     if causal:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     return weighted_sum((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), v, mask, p)

@@ -16,9 +16,9 @@ from asr.schema import Size
 class LunaAttention(Kernel):
     """Softmax(Q Pᵀ / √d_k) P with P = Softmax(P₀ Kᵀ / √d_k) V (Ma 2021, sec. 3.1).
 
-    Three departures: each layer has its own P₀, learned, where Luna's goes from layer to layer;
-    heads have their own P, where Luna's second attention projects all of them; P is keys and values
-    without further projections, which those of Q and of the output make redundant in a head.
+    Three differences from Luna: each layer has its own learned P₀, while Luna's goes from layer to
+    layer. Heads have their own P, while Luna's second attention projects all of them. P is both
+    keys and values without projections: those of Q and of the output make them redundant in a head.
     """
 
     def __init__(self, points: int, n_heads: int, d_head: int, dropout: float) -> None:

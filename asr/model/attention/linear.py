@@ -122,7 +122,7 @@ class PerformerAttention(Kernel):
     φ(x) = exp(ω·x' - |x'|² / 2), x' = x / d_k^¼, for directions ω that are orthogonal in groups
     of d_k (Choromanski 2021, lemma 1 and sec. 2.4). With the cosh estimator each direction gives
     the features of ω and of -ω, whose mean is cosh, of lower variance. A bundle stores one draw of
-    them; training uses a new draw every `redraw` steps (`follow`).
+    the directions; training uses a new draw every `redraw` steps (`follow`).
     """
 
     omega: Tensor
@@ -135,7 +135,7 @@ class PerformerAttention(Kernel):
         n = config.features
         omega = orthogonal_directions(n, d_head, 0) if is_drawn() else torch.empty(n, d_head)
         self.register_buffer("omega", omega)
-        self.register_buffer("latest", None, persistent=False)  # so that it follows the module
+        self.register_buffer("latest", None, persistent=False)  # a buffer moves with the module
 
     def follow(self, step: int) -> None:
         """Use the directions of a training step; the step's index alone determines them."""
@@ -176,7 +176,7 @@ class PerformerAttention(Kernel):
 
 
 def orthogonal_directions(n: int, d: int, draw: int) -> Tensor:
-    """Return the draw's (n, d) directions: lengths as of N(0, I), orthogonal in groups of d."""
+    """Return a draw's directions (n, d), orthogonal in groups of d, with the lengths of N(0, I)."""
     rng = torch.Generator("cpu").manual_seed(draw)
 
     def normal(*shape: int) -> Tensor:

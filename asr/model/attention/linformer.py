@@ -27,9 +27,9 @@ def _without_padding(x_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
 class LinformerAttention(Kernel):
     """Softmax(Q (E K)ᵀ / √d_k) (F V), E and F of rank × length.
 
-    Wang 2020, eq. 7; Cahyawijaya 2021, eq. 3.7 to 3.9. Learned E and F start from N(0, 1 / length),
-    so that E K has the scale of K and the weights the entropy of full attention to `rank` keys. The
-    paper's N(0, 1 / rank) is for P Eᵀ: on K it is √(length / rank) too large.
+    Wang 2020, eq. 7; Cahyawijaya 2021, eq. 3.7 to 3.9. Learned E and F start from N(0, 1 / length).
+    So E K has the scale of K, and the weights have the entropy of full attention to `rank` keys.
+    The paper's N(0, 1 / rank) is for P Eᵀ: on K it is √(length / rank) too large.
     """
 
     EF: Tensor
@@ -76,9 +76,9 @@ def share_between_layers(stack: nn.Module) -> None:
 class LinformerConfig(LimitedConfig):
     """Keys and values of at most `length` steps are projected to `rank` of them.
 
-    `sharing`, each including the one before: none; E and F by all heads; E = F; the same in all
-    layers (Wang 2020, sec. 4; Merali 2020). `projection: random` keeps E and F as drawn from
-    N(0, 1 / rank) (Wang 2020).
+    `sharing` is `none`; `heads`: all heads have the same E and F; `kv`: also E = F; `layers`: also
+    the same in all layers (Wang 2020, sec. 4; Merali 2020). `projection: random` keeps E and F as
+    drawn from N(0, 1 / rank) (Wang 2020).
     """
 
     exports = True
@@ -113,7 +113,7 @@ class ConvLinformerAttention(Kernel):
             kv = [x.take_along_dim(source_BS[:, None, :, None], 2) for x in kv]
         S, C = k_BHSK.shape[2], self.stride
         if torch.compiler.is_exporting():
-            M = S // C + 2  # of which a graph has two at least, for inputs of any length
+            M = S // C + 2  # two at least, so that one graph is for inputs of any length
         else:
             C = min(C, S)  # a wider one would only add padding
             M = -(-S // C)

@@ -22,10 +22,10 @@ class LshAttention(Kernel):
     """Positions sorted by hash, in chunks that attend to themselves and the chunk before them.
 
     Queries and keys are the same, the mean of both projections; keys are scaled to length 1. The
-    hash is the nearest of ± random directions, the same ones in all heads and layers; each of the
-    rounds has its own, and its result has the weight of its sum of exp(score).
+    hash is the nearest of ± random directions, which are the same in all heads and layers. Each
+    round has directions of its own, and its result is weighted by its sum of exp(score).
 
-    Masked are padding, and a position's own key where it sees another one. Unlike in the paper
+    Padding is masked, and so is a position's own key if it sees another key. Unlike in the paper
     (sec. 2 and appendix A), a position sees all keys of both chunks, whatever their hash, and a key
     that it sees in several rounds counts in each. The paper's causal form is left out.
     """
@@ -47,7 +47,7 @@ class LshAttention(Kernel):
         mask_B1S1 = mask_BS[:, None, :, None]
         along = x_BHSK.detach()[:, None] @ self.directions.to(x_BHSK.dtype)
         bucket = torch.cat((along, -along), -1).argmax(-1, keepdim=True)
-        bucket = bucket.masked_fill(~mask_B1S1[:, None], 2 * along.shape[-1])  # behind all
+        bucket = bucket.masked_fill(~mask_B1S1[:, None], 2 * along.shape[-1])  # sorted behind all
         order = bucket.argsort(dim=3, stable=True)
 
         C = min(self.chunk, S)

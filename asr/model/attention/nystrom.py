@@ -18,8 +18,8 @@ _ITERATIONS = 6  # of the pseudo-inverse, as in the paper
 class NystromAttention(Kernel):
     """Softmax(Q K̃ᵀ) Softmax(Q̃ K̃ᵀ)⁺ (Softmax(Q̃ Kᵀ) V), landmarks Q̃, K̃ means of segments.
 
-    The valid steps of an utterance are divided into M segments, without padding; each step is a
-    landmark if there are fewer than M.
+    The valid steps of an utterance, without padding, are divided into M segments. If there are
+    fewer than M steps, each step is a landmark.
     """
 
     def __init__(self, landmarks: int) -> None:
@@ -36,7 +36,7 @@ class NystromAttention(Kernel):
         return (to_landmarks @ pseudo_inverse(between)) @ (from_landmarks @ v_BHSK)
 
     def _segments(self, mask_BS: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the matrix (B, 1, M, S) of means over segments, and which have any step."""
+        """Return the matrix (B, 1, M, S) of means over segments, and which have a step (B, M)."""
         length_B1 = mask_BS.sum(1, keepdim=True).clamp(min=1)
         M = self.landmarks
         index_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
@@ -64,7 +64,7 @@ def pseudo_inverse(a: Tensor) -> Tensor:
 
 
 class NystromConfig(AttentionConfig):
-    """Attention by `landmarks`; the pseudo-inverse of more costs more than full attention."""
+    """Attention by `landmarks`; the pseudo-inverse of over 256 costs more than full attention."""
 
     exports = True
     kind: Literal["nystrom"]

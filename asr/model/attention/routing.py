@@ -21,10 +21,10 @@ class RoutingAttention(Kernel):
     """The queries and keys nearest to each of M centroids attend to each other (Roy 2021, alg. 1).
 
     Queries and keys have layer normalization without weights. A cluster has the ⌈n / M⌉ nearest of
-    an utterance's n queries and of its keys; a query in several clusters gets the mean of their
-    results, one in none gets zero. After each step of training the centroids move to the means of
-    the queries and keys nearest to them, without a gradient. All heads route; in the paper half of
-    them are local.
+    an utterance's n queries, and of its n keys. A query in several clusters gets the mean of their
+    results, a query in none gets zero. After each step of training the centroids move towards the
+    means of the queries and keys nearest to them, without a gradient. All heads route; in the paper
+    half of them are local.
     """
 
     centroids_HMK: Tensor
@@ -53,7 +53,7 @@ class RoutingAttention(Kernel):
         return _mean_by_position(found, of_q, is_in_B11W, S)
 
     def _nearness(self, x_BHSK: Tensor, mask_BS: Tensor) -> Tensor:
-        """Return the products with the centroids (B, H, M, S), the least at padding."""
+        """Return the products with the centroids (B, H, M, S), the least number at padding."""
         near_BHMS = self.centroids_HMK.to(x_BHSK.dtype) @ x_BHSK.detach().mT
         return near_BHMS.masked_fill(~mask_BS[:, None, None], torch.finfo(near_BHMS.dtype).min)
 

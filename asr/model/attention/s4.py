@@ -61,9 +61,9 @@ class S4(StateSpaceSystem):
     def kernel(self, length: int) -> Tensor:
         """Return the filter K̄ = (C B̄, C Ā B̄, …, C Ā^(T-1) B̄), (R, D, T), without powers of Ā.
 
-        Its transform at the roots of unity is C (I - Ā^T) (I - Ā z)⁻¹ B̄, by Woodbury's identity
-        four sums of 1 / (g(z) - Λ) (appendix C). Both sides have the factor 1 + z,
-        which is zero for z = -1.
+        Its transform at the roots of unity is C (I - Ā^T) (I - Ā z)⁻¹ B̄. By Woodbury's identity
+        this is four sums of 1 / (g(z) - Λ) (appendix C). The divisor 1 + z, which is zero for
+        z = -1, is multiplied out.
         """
         with torch.autocast(self.D_D.device.type, enabled=False):  # half precision is too coarse
             eigenvalues, P, B, C = self.system()

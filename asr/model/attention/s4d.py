@@ -17,7 +17,7 @@ SYSTEM_STEPS = (1e-3, 1e-1)  # the least and the largest Δ at first
 
 
 class StateSpaceSystem(nn.Module):
-    """y = K̄ ∗ u + D u for each channel, with the filter K̄ of a subclass, one or two directions."""
+    """y = K̄ ∗ u + D u for each channel, in one or two directions; a subclass has the filter K̄."""
 
     D_D: nn.Parameter
 

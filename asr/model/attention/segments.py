@@ -24,9 +24,9 @@ from asr.schema import Size
 class SegmentAttention(Kernel):
     """A segment attends to itself and to the `memory` segments before it (Dai 2019, sec. 3.2).
 
-    It attends to `compressed` still earlier ones too, of which each `rate` keys and
-    values are their mean, one of the paper's compressions (Rae 2020, sec. 3). The memory comes from
-    inputs without a gradient (`layers.SegmentRecurrence`). Positions are those of the whole
+    It also attends to `compressed` still earlier segments. Each `rate` keys and values of these are
+    replaced by their mean, one of the paper's compressions (Rae 2020, sec. 3). The memory comes
+    from inputs without a gradient (`layers.SegmentRecurrence`). Positions are those of the whole
     utterance, so the papers' relative ones are not needed. Within a segment, attention has both
     sides unless it is causal.
     """
@@ -47,7 +47,7 @@ class SegmentAttention(Kernel):
         mask_BS: Tensor | None = None,
         memory: Cache | None = None,
     ) -> Tensor:
-        """Attend; later segments see the keys and values in `memory`, k and v without it."""
+        """Attend; later segments see the keys and values in `memory`, or k and v if it is None."""
         if mask_BS is None:
             mask_BS = k_BHSK.new_ones(len(k_BHSK), k_BHSK.shape[2], dtype=torch.bool)
         S, p = k_BHSK.shape[2], self.dropout if self.training else 0.0
@@ -62,7 +62,7 @@ class SegmentAttention(Kernel):
         return from_blocks(attend_in_blocks(q, k, v, seen, p), S)
 
     def _past(self, x: Tensor) -> Tensor:
-        """Return what segments have in memory, (B, H, N, L, K) to (B, H, N, X, K)."""
+        """Return what each segment has in memory: (B, H, N, L, K) to (B, H, N, X, K)."""
         last = x.shape[2] - 1  # no segment has more before it
         first = min(self.memory, last)
         parts = [x[:, :, :, :0], *(earlier(x, by) for by in range(first, 0, -1))]
@@ -77,7 +77,7 @@ class SegmentAttention(Kernel):
         return groups.all(-2) if x.dtype == torch.bool else groups.mean(-2)
 
     def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
-        """Attend to the cache: keys and values of the memory and of this segment, compressed ones.
+        """Attend to the cache: keys and values of memory and segment, and the compressed ones.
 
         Before the first position of a segment the oldest segment in the memory leaves it.
         """
@@ -113,7 +113,7 @@ class TransformerXlConfig(SegmentsConfig):
 
 
 class CompressiveConfig(SegmentsConfig):
-    """As transformer_xl, and `compressed` earlier segments, `rate` positions of them as one."""
+    """Like transformer_xl, with `compressed` earlier segments of one key for `rate` positions."""
 
     kind: Literal["compressive"]
     rate: Size = 4

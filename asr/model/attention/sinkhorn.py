@@ -20,10 +20,10 @@ _NEVER = -1e9
 class SinkhornAttention(Kernel):
     """Softmax over the own block and the block that a soft permutation R puts in its place.
 
-    From the sum of a block's keys a small network scores the blocks that may take its place;
-    normalized by rows and columns in turn the scores are R, doubly stochastic (Tay 2020, sec. 3).
-    Training adds Gumbel noise to them. Padding is zero in sums and in sorted blocks. The paper's
-    network reads the unit's input, this one its keys; the causal form is left out.
+    A small network scores, from the sum of a block's keys, the blocks that may take its place. The
+    scores' rows and columns are normalized in turn, which gives R, doubly stochastic (Tay 2020,
+    sec. 3). Training adds Gumbel noise to the scores. Padding is zero in sums and in sorted blocks.
+    The paper's network reads the unit's input, this one its keys. The causal form is left out.
     """
 
     def __init__(self, config: "SinkhornConfig", n_heads: int, d_head: int, dropout: float) -> None:
@@ -45,7 +45,7 @@ class SinkhornAttention(Kernel):
         k, v = (
             torch.cat((x, (R_BHNN @ x.flatten(3)).unflatten(3, x.shape[3:])), 3) for x in (k, v)
         )
-        # Of a sorted block, the positions count that any block has; the first has all of them.
+        # In a sorted block, a position counts if any block has it, that is if the first block does.
         first_B1NC = valid_B1NC[:, :, :1].expand_as(valid_B1NC)
         seen = torch.cat((valid_B1NC, first_B1NC), 3)[..., None, :]
         return from_blocks(attend_in_blocks(q, k, v, seen, p), S)

@@ -19,9 +19,9 @@ from asr.schema import Size
 class SlidingWindowAttention(Kernel):
     """Queries attend to `window` keys on each side, `dilation` steps apart, and to global ones.
 
-    The first `global_tokens` positions attend to all and all attend to them; if causal, to earlier
-    positions only. Blocks of `window` queries attend to their own and the neighboring blocks, so
-    that memory is linear in the length.
+    The first `global_tokens` positions attend to all, and all attend to them. If causal, no
+    position attends to later ones. Blocks of `window` queries attend to their own and the
+    neighboring blocks, so that memory is linear in the length.
     """
 
     def __init__(self, config: "SlidingWindowConfig", causal: bool, dropout: float) -> None:
@@ -61,7 +61,7 @@ class SlidingWindowAttention(Kernel):
         return blocks.movedim(4, 2)
 
     def _windows(self, x: Tensor, W: int) -> Tensor:
-        """Return (B, H, D, N, X, …): each block between the one before it and the next."""
+        """Return (B, H, D, N, X, …): each block, the one before and, unless causal, the next."""
         x = self._blocks(x, W)
         N, after = x.shape[3], 0 if self.causal else 1
         around = pad(x, (*(0, 0) * (x.ndim - 4), 1, after))
@@ -88,7 +88,7 @@ class SlidingWindowAttention(Kernel):
     def _all_pairs(self, mask_BS: Tensor) -> Tensor:
         """Return the keys (B, S, S) that each query attends to, for graphs of any length.
 
-        The number of blocks cannot be free in a graph, so it has all pairs of steps.
+        The number of blocks cannot vary in a graph, so the graph has all pairs of steps.
         """
         index_S = torch.arange(mask_BS.shape[1], device=mask_BS.device)
         apart_SS = index_S - index_S[:, None]
@@ -137,7 +137,7 @@ class SlidingWindowConfig(AttentionConfig):
 
     @property
     def streams(self) -> bool:
-        return self.global_tokens == 0  # the first positions of a stream are long gone
+        return self.global_tokens == 0  # a stream does not keep its first positions
 
     def build(self, n_heads: int, d_head: int, causal: bool, dropout: float) -> Kernel:
         return SlidingWindowAttention(self, causal, dropout)

@@ -19,8 +19,8 @@ from asr.schema import Size
 class SparseAttention(Kernel):
     """A head attends to both sets of a pattern, near and far, in one softmax.
 
-    This is the paper's merged head (Child 2019, sec. 5.1). The paper is causal; in an encoder both
-    sets have the later positions too. With a stride of √S, time and memory are O(S √S).
+    This is the paper's merged head (Child 2019, sec. 5.1). The paper's attention is causal; in an
+    encoder both sets have later positions too. With a stride of √S, time and memory are O(S √S).
     """
 
     def __init__(self, stride: int, causal: bool, dropout: float) -> None:
@@ -44,7 +44,7 @@ class SparseAttention(Kernel):
         return from_blocks(of_near @ self._near(v) + self._far_sum(of_far, v), S)
 
     def step(self, q_BH1K: Tensor, k_BH1K: Tensor, v_BH1K: Tensor, cache: Cache) -> Stepped:
-        """Attend to some of the cache, all keys and values so far, and to this position."""
+        """Attend to this position and some of the cache, which has all keys and values so far."""
         if cache:
             k_BH1K = torch.cat((cache[0], k_BH1K), 2)
             v_BH1K = torch.cat((cache[1], v_BH1K), 2)
@@ -73,7 +73,7 @@ class SparseAttention(Kernel):
         raise NotImplementedError
 
     def _seen_last(self, index_S: Tensor, i: int) -> Tensor:
-        """Return which of the positions up to i the last one, i, attends to, (S,)."""
+        """Return which of the positions up to the last one, i, that one attends to, (S,)."""
         raise NotImplementedError
 
 
@@ -109,7 +109,7 @@ class StridedAttention(SparseAttention):
 class FixedAttention(SparseAttention):
     """The own block of L positions, and the last few of every block (Child 2019, sec. 4.3, fixed).
 
-    The last `summary` positions of a block can collect what the block holds.
+    These are `summary` positions, which can collect what their block holds.
     """
 
     def __init__(self, stride: int, summary: int, causal: bool, dropout: float) -> None:

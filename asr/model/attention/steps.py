@@ -1,4 +1,4 @@
-"""What kernels do at each step of training besides learning by gradients."""
+"""Update kernels at each step of training in ways other than by gradients."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,9 +9,9 @@ from asr.model.attention.routing import RoutingAttention
 
 
 def stepped_kernels(network: nn.Module, frozen: Iterable[nn.Module] = ()) -> list[nn.Module]:
-    """Return the kernels of a network that the functions below are for, but of frozen parts.
+    """Return the kernels that `follow_step` and `end_step` update, without those of frozen parts.
 
-    A training finds them once: to walk through all modules at each step takes milliseconds.
+    A training finds them only once, because a walk through all modules takes milliseconds.
     """
     kinds = PerformerAttention, RoutingAttention
     left = {module for part in frozen for module in part.modules()}
@@ -19,7 +19,7 @@ def stepped_kernels(network: nn.Module, frozen: Iterable[nn.Module] = ()) -> lis
 
 
 def follow_step(modules: Iterable[nn.Module], step: int) -> None:
-    """Start a step: random features are those of its number, sums for centroids are empty."""
+    """Start a step: use the random features of its number, and empty the sums for centroids."""
     for module in modules:
         if isinstance(module, PerformerAttention):
             module.follow(step)
@@ -28,7 +28,7 @@ def follow_step(modules: Iterable[nn.Module], step: int) -> None:
 
 
 def end_step(modules: Iterable[nn.Module], sum_up: Callable[[Tensor], Tensor]) -> None:
-    """End a step that changed the weights; `sum_up` adds a tensor of all processes."""
+    """End a step that changed the weights; `sum_up` adds up a tensor over all processes."""
     for module in modules:
         if isinstance(module, RoutingAttention):
             module.end_step(sum_up)

@@ -1,4 +1,4 @@
-"""Synthesizer: attention weights that no two positions are compared for (Tay 2021).
+"""Synthesizer: attention weights without a comparison of two positions (Tay 2021).
 
 Legend: B batch, H heads, T queries, S keys, K head dimension, N the longest input.
 """

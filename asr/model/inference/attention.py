@@ -19,8 +19,9 @@ class LatentAttention:
     """Attention between low-rank numbers of LEDs; all heads share keys and values.
 
     With q = (x E^Q) D^Q + b and k = (y E^K) D^K + c, q·k is a product of x E^Q, of the r × r matrix
-    D^Q_h D^K_hᵀ and of y E^K (c adds the same to all scores, which softmax ignores); values join
-    E^O likewise. So r numbers are stored and read for a position in place of D.
+    D^Q_h D^K_hᵀ and of y E^K (c adds the same to all scores, which softmax ignores). Likewise, the
+    D^V of values is multiplied by E^O. So r numbers are stored and read for a position in place of
+    D.
     """
 
     def __init__(self, attention: MultiHeadAttention, is_self: bool, int8: bool) -> None:

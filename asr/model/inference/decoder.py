@@ -115,7 +115,7 @@ class FastDecoder(Decoder):
     def step(self, tokens_BW: Tensor, state: FastState) -> Tensor:  # type: ignore[override]
         """Return log-probabilities (B, W, V) of the next token; `state` advances by one.
 
-        The next step overwrites them.
+        The next step overwrites the returned tensor.
         """
         B, W = tokens_BW.shape
         state.reserve(W)
@@ -139,8 +139,8 @@ class FastDecoder(Decoder):
     def log_probs(self, tokens_BWU: Tensor, memory_BSD: Tensor, mask_BS: Tensor) -> Tensor:
         """Return the log-probability (B, W, U - 1) of each token of known texts but the first.
 
-        Texts end in EOS, and what follows has no meaning. Each distinct prefix of an utterance's
-        texts is a position of one pass of the layers. The rounding of 8 bits depends on all
+        Texts end in EOS; values after it have no meaning. Each distinct prefix of an utterance's
+        texts is one position in a single pass of the layers. The rounding of 8 bits depends on all
         positions of a pass, so with `int8` the weights are those of the trained decoder.
         """
         if self._int8:
@@ -151,7 +151,7 @@ class FastDecoder(Decoder):
         positions_RD = self._positions(tokens_BWU.shape[2])[tries.depths_BN.flatten()]
         hidden_RD = self._hidden_of(tries.tokens_BN, positions_RD, state, mask_BNN)
         found = []
-        # One utterance at a time has logits, which are the largest tensors of decoding.
+        # Logits, the largest tensors of decoding, are computed for one utterance at a time.
         for hidden_ND, nodes_WU, wanted_WU in zip(
             hidden_RD.view(B, N, -1), tries.nodes_BWU, tokens_BWU[..., 1:], strict=True
         ):

@@ -1,8 +1,8 @@
 """Run the front end on a CPU one utterance at a time, in tiles that stay in a core's cache.
 
-Between two convolutions there are 40 kB a frame. For a whole utterance these would go to memory and
+Between two convolutions there are 40 kB a frame. Those of a whole utterance would go to memory and
 back, in new pages each time, which costs a third as much as the arithmetic. One utterance has no
-padding either, so nothing is masked.
+padding, so nothing is masked.
 
 Legend: B batch, T frames, F frequency bins, C channels, S steps, D d_model.
 """
@@ -39,7 +39,10 @@ class TiledFrontend(VggFrontend):
 
 
 def in_tiles(frontend: Frontend) -> Frontend:
-    """Return VGG's front end in tiles; others have little between layers, or are for streams."""
+    """Return VGG's front end in tiles, and any other as it is.
+
+    Others have little data between layers, or are for streams.
+    """
     if isinstance(frontend, VggFrontend) and frontend.pads:
         return TiledFrontend(frontend)
     return frontend

@@ -1,9 +1,9 @@
 """Compute linear maps and the front end's convolutions in 8 bits, on processors that do so faster.
 
-Weights have a scale for each output; activations are rounded to the 256 values of a grid between
+Weights have a scale for each output. Activations are rounded to the 256 values of a grid between
 the least and the largest number of each input, so that no recordings are needed to find ranges
 (dynamic quantization). Measured on a core with AVX-512 VNNI: dense maps take 0.3 to 0.4 of the
-time, the thin ones of a small LRT as long as before or longer, so they stay.
+time. The thin maps of a small LRT take as long as before or longer, so they stay.
 Legend: B batch, C channels, T frames, F frequency bins.
 """
 
@@ -49,7 +49,7 @@ class Int8Conv2d(nn.Module):
         low, high = min(low, 0.0), max(high, 0.0)
         scale = (high - low) / _LARGEST or 1.0
         zero = round(-low / scale)
-        # The conversion to bytes drops fractions.
+        # The conversion to bytes drops fractions, so a half is added.
         rounded_BCTF = x_BCTF.mul(1 / scale).add_(zero + 0.5)
         bytes_BCTF = rounded_BCTF.clamp_(max=_LARGEST).to(torch.uint8)
         y_BCTF: Tensor = torch.ops.onednn.qconv2d_pointwise(
@@ -62,8 +62,8 @@ class Int8Conv2d(nn.Module):
 def in_8_bits(model: nn.Module) -> None:
     """Replace the larger linear maps and the convolutions before the decoder, in place.
 
-    Convolutions need a processor with VNNI: elsewhere their sums could overflow. One of a single
-    channel stays, for rounding features costs more accuracy than all else.
+    Convolutions need a processor with VNNI: elsewhere their sums could overflow. A convolution of a
+    single channel stays, because rounding features costs more accuracy than all else.
     """
     for name, module in list(model.named_modules()):
         if name.startswith("decoder."):  # its steps have their own form

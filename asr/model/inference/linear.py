@@ -1,4 +1,4 @@
-"""Compile linear maps for decoding steps: maps of one input are stacked, optionally in int8.
+"""Compile linear maps for decoding steps: maps of the same input are stacked, perhaps in int8.
 
 Legend: R rows, I inputs, O outputs.
 """
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from asr.errors import ConfigError
 from asr.model.projection import LowRank
 
-# A product in int8 quantizes its input first, which costs more than a smaller product.
+# Weights of a product in int8, at least: it quantizes its input first, which costs more than a
+# smaller product.
 _INT8_WEIGHTS = 1 << 17
 # Backends in order of preference; fbgemm is for x86 only.
 _INT8_ENGINES = ("fbgemm", "qnnpack")
@@ -39,7 +40,7 @@ class Scratch:
         return both
 
     def __call__(self, slot: str, *shape: int) -> Tensor:
-        """Return a tensor of this shape; it overwrites the slot's former one."""
+        """Return a tensor of this shape, which takes the memory of the slot's former one."""
         key = (slot, *shape)
         view = self._views.get(key)
         if view is None:
@@ -150,7 +151,7 @@ class Led(Map):
 
 
 class _Leds(Map):
-    """LEDs of one input, outputs side by side: one product with all E, then one for each D."""
+    """LEDs of the same input: one product with all E, then one for each D, outputs side by side."""
 
     def __init__(self, leds: Sequence[LowRank], int8: bool) -> None:
         self._inner = _product([led.E for led in leds], int8)
@@ -172,7 +173,7 @@ def _columns(widths: list[int]) -> list[slice]:
 
 
 def compile_maps(maps: Sequence[nn.Module], int8: bool = False) -> Map:
-    """Return projections of one input as one map with their outputs side by side."""
+    """Return projections of the same input as one map with their outputs side by side."""
     leds = [each for each in maps if isinstance(each, LowRank) and _is_cheaper(each)]
     if len(leds) < len(maps):
         return _product(maps, int8)
@@ -182,7 +183,7 @@ def compile_maps(maps: Sequence[nn.Module], int8: bool = False) -> Map:
 
 
 def _is_cheaper(led: LowRank) -> bool:
-    """Tell whether the two products cost less than one with their product."""
+    """Tell whether the two products cost less than one product with the matrix E D."""
     rank, n_in, n_out = led.E.out_features, led.E.in_features, led.D.out_features
     return rank * (n_in + n_out) < n_in * n_out
 

@@ -1,7 +1,7 @@
 """Find the distinct prefixes of known texts, which a decoder then computes once each.
 
-The hypotheses of an utterance differ in a few tokens: of the positions of the 8 texts of a CTC beam
-on the demo, 41 % are distinct. Legend: B utterances, W texts of each, U tokens, N prefixes.
+The hypotheses of an utterance differ in a few tokens: 41 % of the positions in the 8 texts of a CTC
+beam on the demo are distinct. Legend: B utterances, W texts of each, U tokens, N prefixes.
 """
 
 from typing import NamedTuple
@@ -28,8 +28,8 @@ class Tries(NamedTuple):
 
 
 def tries_of(texts_BWU: Tensor) -> Tries:
-    """Return the prefixes of texts, each of which ends before EOS or PAD; nodes there are 0."""
-    tries: list[dict[tuple[int, int], int]] = []  # the number of a parent and a token
+    """Return the prefixes of texts, which end before EOS or PAD; `nodes_BWU` is 0 from there on."""
+    tries: list[dict[tuple[int, int], int]] = []  # a prefix's number by its parent and last token
     nodes = []
     for texts in texts_BWU.tolist():
         tries.append({})
@@ -54,7 +54,7 @@ def tries_of(texts_BWU: Tensor) -> Tries:
 
 
 def _path(trie: dict[tuple[int, int], int], text: list[int]) -> list[int]:
-    """Return the prefix that ends in each token of a text; new ones join the trie."""
+    """Return the number of the prefix that ends in each token of a text; add new ones to a trie."""
     path, node = [], -1
     for token in text:
         if token in (EOS, PAD):

@@ -9,7 +9,7 @@ from asr.schema import FrozenModel
 
 
 class Projection(FrozenModel):
-    """The options of a kind."""
+    """The options of a kind of projection."""
 
     @abstractmethod
     def build(self, d_in: int, d_out: int) -> nn.Module:
@@ -19,7 +19,7 @@ class Projection(FrozenModel):
         """
 
     def problem(self, largest_rank: int) -> str | None:  # noqa: ARG002
-        """Return why maps of this full rank at most cannot be built, None if they can."""
+        """Return why maps whose full rank is at most this cannot be built, None if they can."""
         return None
 
 

@@ -44,7 +44,7 @@ class LowRank(nn.Module):
     def start_spectral(self) -> None:
         """Start as the best approximation of a Xavier-initialized W = U S Vᵀ (Khodak 2021).
 
-        Both factors have the square roots of the singular values.
+        Both factors are scaled by the square roots of the singular values.
         """
         W = nn.init.xavier_uniform_(torch.empty_like(self.product()))
         U, S, V = torch.linalg.svd(W, full_matrices=False)
@@ -58,7 +58,7 @@ class LowRank(nn.Module):
 
 
 def product_rate(d_in: int, d_out: int, rank: int) -> float:
-    """Return the factor of Adam's learning rate η with which E·D moves at first as a dense W does.
+    """Return the factor of Adam's learning rate η that lets E·D move at first as a dense W does.
 
     A first step changes each weight by η: W by η · √(d_in · d_out), E·D by about η · √(d_in ‖D‖² +
     d_out ‖E‖²). At the start ‖W‖² = ‖E·D‖² = ‖D‖² = 2 d_in d_out / (d_in + d_out), and ‖E‖² = rank.
@@ -70,10 +70,10 @@ def product_rate(d_in: int, d_out: int, rank: int) -> float:
 class LowRankConfig(Projection):
     """Low-rank maps W ≈ E·D of the given rank (LED).
 
-    `init: spectral` starts E and D as the best approximation of a dense map, `decay: product` lets
-    `training.weight_decay` act on E·D in place of E and D (both Khodak 2021), and `rate: product`
-    scales the learning rate so that E·D moves as a dense map does at first, which a spectral start
-    nearly does by itself.
+    `init: spectral` starts E and D as the best approximation of a dense map. `decay: product` lets
+    `training.weight_decay` act on E·D in place of E and D (both Khodak 2021). `rate: product`
+    scales the learning rate so that E·D moves at first as a dense map does; with a spectral start
+    it nearly does so by itself.
     """
 
     kind: Literal["low_rank"] = "low_rank"
@@ -89,7 +89,7 @@ class LowRankConfig(Projection):
         return self
 
     def problem(self, largest_rank: int) -> str | None:
-        """Return that the rank is too large, None if it is not."""
+        """Return a message if the rank is too large, else None."""
         if self.rank <= largest_rank:
             return None
         return (

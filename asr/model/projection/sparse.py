@@ -12,8 +12,8 @@ from asr.errors import ConfigError
 from asr.model.projection.dense import Projection
 from asr.model.start import is_drawn
 
-_MOST_PLACES = 1 << 26  # numbers of W, which products form: 256 MiB
-_MOST_EMPTY = 100  # numbers of all W together for each that is stored, where they are more
+_MOST_PLACES = 1 << 26  # numbers of a dense W, which products form: 256 MiB
+_MOST_EMPTY = 100  # numbers of all dense W for each stored one, in networks with more than that
 
 
 class SetSparse(nn.Module):
@@ -21,8 +21,8 @@ class SetSparse(nn.Module):
 
     W has n = ε (d_in + d_out) weights, the expected number of an Erdős–Rényi graph with
     p(W_ij) = ε (d_in + d_out) / (d_in · d_out); n never changes. `values` (n,) are the weights and
-    `places` (n,) their flat indices in W (d_out, d_in); nothing else is stored. With a `block`
-    above 1 they are of blocks (see `BlockSparse`).
+    `places` (n,) are their flat indices in W (d_out, d_in); only the bias is stored beside them.
+    With a `block` above 1 both are of blocks (see `BlockSparse`).
     """
 
     places: Tensor
@@ -46,7 +46,7 @@ class SetSparse(nn.Module):
             )
         self.n_places = (d_in // block) * (d_out // block)
         n = max(1, min(round(epsilon * (d_in + d_out) / block**2), self.n_places))
-        # The file that follows has the places, and so many numbers as it has weights.
+        # If a file's values follow, it has the places too: only their number matters here.
         n_drawn = self.n_places if is_drawn() else n
         places = torch.randperm(n_drawn)[:n].sort().values
         self.register_buffer("places", places.int())
@@ -88,7 +88,7 @@ class SetSparse(nn.Module):
     def remove_smallest(self) -> None:
         """Set the share ζ of the weights closest to zero to zero, without new ones in their place.
 
-        Rewiring in a run that continues after all moves these same weights.
+        If the run is continued after all, rewiring moves these same weights.
         """
         self.values[self.smallest()] = 0
 
@@ -113,9 +113,9 @@ class SetSparse(nn.Module):
 class BlockSparse(SetSparse):
     """Block sparsity (Gray, Radford and Kingma 2017; future work of Brouns 2019, sec. 5.0.1).
 
-    W consists of b x b blocks; `values` (n, b, b) are those with weights, about as many weights as
-    SET has for ε, and `places` (n,) the blocks' flat indices in the grid (d_out / b, d_in / b).
-    They evolve as the weights of SET do, whole blocks by their norm.
+    W consists of b x b blocks. `values` (n, b, b) are the blocks with weights, in all about as many
+    weights as SET has for ε. `places` (n,) are the flat indices of these blocks in the grid
+    (d_out / b, d_in / b). Whole blocks evolve, by their norm, as the weights of SET do.
     """
 
     def magnitudes(self) -> Tensor:
@@ -133,9 +133,9 @@ class BlockSparse(SetSparse):
 
 
 def check_density(network: nn.Module) -> None:
-    """Raise ConfigError where products would take far more memory than what is stored.
+    """Raise ConfigError if products would take far more memory than the stored weights.
 
-    A network in use has some of its sparse maps as whole matrices.
+    In use, some sparse maps of a network are whole matrices in memory.
     """
     maps = [each for _, each in sparse_maps(network)]
     n_places = sum(each.d_in * each.d_out for each in maps)
