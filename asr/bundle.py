@@ -89,10 +89,7 @@ class Bundle:
 
     @classmethod
     def load(cls, folder: Path) -> "Bundle":
-        """Read a bundle. Raises BundleError, which names the file or the tensor that is wrong.
-
-        Raises ConfigError if the configuration describes a network that cannot be built.
-        """
+        """Read a bundle. Raises BundleError, which names the file or the tensor that is wrong."""
         config = load_bundle_config(folder)
         for name in (TOKENIZER, WEIGHTS):
             _check_exists(folder, name)
@@ -109,7 +106,11 @@ class Bundle:
             )
         with weights_follow():
             with shapes_alone():
-                check_shapes(cls.create(config, tokenizer).parts, folder / WEIGHTS)
+                try:
+                    parts = cls.create(config, tokenizer).parts
+                except ConfigError as error:
+                    raise BundleError(f"{folder}: {CONFIG}: {error}") from error
+                check_shapes(parts, folder / WEIGHTS)
             bundle = cls.create(config, tokenizer)
         load_weights(bundle.parts, folder / WEIGHTS)
         if tokenizer_of(folder / WEIGHTS) != tokenizer.digest:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from asr.transcription.jobs import SUFFIXES
@@ -43,7 +44,8 @@ def main() -> None:
         job = subprocess.Popen([*command, str(out)], start_new_session=True)
         while len(files(out)) < total / 2 and job.poll() is None:
             time.sleep(0.02)
-        os.killpg(job.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(job.pid, signal.SIGKILL)
         code, before = job.wait(), files(out)
         record.progress(f"ended by {code}: {len(before)} of {total} recordings have a transcript")
         subprocess.run([*command, str(out)], check=True)

@@ -98,6 +98,8 @@ def serving(bundle: Path, batch_seconds: float) -> Iterator[tuple[str, psutil.Pr
     ):
         try:
             while not (found := re.search(r"http://127.0.0.1:\d+", Path(log.name).read_text())):
+                if server.poll() is not None:
+                    raise SystemExit(f"asr serve ended: {Path(log.name).read_text()}")
                 time.sleep(0.2)
             yield found[0], psutil.Process(server.pid)
         finally:

@@ -61,6 +61,13 @@ def refuse(bundle: Path, *words: str) -> None:
         assert word in message
 
 
+def test_ranks_of_what_the_network_lacks_are_named(bundle: Path) -> None:
+    config = yaml.safe_load((bundle / "config.yaml").read_text("utf-8"))
+    config["model"]["ranks"] = {"nonsense": 3}
+    (bundle / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    refuse(bundle, "config.yaml", "nonsense")
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "model.safetensors", "tokenizer.model"])
 def test_a_missing_or_foreign_or_empty_file_is_named(bundle: Path, name: str) -> None:
     whole = (bundle / name).read_bytes()

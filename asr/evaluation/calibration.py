@@ -1,5 +1,6 @@
 """The confidence below which a text is left out, chosen on dev, and the error rates with it."""
 
+from bisect import bisect_right
 from dataclasses import astuple
 from itertools import chain
 
@@ -14,6 +15,7 @@ from asr.normalization import normalize_text
 # dev utterances with a text is below.
 _MOST, _SHARE = 0.35, 0.01
 _STEPS = 100
+_THRESHOLDS = [step / _STEPS for step in range(_STEPS + 1)]
 # Columns of the counts: an utterance with a text, then edits of characters and of words.
 _CHARACTERS, _WORDS, _COLUMNS = 1, 9, 17
 
@@ -38,7 +40,7 @@ class Calibration:
             for text in (hypothesis.text, "")
         ]
         row = torch.tensor([int(edits[1][-1] > 0), *chain(*edits)])
-        self.counts_CN[int(hypothesis.confidence * _STEPS)] += row
+        self.counts_CN[bisect_right(_THRESHOLDS, hypothesis.confidence) - 1] += row
 
     @property
     def threshold(self) -> float:

@@ -59,8 +59,11 @@ class Folder:
         """Write a file whole in the place of an older one."""
         if self._is_local:
             temporary = temporary_beside(path := Path(self.path, name))
-            temporary.write_bytes(content)
-            temporary.replace(path)
+            try:
+                temporary.write_bytes(content)
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
         else:
             patiently(lambda: self.system.pipe_file(f"{self.path}/{name}", content))
 

@@ -111,7 +111,8 @@ class Recognizer:
         """
         pending: deque[ChunkedRecording] = deque()
         group: list[tuple[ChunkedRecording, Chunk]] = []
-        for index, source in enumerate(sources):
+        n_read = 0
+        for n_read, source in enumerate(sources, 1):
             recording = self.open(source, options, max_seconds, any_format=True)
             pending.append(recording)
             for chunk in recording.chunks():
@@ -119,10 +120,11 @@ class Recognizer:
                 seconds = sum(chunk.seconds for _, chunk in group)
                 if seconds >= _GROUP_SECONDS or len(group) == _GROUP_CHUNKS:
                     self._recognize_group(group, options, speed)
-                    on_progress(index + recording.recording.fraction)
+                    on_progress(n_read - 1 + recording.recording.fraction)
                     while pending[0].is_read:
                         yield result_of(pending.popleft())
         self._recognize_group(group, options, speed)
+        on_progress(n_read)
         yield from map(result_of, pending)
 
     def stream(

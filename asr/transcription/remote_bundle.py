@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import yaml
-
 from asr.errors import BundleError
 from asr.runtime.files import read_bytes
 from asr.runtime.storage import is_url, local_copy
+from asr.runtime.yaml_values import parse_yaml
 
 _CONFIG = "config.yaml"
 _FILES = (_CONFIG, "tokenizer.model", "model.safetensors")
@@ -46,9 +45,9 @@ def _names(folder: Path) -> list[str]:
     if not (folder / _CONFIG).is_file():
         return list(_FILES)
     try:
-        found = yaml.safe_load(read_bytes(folder / _CONFIG))
+        found = parse_yaml(read_bytes(folder / _CONFIG).decode("utf-8"))
         lm = Path(str(found["decoding"]["lm"]))
-    except (yaml.YAMLError, LookupError, TypeError):  # loading the bundle tells what is wrong
+    except (ValueError, LookupError, TypeError):  # loading the bundle tells what is wrong
         return list(_FILES)
     is_below = found["decoding"]["lm"] and not lm.is_absolute() and ".." not in lm.parts
     return [*_FILES, str(lm)] if is_below else list(_FILES)

@@ -73,6 +73,14 @@ def test_errors_are_those_of_the_texts_that_are_left(threshold: float) -> None:
     assert calibration.errors(threshold) == expected
 
 
+def test_a_text_with_just_the_confidence_of_the_threshold_is_kept() -> None:
+    for step in range(101):
+        calibration = Calibration()
+        calibration.add("好", found := said(step / 100, "好"))
+        is_lost = found.confidence < step / 100  # by a rounding
+        assert calibration.errors(step / 100).errors == is_lost, step
+
+
 def test_processes_together_choose_what_one_chooses() -> None:
     parts, whole = [Calibration(), Calibration()], Calibration()
     for i in range(300):

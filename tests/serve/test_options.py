@@ -1,6 +1,7 @@
 """What a request or a setting says: names of bundles, updates of sessions, quick texts."""
 
 import pickle
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from asr.bundle import Bundle
 from asr.decoding.options import DecodingOptions
+from asr.errors import AsrError
 from serve.bundles import local_bundles
 from serve.engine.job import options_of
 from serve.routes.realtime_schemas import (
@@ -60,6 +63,18 @@ def test_a_bundle_by_url_is_copied_under_its_name(tiny_bundle: Path) -> None:
         models = Settings.read(bundles=(named, other)).models
         assert "zh" in models and len(models) == 2
         assert all((folder / "config.yaml").is_file() for folder in models.values())
+
+
+@pytest.mark.parametrize("damaged", ["x: 2024-13-01\n", "[" * 5000, "decoding: [\n"])
+def test_a_damaged_configuration_by_url_is_told_when_the_bundle_is_loaded(
+    damaged: str, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_bundle, tmp_path / "b")
+    (tmp_path / "b/config.yaml").write_text(damaged)
+    with ExitStack() as copies:
+        (copy,) = local_bundles([f"file://{tmp_path}/b"], copies)
+        with pytest.raises(AsrError, match=r"config\.yaml"):
+            Bundle.load(Path(copy.partition("=")[2]))
 
 
 def test_what_an_update_of_a_session_does_not_name_stays() -> None:
