@@ -10,8 +10,9 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -26,7 +27,7 @@ from asr.data.cuts import CONVERTED_FROM
 from asr.data.recordings import NOT_A_FILE
 from asr.errors import AsrError, AudioError, DataError
 from asr.normalization import normalize_text
-from asr.runtime.processes import end_with_parent
+from asr.runtime.processes import end_with_parent, process_pool
 from asr.runtime.storage import SMALL_BYTES, RemoteFile, read_small
 from asr.runtime.threads import usable_cpus
 from data_prep.probe import probe
@@ -129,13 +130,13 @@ def _tasks(utterances: Sequence[Utterance]) -> Iterator[Sequence[Utterance]]:
         first = last
 
 
-def _pool(n: int, has_processes: bool) -> Executor:
+def _pool(n: int, has_processes: bool) -> AbstractContextManager[Executor]:
     if not has_processes or n == 1:
         return ThreadPoolExecutor(n)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     _start_server()
-    return ProcessPoolExecutor(n, context, _start)
+    return process_pool(n, context, _start)
 
 
 def _start_server() -> None:

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import random
 import re
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +26,7 @@ from scipy.signal import firwin, resample_poly  # type: ignore[import-untyped]
 
 from asr.errors import AsrError, DataError, NotWrittenError
 from asr.runtime.files import write_atomically
-from asr.runtime.processes import end_with_parent
+from asr.runtime.processes import end_with_parent, process_pool
 from asr.runtime.threads import usable_cpus
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ VOICES = {
 }
 # Words per minute, of which a Chinese character is one.
 _RATES, _OTHER_RATES = {"cmn": (240, 340)}, (130, 230)
+_TAKES = 4  # that a process gets at a time
 _NO_ERRNO = 255  # the status of a process that fails without an error number of the system
 _DIED = (
     "a process died (out of memory?): run it again with fewer --jobs; finished recordings are kept"
@@ -158,8 +158,9 @@ def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
     # Spawned, because a fork would inherit the locks of torch's threads in this process.
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(jobs or usable_cpus(), context, end_with_parent) as pool:
-            done = pool.map(_synthesize_in_fork, takes, chunksize=4)
+        n = min(jobs or usable_cpus(), -(-len(takes) // _TAKES))
+        with process_pool(n, context, end_with_parent) as pool:
+            done = pool.map(_synthesize_in_fork, takes, chunksize=_TAKES)
             for _ in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
                 pass
     except BrokenProcessPool as died:

@@ -4,7 +4,6 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
 from asr.runtime.load import follow_load
-from asr.runtime.processes import end_with_parent
+from asr.runtime.processes import end_with_parent, process_pool
 from asr.transcription.jobs import Task, in_shares, is_long, write_transcript
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
@@ -58,31 +57,27 @@ def transcribe_all(
         return
     choose_device(device)
     Bundle.load(bundle)  # its errors are reported once, not by each process
+    shares = list(in_shares(tasks))
+    jobs = min(jobs, len(shares))
     context = multiprocessing.get_context("spawn")
     indices = context.Queue()
     for index in range(jobs):
         indices.put(index)
     threads = max(1, torch.get_num_threads() // jobs)
-    pool = ProcessPoolExecutor(jobs, context, _start, (bundle, device, int8, indices, threads))
-    processes = pool._processes  # in Python 3.14: pool.terminate_workers()
     try:
-        shares = in_shares(tasks)
-        futures = deque(pool.submit(_transcribe_share, s, changes, speed) for s in shares)
-        n_done = 0
-        while futures:
-            results = futures.popleft().result()
-            n_done += len(results)
-            on_progress(n_done)
-            yield from results
+        with process_pool(jobs, context, _start, bundle, device, int8, indices, threads) as pool:
+            futures = deque(pool.submit(_transcribe_share, s, changes, speed) for s in shares)
+            n_done = 0
+            while futures:
+                results = futures.popleft().result()
+                n_done += len(results)
+                on_progress(n_done)
+                yield from results
     except BrokenProcessPool as error:
         raise AsrError(
             "one of the processes died (out of memory?): start again with fewer --jobs, recordings "
             "that --out holds are skipped"
         ) from error
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(processes.values()):
-            process.terminate()
 
 
 def _transcribe(

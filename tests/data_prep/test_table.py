@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -767,9 +768,8 @@ def test_processes_write_what_threads_write(
     assert list(cuts.make_lines(utterances, False, 3)) == threads
     assert threads.count("unreadable") == 120 and len(set(threads)) == 361
     monkeypatch.setattr(cuts, "_PER_TASK", 100)
-    pool = cuts._pool(2, has_processes=True)
-    with pool, pytest.raises(AsrError, match="with fewer --jobs"):
-        monkeypatch.setattr(cuts, "_pool", lambda *_: pool)
+    with cuts._pool(2, True) as pool, pytest.raises(AsrError, match="with fewer --jobs"):
+        monkeypatch.setattr(cuts, "_pool", lambda *_: nullcontext(pool))
         pool.submit(os._exit, 1)
         list(cuts.make_lines(utterances, False, 3))
 
