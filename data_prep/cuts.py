@@ -10,8 +10,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -113,7 +112,7 @@ def make_lines(
     with _pool(n_workers, n_remote >= _MANY) as pool:
         try:
             yield from chain.from_iterable(pool.map(make, _tasks(utterances)))
-        except BrokenProcessPool as error:
+        except BrokenExecutor as error:
             raise AsrError(
                 "one of the processes died (out of memory?): start again with fewer --jobs"
             ) from error

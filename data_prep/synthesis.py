@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import random
 import re
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,7 +44,6 @@ VOICES = {
 }
 # Words per minute, of which a Chinese character is one.
 _RATES, _OTHER_RATES = {"cmn": (240, 340)}, (130, 230)
-_TAKES = 4  # that a process gets at a time
 _NO_ERRNO = 255  # the status of a process that fails without an error number of the system
 _DIED = (
     "a process died (out of memory?): run it again with fewer --jobs; finished recordings are kept"
@@ -158,12 +157,12 @@ def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
     # Spawned, because a fork would inherit the locks of torch's threads in this process.
     context = multiprocessing.get_context("spawn")
     try:
-        n = min(jobs or usable_cpus(), -(-len(takes) // _TAKES))
+        n = min(jobs or usable_cpus(), len(takes))
         with process_pool(n, context, end_with_parent) as pool:
-            done = pool.map(_synthesize_in_fork, takes, chunksize=_TAKES)
+            done = pool.map(_synthesize_in_fork, takes)
             for _ in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
                 pass
-    except BrokenProcessPool as died:
+    except BrokenExecutor as died:
         raise AsrError(_DIED) from died
 
 

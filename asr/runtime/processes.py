@@ -1,12 +1,20 @@
-"""Worker processes that end with their parent, even if it is killed, and pools of them."""
+"""Worker processes that end with their parent, even if it is killed, and pools of processes."""
 
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from traceback import format_exc
+from typing import TypeVar, cast
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -15,20 +23,87 @@ def process_pool(
     context: SpawnContext | ForkServerContext,
     start: Callable[..., object],
     *arguments: object,
-) -> Iterator[ProcessPoolExecutor]:
+) -> Iterator[Executor]:
     """Yield a pool of `n` processes, each of which calls `start` first; they end on leaving.
 
-    All are started before any work. Python's own pool starts one with each task; where another
-    dies at that moment (out of memory), Python 3.11 waits without an end.
+    A task raises what its function does, or BrokenExecutor where its process died.
+
+    Python's own pool of processes has one queue of results for all. It can wait without an end
+    where a process dies in the middle of a result, or while others are started. Here a thread and a
+    pipe belong to each process, and the pipe ends with it.
     """
-    pool = ProcessPoolExecutor(n, context, start, arguments)
+    workers: list[_Worker] = []
+    threads = _Threads(n)
     try:
-        pool._launch_processes()  # type: ignore[attr-defined]  # which Python itself does for forks
-        yield pool
+        for _ in range(n):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, start, arguments))
+            process.start()
+            theirs.close()
+            workers.append(_Worker(process, ours))
+            threads.free.put(workers[-1])
+        yield threads
     finally:
-        for process in list(pool._processes.values()):  # in Python 3.14: pool.terminate_workers()
-            process.terminate()
-        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.process.terminate()
+        threads.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.process.join()
+            worker.pipe.close()
+
+
+class _Worker:
+    """A process, and this process's end of its pipe."""
+
+    def __init__(self, process: BaseProcess, pipe: Connection):
+        self.process, self.pipe = process, pipe
+
+    def run(self, task: Callable[[], T]) -> T:
+        """Return what the task returns in the process, or raise what it raises there."""
+        try:
+            self.pipe.send(task)
+            result, failure = self.pipe.recv()
+        except (EOFError, OSError) as error:
+            raise BrokenExecutor("a process died") from error
+        if failure:
+            raise failure
+        return cast(T, result)
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads, each of which has a task done by a process that is free."""
+
+    def __init__(self, n: int):
+        super().__init__(n)
+        self.free = SimpleQueue[_Worker]()
+
+    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
+        """Start a task; `map` calls this too."""
+        return super().submit(self._run, partial(fn, *args, **kwargs))
+
+    def _run(self, task: Callable[[], T]) -> T:
+        worker = self.free.get()
+        try:
+            return worker.run(task)
+        finally:
+            self.free.put(worker)
+
+
+def _work(pipe: Connection, start: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    """Do the tasks that come through the pipe, until its other end is closed."""
+    start(*arguments)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        result, failure = None, None
+        try:
+            result = task()
+        except BaseException as error:
+            error.add_note(format_exc())  # for --debug: a pickled error has no traceback
+            failure = error
+        pipe.send((result, failure))
 
 
 def end_with_parent() -> None:

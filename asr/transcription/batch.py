@@ -4,7 +4,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import torch
@@ -44,14 +44,15 @@ def transcribe_all(
     on_progress: Callable[[float], object],
     speed: float = 1.0,
 ) -> Iterator[Result]:
-    """Yield the tasks in order with their results, by `jobs` processes, and write those with `out`.
+    """Yield the tasks in order with their results, and write those with `out`.
 
-    `changes` override the bundle's decoding options. `on_progress` gets the number of recordings
-    that are done. `speed` is that of `Recognizer.transcribe_all`. Files are written atomically.
+    `jobs` processes do it, or fewer where there is little to do. `changes` override the bundle's
+    decoding options. `on_progress` gets the number of recordings that are done. `speed` is that of
+    `Recognizer.transcribe_all`. Files are written atomically.
     Raises BundleError and ConfigError before any work, AsrError where a process dies.
     """
     jobs = jobs or choose_jobs(tasks, device)
-    if jobs == 1 or len(tasks) == 1:
+    if jobs == 1 or len(tasks) <= 1:
         recognizer = Recognizer(Bundle.load(bundle), device, int8)
         yield from _transcribe(recognizer, tasks, changes, speed, on_progress)
         return
@@ -73,7 +74,7 @@ def transcribe_all(
                 n_done += len(results)
                 on_progress(n_done)
                 yield from results
-    except BrokenProcessPool as error:
+    except BrokenExecutor as error:
         raise AsrError(
             "one of the processes died (out of memory?): start again with fewer --jobs, recordings "
             "that --out holds are skipped"
