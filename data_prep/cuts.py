@@ -8,7 +8,6 @@ are thousands, or by the nodes of a cluster.
 import json
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -26,7 +25,7 @@ from asr.data.cuts import CONVERTED_FROM
 from asr.data.recordings import NOT_A_FILE
 from asr.errors import AsrError, AudioError, DataError
 from asr.normalization import normalize_text
-from asr.runtime.processes import end_with_parent, process_pool
+from asr.runtime.processes import process_pool
 from asr.runtime.storage import SMALL_BYTES, RemoteFile, read_small
 from asr.runtime.threads import usable_cpus
 from data_prep.probe import probe
@@ -107,7 +106,8 @@ def make_lines(
     jobs = jobs or cpus * (_PER_CPU if n_remote else 1)
     n_workers = jobs
     if n_remote:
-        n_workers = min(jobs, cpus) if n_remote >= _MANY else 1
+        n_tasks = -(-len(utterances) // _PER_TASK)
+        n_workers = min(jobs, cpus, n_tasks) if n_remote >= _MANY else 1
     make = partial(_make_some, synthetic=synthetic, at_a_time=-(-jobs // n_workers))
     with _pool(n_workers, n_remote >= _MANY) as pool:
         try:
@@ -135,7 +135,7 @@ def _pool(n: int, has_processes: bool) -> AbstractContextManager[Executor]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     _start_server()
-    return process_pool(n, context, _start)
+    return process_pool(n, context)
 
 
 def _start_server() -> None:
@@ -148,11 +148,6 @@ def _start_server() -> None:
         del os.environ["PYTHONSAFEPATH"]
         if before is not None:
             os.environ["PYTHONSAFEPATH"] = before
-
-
-def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
-    end_with_parent()
 
 
 def _make_some(

@@ -26,7 +26,7 @@ from scipy.signal import firwin, resample_poly  # type: ignore[import-untyped]
 
 from asr.errors import AsrError, DataError, NotWrittenError
 from asr.runtime.files import write_atomically
-from asr.runtime.processes import end_with_parent, process_pool
+from asr.runtime.processes import process_pool
 from asr.runtime.threads import usable_cpus
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _synthesize(plan: dict[Path, Line], jobs: int | None) -> None:
     context = multiprocessing.get_context("spawn")
     try:
         n = min(jobs or usable_cpus(), len(takes))
-        with process_pool(n, context, end_with_parent) as pool:
+        with process_pool(n, context) as pool:
             done = pool.map(_synthesize_in_fork, takes)
             for _ in track(done, "synthesizing", len(takes), console=Console(stderr=True)):
                 pass

@@ -16,7 +16,7 @@ class Cost(FrozenModel):
     """The cost of all sessions of a run; None where it was not measured.
 
     `seconds` is wall time from the trainer's setup to its teardown. `core_seconds` is processor
-    time meanwhile, of a run in one process and of its readers that have ended. `operations` counts
+    time meanwhile, of a run in one process and of its readers of data. `operations` counts
     those of forward and backward passes in training (see `operations_of_step`). `energy_kwh` is
     the energy of processor, memory and GPUs: `metered_kwh` of it came from a meter, and codecarbon
     estimated the rest. `co2_kg` is the CO2 of the electricity of `grid`.

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
@@ -10,6 +11,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from traceback import format_exc
 from typing import TypeVar, cast
@@ -21,23 +23,26 @@ T = TypeVar("T")
 def process_pool(
     n: int,
     context: SpawnContext | ForkServerContext,
-    start: Callable[..., object],
+    start: Callable[..., object] | None = None,
     *arguments: object,
 ) -> Iterator[Executor]:
-    """Yield a pool of `n` processes, each of which calls `start` first; they end on leaving.
+    """Yield a pool of `n` processes that end on leaving, or with this process.
 
-    A task raises what its function does, or BrokenExecutor where its process died.
+    Each calls `start` first, with its number from 0 and the arguments. A task raises what its
+    function does, or BrokenExecutor where its process died. Ctrl-C is for this process alone.
 
     Python's own pool of processes has one queue of results for all. It can wait without an end
-    where a process dies in the middle of a result, or while others are started. Here a thread and a
-    pipe belong to each process, and the pipe ends with it.
+    where a process dies in the middle of a result, or while others are started. Here each process
+    has a pipe, which ends with it, and there are as many threads, each of which waits for one.
     """
     workers: list[_Worker] = []
     threads = _Threads(n)
     try:
-        for _ in range(n):
+        for i in range(n):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, start, arguments))
+            begin = partial(start, i, *arguments) if start else None
+            # Python terminates daemons, should it end while this pool is in use.
+            process = context.Process(target=_work, args=(theirs, begin), daemon=True)
             process.start()
             theirs.close()
             workers.append(_Worker(process, ours))
@@ -65,7 +70,7 @@ class _Worker:
             result, failure = self.pipe.recv()
         except (EOFError, OSError) as error:
             raise BrokenExecutor("a process died") from error
-        if failure:
+        if failure is not None:
             raise failure
         return cast(T, result)
 
@@ -89,21 +94,30 @@ class _Threads(ThreadPoolExecutor):
             self.free.put(worker)
 
 
-def _work(pipe: Connection, start: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _work(pipe: Connection, begin: Callable[[], object] | None) -> None:
     """Do the tasks that come through the pipe, until its other end is closed."""
-    start(*arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    end_with_parent()
+    if begin:
+        begin()
     while True:
         try:
             task = pipe.recv()
         except EOFError:
             return
-        result, failure = None, None
+        pipe.send_bytes(_answer(task))
+
+
+def _answer(task: Callable[[], object]) -> bytes:
+    """Return what a task returns and what it raises, pickled."""
+    try:
+        return bytes(ForkingPickler.dumps((task(), None)))
+    except BaseException as error:
+        error.add_note(format_exc())  # for --debug: a pickled error has no traceback
         try:
-            result = task()
-        except BaseException as error:
-            error.add_note(format_exc())  # for --debug: a pickled error has no traceback
-            failure = error
-        pipe.send((result, failure))
+            return bytes(ForkingPickler.dumps((None, error)))
+        except Exception:  # it cannot be pickled
+            return bytes(ForkingPickler.dumps((None, RuntimeError(format_exc()))))
 
 
 def end_with_parent() -> None:

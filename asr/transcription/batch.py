@@ -1,7 +1,6 @@
 """A job over many recordings, by several processes, that continues where it was interrupted."""
 
 import multiprocessing
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor
@@ -13,7 +12,7 @@ from asr.bundle import Bundle
 from asr.errors import AsrError, AudioError
 from asr.runtime.devices import choose_device
 from asr.runtime.load import follow_load
-from asr.runtime.processes import end_with_parent, process_pool
+from asr.runtime.processes import process_pool
 from asr.transcription.jobs import Task, in_shares, is_long, write_transcript
 from asr.transcription.recognizer import Recognizer
 from asr.transcription.transcript import Transcript
@@ -61,12 +60,9 @@ def transcribe_all(
     shares = list(in_shares(tasks))
     jobs = min(jobs, len(shares))
     context = multiprocessing.get_context("spawn")
-    indices = context.Queue()
-    for index in range(jobs):
-        indices.put(index)
     threads = max(1, torch.get_num_threads() // jobs)
     try:
-        with process_pool(jobs, context, _start, bundle, device, int8, indices, threads) as pool:
+        with process_pool(jobs, context, _start, bundle, device, int8, threads) as pool:
             futures = deque(pool.submit(_transcribe_share, s, changes, speed) for s in shares)
             n_done = 0
             while futures:
@@ -101,16 +97,11 @@ def _transcribe(
 _recognizer: Recognizer  # of a process of the pool
 
 
-def _start(
-    bundle: Path, device: str, int8: bool, indices: "multiprocessing.Queue[int]", threads: int
-) -> None:
-    """Prepare a process, on one of the GPUs in turn; it ends with its parent."""
+def _start(index: int, bundle: Path, device: str, int8: bool, threads: int) -> None:
+    """Prepare a process, on one of the GPUs in turn."""
     global _recognizer  # noqa: PLW0603
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
-    end_with_parent()
     torch.set_num_threads(threads)
     follow_load()
-    index = indices.get()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         device = f"cuda:{index % torch.cuda.device_count()}"
     _recognizer = Recognizer(Bundle.load(bundle), device, int8)

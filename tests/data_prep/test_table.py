@@ -770,7 +770,7 @@ def test_processes_write_what_threads_write(
     monkeypatch.setattr(cuts, "_PER_TASK", 100)
     with cuts._pool(2, True) as pool, pytest.raises(AsrError, match="with fewer --jobs"):
         monkeypatch.setattr(cuts, "_pool", lambda *_: nullcontext(pool))
-        pool.submit(os._exit, 1)
+        pool.submit(os._exit, 1).exception()
         list(cuts.make_lines(utterances, False, 3))
 
 

@@ -1,6 +1,7 @@
 """The cost of a run: against PyTorch's counter, summed over sessions, unknown where unmeasured."""
 
 import logging
+import multiprocessing
 import os
 import re
 import socket
@@ -16,6 +17,7 @@ from asr.config import Config
 from asr.errors import BundleError
 from asr.model.flops import operations_of_step
 from asr.reporting.cost import Cost, read_cost, write_cost
+from asr.runtime.processes import process_pool
 from asr.train import energy as metering
 from asr.train.run import train
 from tests.helpers import read_card, tones_recipe
@@ -118,6 +120,17 @@ def test_a_resumed_run_adds_its_sessions_up(
     # codecarbon left nothing behind and said nothing.
     assert {p.name for p in tmp_path.iterdir()} == {"at_once", "run"}
     assert "codecarbon" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_time_of_running_readers_is_in_a_saved_state_and_counted_once() -> None:
+    context = multiprocessing.get_context("spawn")
+    before = metering._core_seconds()
+    with process_pool(2, context) as pool:
+        list(pool.map(exec, ["import time\nwhile time.process_time() < 1: pass"] * 2))
+        running = metering._core_seconds()
+    assert 2 <= running - before < 6
+    assert 0 <= metering._core_seconds() - running < 1
 
 
 def test_energy_is_unknown_without_a_meter(
