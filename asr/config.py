@@ -67,8 +67,6 @@ class Config(FrozenModel):
                 f"augment.pauses.from_epoch {pauses.from_epoch} is after the last of {epochs} "
                 f"epochs: make it {epochs} at most, or training.epochs {pauses.from_epoch} at least"
             )
-        if self.data.replay and not self.training.init:
-            raise ValueError("data.replay is for what starts from a bundle: use `asr finetune`")
         step_seconds = self.step_seconds
         if self.data.min_seconds < step_seconds:
             raise ValueError(

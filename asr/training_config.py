@@ -58,10 +58,11 @@ Manifests = Annotated[
 
 
 class ReplayConfig(FrozenModel):
-    """An older corpus: `share` of an epoch's audio comes from it, other utterances in each epoch.
+    """Another corpus: `share` of an epoch's audio comes from it, other utterances in each epoch.
 
-    The canary set is utterances of `dev` or, if it is not given, utterances held out of `train`.
-    They are in no training, so their errors show what the model forgets.
+    It is an older corpus, whose model is fine-tuned, or synthetic speech (`asr prepare speech`).
+    For fine-tuning, the canary set is utterances of `dev` or, if it is not given, utterances held
+    out of `train`. They are in no training, so their errors show what the model forgets.
     """
 
     train: LocalPath

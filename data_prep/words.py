@@ -106,6 +106,13 @@ def prepare(
     Raises DataError where nothing is spoken, ConfigError where espeak-ng lacks the language or its
     letters.
     """
+    check_language(entries, language)
+    lines = script(entries, language, seed)
+    return write_spoken_corpus(lines, out, corpus="words", jobs=jobs)
+
+
+def check_language(entries: list[str], language: str) -> None:
+    """Raise ConfigError where espeak-ng lacks the language or its letters."""
     if not has_language(language):
         raise ConfigError(
             f"--language {language}: espeak-ng has none of this name: give another, such as en-us"
@@ -115,8 +122,6 @@ def prepare(
         raise ConfigError(
             f"{kanji:.40}: has kanji, which espeak-ng does not read: write the words in kana"
         )
-    lines = script(entries, language, seed)
-    return write_spoken_corpus(lines, out, corpus="words", jobs=jobs)
 
 
 def script(entries: list[str], language: str, seed: int) -> dict[str, list[Line]]:

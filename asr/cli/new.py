@@ -176,4 +176,5 @@ def _evaluate(folder: Path, corpus: "CorpusMeasures", config: "Config", device: 
 def _is_of(config: "Config", manifest: Path) -> bool:
     """Return whether a recipe trains on a manifest alone, and from nothing."""
     trained_on = [Path(path).resolve() for path in config.data.train]
-    return not config.training.init and trained_on == [manifest.resolve()]
+    others = config.training.init or config.data.replay
+    return not others and trained_on == [manifest.resolve()]

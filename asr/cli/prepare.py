@@ -100,6 +100,32 @@ def table(
     show_report(report, out_dir)
 
 
+@prepare_app.command()
+def speech(
+    sentences: Annotated[Path, typer.Argument(help="Texts without recordings, one a line.")],
+    corpus: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CORPUS_DIR",
+            help="The prepared recordings beside which they train: what is said in its dev and "
+            "test is not spoken.",
+        ),
+    ],
+    out_dir: Out,
+    language: Annotated[
+        str | None,
+        typer.Option(help="As espeak-ng names it (cmn, yue, ja); default: by letters."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the voices' settings.")] = 1,
+    jobs: Jobs = None,
+) -> None:
+    """Prepare synthetic speech of sentences, to train beside recordings of people."""
+    from data_prep.sentences import prepare
+
+    report = prepare(sentences, corpus, out_dir, language=language, seed=seed, jobs=jobs)
+    show_report(report, out_dir)
+
+
 def _cluster(engine: str, jobs: int | None) -> "RayTasks":
     require_ray(engine, "prepare")
     from data_prep.ray_tasks import RayTasks

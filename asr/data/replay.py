@@ -1,4 +1,4 @@
-"""An older corpus beside the new one: a share of it in every epoch, and its canary set."""
+"""Another corpus beside that of training: a share of it in every epoch, and its canary set."""
 
 import logging
 import random
@@ -62,7 +62,9 @@ def _others(data: DataConfig, older: Path) -> list[Cut]:
 
 
 class Replay:
-    """The older corpus in training, without its canary set and without audio of the new corpus.
+    """The other corpus in training, without its canary set and without audio of the new corpus.
+
+    There is a canary set where a bundle is fine-tuned.
 
     Raises DataError if nothing is left.
     """
@@ -72,7 +74,8 @@ class Replay:
         others = _others(config.data, replay.train)
         if not others:
             raise DataError(f"{replay.train}: the new corpus has it all: give another to --replay")
-        held_out = {cut.id for cut in _held_out(replay, others)} if replay.dev is None else set()
+        is_canary = config.training.init is not None and replay.dev is None
+        held_out = {cut.id for cut in _held_out(replay, others)} if is_canary else set()
         cuts = CutSet.from_cuts(cut for cut in others if cut.id not in held_out)
         normalize = config.tokenizer.normalize
         self.utterances = filter_cuts(cuts, config.data, replay.train, normalize)
@@ -83,14 +86,14 @@ class Replay:
         self.most = old / (old + new)
 
     def __str__(self) -> str:
-        return (
-            f"{min(self.share, self.most):.0%} of the audio from {len(self.utterances)} older ones"
-        )
+        customs = (one.custom or {} for cut in self.utterances for one in cut.supervisions)
+        kind = "synthetic ones" if all(custom.get("synthetic") for custom in customs) else "others"
+        return f"{min(self.share, self.most):.0%} of the audio from {len(self.utterances)} {kind}"
 
     def with_share(self, cuts: CutSet, epoch: int) -> CutSet:
-        """Return an epoch's cuts with cuts of the older corpus, which are `share` of all audio.
+        """Return an epoch's cuts with cuts of the other corpus, which are `share` of all audio.
 
-        No older cut is drawn twice, so the share may be smaller.
+        No other cut is drawn twice, so the share may be smaller.
         """
         wanted = self.share / (1 - self.share) * _seconds(cuts)
         shuffled, drawn = list(self.cuts), list[Cut]()

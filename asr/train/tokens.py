@@ -25,7 +25,8 @@ def tokens_of_run(config: Config, state: Path, datamodule: SpeechDataModule) -> 
         return _tokenizer_of_run(state, config)
     if init := config.training.init:
         return _tokenizer_of_init(init, config, datamodule)
-    texts = [text_of(cut) for cut in datamodule.train_cuts]
+    others = datamodule.replay.cuts if datamodule.replay else ()
+    texts = [text_of(cut) for cut in (*datamodule.train_cuts, *others)]
     return Tokenizer.train([*texts, *_joined(config, texts)], config.tokenizer)
 
 

@@ -385,6 +385,7 @@ def test_what_began_with_another_bundle_claims_no_unseen_speakers(tmp_path: Path
         ({"train": own}, {}, True),
         ({"train": [own, other]}, {}, False),
         ({"train": own}, {"init": "mine/model"}, False),
+        ({"train": own, "replay": {"train": other}}, {}, False),
     ):
         values = {"data": {"dev": other, **data}, "training": training}
         assert _is_of(Config.model_validate(values), Path(own)) == is_own

@@ -1,0 +1,67 @@
+"""Synthetic speech of sentences without recordings, for training beside recordings of people.
+
+Each is spoken once, by the voices in turn. No person speaks in it, and it has neither dev nor test.
+"""
+
+import logging
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asr.errors import DataError
+from asr.normalization import normalize_text
+from data_prep.synthesis import VOICES, draw, write_spoken_corpus
+from data_prep.words import check_language, language_of, read_entries
+
+if TYPE_CHECKING:
+    from data_prep.corpus_writer import Report
+
+log = logging.getLogger(__name__)
+
+
+def prepare(
+    sentences: Path,
+    corpus: Path,
+    out: Path,
+    *,
+    language: str | None = None,
+    seed: int = 1,
+    jobs: int | None = None,
+) -> "Report":
+    """Synthesize the sentences of a file, one a line, in `out`/wav; write their cuts and report.
+
+    `corpus` is a folder of `asr prepare`. What is said in its dev or test is not spoken: a model
+    must not have learned these texts. The same seed gives the same bytes. Recordings of an earlier
+    run, even a killed one, are kept. Raises DataError where no sentence is left or a corpus cannot
+    be read, ConfigError where espeak-ng lacks the language or its letters.
+    """
+    entries, held_out = read_entries(sentences), _held_out(corpus)
+    spoken = [entry for entry in entries if _letters(entry) not in held_out]
+    if n := len(entries) - len(spoken):
+        log.warning("%s: %d of %d sentences are in dev or test of %s: they are not spoken",
+                    sentences, n, len(entries), corpus)  # fmt: skip
+    if not spoken:
+        raise DataError(f"{sentences}: all of it is in dev or test: give other sentences")
+    language = language or language_of(spoken)
+    check_language(spoken, language)
+    log.info("synthetic voices speak %d sentences in %s", len(spoken), language)
+    rng, voices = random.Random(seed), VOICES["train"].split()
+    lines = [draw(rng, s, voices[i % len(voices)], language) for i, s in enumerate(spoken)]
+    return write_spoken_corpus({"train": lines}, out, corpus="sentences", jobs=jobs)
+
+
+def _held_out(corpus: Path) -> set[str]:
+    from asr.data.manifest import load_cuts, text_of
+
+    manifests = [corpus / f"{split}.jsonl.gz" for split in ("dev", "test")]
+    there = [path for path in manifests if path.exists()]
+    if not there:
+        raise DataError(
+            f"{corpus}: has no dev.jsonl.gz: give the folder of `asr prepare` beside which the "
+            "sentences are to train"
+        )
+    return {_letters(text_of(cut)) for path in there for cut in load_cuts(path)}
+
+
+def _letters(text: str) -> str:
+    return normalize_text(text, "lower", "remove").replace(" ", "")
