@@ -5,10 +5,11 @@ Each is spoken once, by the voices in turn. No person speaks in it, and it has n
 
 import logging
 import random
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asr.errors import DataError
+from asr.errors import ConfigError, DataError
 from asr.normalization import normalize_text
 from data_prep.synthesis import VOICES, draw, write_spoken_corpus
 from data_prep.words import check_language, language_of, read_entries
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from data_prep.corpus_writer import Report
 
 log = logging.getLogger(__name__)
+
+_MEASURED = ("dev", "test")
+# Recordings of the corpus may be by URL: only its texts are read.
+_ANY_URL = ("s3:", "gs:", "gcs:", "az:", "abfs:", "http:", "https:", "memory:", "file:")
 
 
 def prepare(
@@ -30,11 +35,14 @@ def prepare(
 ) -> "Report":
     """Synthesize the sentences of a file, one a line, in `out`/wav; write their cuts and report.
 
-    `corpus` is a folder of `asr prepare`. What is said in its dev or test is not spoken: a model
-    must not have learned these texts. The same seed gives the same bytes. Recordings of an earlier
-    run, even a killed one, are kept. Raises DataError where no sentence is left or a corpus cannot
-    be read, ConfigError where espeak-ng lacks the language or its letters.
+    `corpus` is a folder of `asr prepare`. A sentence that is the text of an utterance of its dev or
+    test is not spoken: a model must not have learned it. The same seed gives the same bytes.
+    Recordings of an earlier run, even a killed one, are kept. Raises DataError where no sentence is
+    left or a corpus cannot be read, ConfigError where `out` holds a corpus of recordings, or where
+    espeak-ng lacks the language or its letters.
     """
+    if any((out / f"{split}.jsonl.gz").exists() for split in _MEASURED):
+        raise ConfigError(f"{out}: holds another corpus, with dev or test: give a new folder")
     entries, held_out = read_entries(sentences), _held_out(corpus)
     spoken = [entry for entry in entries if _letters(entry) not in held_out]
     if n := len(entries) - len(spoken):
@@ -53,15 +61,19 @@ def prepare(
 def _held_out(corpus: Path) -> set[str]:
     from asr.data.manifest import load_cuts, text_of
 
-    manifests = [corpus / f"{split}.jsonl.gz" for split in ("dev", "test")]
+    manifests = [corpus / f"{split}.jsonl.gz" for split in _MEASURED]
     there = [path for path in manifests if path.exists()]
     if not there:
         raise DataError(
             f"{corpus}: has no dev.jsonl.gz: give the folder of `asr prepare` beside which the "
             "sentences are to train"
         )
-    return {_letters(text_of(cut)) for path in there for cut in load_cuts(path)}
+    cuts = [cut for path in there for cut in load_cuts(path, _ANY_URL)]
+    parts = (one.text or "" for cut in cuts for one in cut.supervisions)
+    return {*map(_letters, map(text_of, cuts)), *map(_letters, parts)}
 
 
 def _letters(text: str) -> str:
-    return normalize_text(text, "lower", "remove").replace(" ", "")
+    """Return the letters and digits alone; i is that of Turkish with or without its dot."""
+    lower = normalize_text(text, "lower").replace("ı", "i").replace("\u0307", "")
+    return "".join(c for c in lower if unicodedata.category(c)[0] in "LMN")

@@ -1,6 +1,7 @@
 """Another corpus beside that of training: a share of it in every epoch, and its canary set."""
 
 import logging
+import math
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from lhotse.cut import Cut
 from asr.config import Config
 from asr.data.cuts import Spans
 from asr.data.manifest import filter_cuts, load_cuts, load_training_cuts
+from asr.data.places import allowed_by
 from asr.data.sampling import perturb_speed
 from asr.errors import DataError
 from asr.training_config import DataConfig, ReplayConfig
@@ -53,11 +55,13 @@ def _held_out(replay: ReplayConfig, cuts: Sequence[Cut]) -> list[Cut]:
 
 def _others(data: DataConfig, older: Path) -> list[Cut]:
     """Return the utterances of an older corpus whose audio is not in the new corpus."""
-    new = Spans([*load_training_cuts(data), *load_cuts(data.dev)])
+    allowed = allowed_by([*data.train, data.dev], data.allow)
+    new = Spans([*load_training_cuts(data, allowed), *load_cuts(data.dev, allowed)])
     cuts = list(load_cuts(older))
     others = [cut for cut in cuts if not new.overlap(cut)]
     if len(others) < len(cuts):
-        log.info("%s: %d utterances are of the new corpus too", older, len(cuts) - len(others))
+        log.info("%s: %d utterances are of data.train or data.dev too: they are not replayed",
+                 older, len(cuts) - len(others))  # fmt: skip
     return others
 
 
@@ -73,7 +77,10 @@ class Replay:
         self.seed, self.share = config.seed, replay.share
         others = _others(config.data, replay.train)
         if not others:
-            raise DataError(f"{replay.train}: the new corpus has it all: give another to --replay")
+            raise DataError(
+                f"{replay.train}: data.train and data.dev have all of it: give another corpus to "
+                "data.replay.train (asr finetune: to --replay)"
+            )
         is_canary = config.training.init is not None and replay.dev is None
         held_out = {cut.id for cut in _held_out(replay, others)} if is_canary else set()
         cuts = CutSet.from_cuts(cut for cut in others if cut.id not in held_out)
@@ -82,7 +89,9 @@ class Replay:
         copies = perturb_speed(self.utterances, config.data.speed_factors)
         # Both corpora may number their utterances.
         self.cuts = [cut.with_id(f"replay-{cut.id}") for cut in copies]
-        old, new = (_seconds(each) for each in (self.utterances, load_training_cuts(config.data)))
+        allowed = allowed_by([*config.data.train, config.data.dev], config.data.allow)
+        new = _seconds(load_training_cuts(config.data, allowed))
+        old = _seconds(self.utterances)
         self.most = old / (old + new)
 
     def __str__(self) -> str:
@@ -90,13 +99,15 @@ class Replay:
         kind = "synthetic ones" if all(custom.get("synthetic") for custom in customs) else "others"
         return f"{min(self.share, self.most):.0%} of the audio from {len(self.utterances)} {kind}"
 
-    def with_share(self, cuts: CutSet, epoch: int) -> CutSet:
+    def with_share(self, cuts: CutSet, epoch: int, is_short: bool = False) -> CutSet:
         """Return an epoch's cuts with cuts of the other corpus, which are `share` of all audio.
 
-        No other cut is drawn twice, so the share may be smaller.
+        No other cut is drawn twice, so the share may be smaller. In a short epoch none is longer
+        than the epoch's own.
         """
         wanted = self.share / (1 - self.share) * _seconds(cuts)
-        shuffled, drawn = list(self.cuts), list[Cut]()
+        longest = max(float(cut.duration) for cut in cuts) if is_short else math.inf
+        shuffled, drawn = [cut for cut in self.cuts if cut.duration <= longest], list[Cut]()
         random.Random(f"{self.seed} replay {epoch}").shuffle(shuffled)
         while shuffled and wanted > 0:
             drawn.append(shuffled.pop())

@@ -224,10 +224,11 @@ class SpeechDataModule(TrainingData):
     def _plan(self, epoch: int | None) -> list[CutSet]:
         """Return the cuts of each step of a training epoch, or of dev, for all processes."""
         cuts = self.dev_cuts if epoch is None else self.train_cuts
-        if self._kind(epoch)[0]:
+        is_short = self._kind(epoch)[0]
+        if is_short:
             cuts = self.short_cuts
         if self.replay and epoch is not None:
-            cuts = self.replay.with_share(cuts, epoch)
+            cuts = self.replay.with_share(cuts, epoch, is_short)
         return plan_epoch(cuts, self.step_seconds, self.config.seed, epoch, self.config.augment)
 
     def _kind(self, epoch: int | None) -> tuple[bool, bool]:

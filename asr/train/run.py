@@ -258,8 +258,8 @@ def _check_utterances(state: Path, datamodule: SpeechDataModule) -> None:
     digest = state / _UTTERANCES
     if states(state) and digest.exists() and digest.read_text("utf-8") != datamodule.digest:
         raise ConfigError(
-            f"{state.parent}: this run was begun with other utterances of data.train and data.dev: "
-            "continue with the same, or give another folder"
+            f"{state.parent}: this run was begun with other utterances of data.train, data.dev or "
+            "data.replay: continue with the same, or give another folder"
         )
 
 

@@ -1,10 +1,13 @@
 """Sentences without recordings become synthetic speech that trains beside recordings."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
 from asr.bundle import Bundle
+from asr.config import Config
 from asr.data.manifest import load_cuts, text_of
 from asr.errors import ConfigError, DataError
 from asr.train.datamodule import SpeechDataModule
@@ -48,6 +51,10 @@ def test_what_cannot_be_used_is_told_and_leaves_nothing(tones: Path, tmp_path: P
     with pytest.raises(DataError, match=r"has no dev\.jsonl\.gz: give the folder of `asr prepare`"):
         prepare(sentences, tmp_path, tmp_path / "out")
     sentences.write_text("你好\n")
+    before = {path.name: path.read_bytes() for path in tones.glob("*.jsonl.gz")}
+    with pytest.raises(ConfigError, match="holds another corpus, with dev or test"):
+        prepare(sentences, tones, tones)
+    assert before == {path.name: path.read_bytes() for path in tones.glob("*.jsonl.gz")}
     with pytest.raises(ConfigError, match="--language xx: espeak-ng has none of this name"):
         prepare(sentences, tones, tmp_path / "out", language="xx")
     assert not (tmp_path / "out").exists()
@@ -77,3 +84,24 @@ def test_it_is_half_of_the_audio_and_its_characters_become_tokens(
     share = sum(cut.duration for cut in spoken) / sum(cut.duration for cut in cuts)
     assert 0.45 < share < 0.55 and len(cuts) - len(spoken) == len(train_texts(tones))
     assert data.replay and len(data.replay.utterances) == 80, "none is held out"
+
+
+def test_recordings_by_url_are_beside_it_and_none_is_fetched(tones: Path, tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        content = gzip.decompress((tones / f"{split}.jsonl.gz").read_bytes())
+        lines = [json.loads(line) for line in content.splitlines()]
+        for line in lines:
+            name = Path(line["recording"]["sources"][0]["source"]).name
+            line["recording"]["sources"][0] = {
+                "type": "url", "channels": [0], "source": f"s3://nowhere/{name}"
+            }  # fmt: skip
+        with gzip.open(tmp_path / f"{split}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    sentences, out = tmp_path / "sentences.txt", tmp_path / "synthetic"
+    known = next(iter(load_cuts(tones / "dev.jsonl.gz"))).supervisions[0].text
+    sentences.write_text(f"今天天气很好\n{known}\n")
+    assert prepare(sentences, tmp_path, out).splits["train"].utterances == 1
+    replay = {"train": str(out / "train.jsonl.gz"), "share": 0.5}
+    values = tones_recipe(tmp_path, data={"replay": replay, "allow": ["s3://nowhere"]})
+    data = SpeechDataModule(Config.model_validate(values))
+    assert data.replay and [text_of(cut) for cut in data.replay.utterances] == ["今天天气很好"]

@@ -280,7 +280,7 @@ def test_refusals_are_sentences_and_write_nothing(
         ("hop_ms: the features of the", ConfigError, {"overrides": ["features.hop_ms=20"]}),
         ("tokenizer of the bundle", ConfigError, {"overrides": ["tokenizer.case=lower"]}),
         ("d_model: the model of the", ConfigError, {"overrides": ["model.d_model=64"]}),
-        ("the new corpus has it all", DataError, {"replay": more}),
+        ("data.train and data.dev have all of it", DataError, {"replay": more}),
         (r"dev\.jsonl\.gz: no utterance has a text", DataError, {"data": silent}),
         ("holds a bundle already", ConfigError, {"out": tuned / "initial"}),
         ("continue it by --resume", ConfigError, {"out": tuned}),
@@ -411,6 +411,22 @@ def test_an_epoch_has_its_share_of_the_older_corpus_and_never_its_canary_set(
     assert len(Replay(none, none.data.replay).with_share(data.train_cuts, 0)) == 60
 
 
+def test_a_training_from_nothing_has_its_share_of_all_of_it_in_short_epochs_of_short_ones(
+    tones: Path, more: Path
+) -> None:
+    replay = {"train": str(tones / "train.jsonl.gz"), "share": 0.5}
+    curriculum = {"epochs": 1, "share": 0.3}
+    values = tones_recipe(more, data={"replay": replay}, training={"curriculum": curriculum})
+    data = SpeechDataModule(Config.model_validate(values))
+    assert data.replay and len(data.replay.utterances) == len(load_cuts(tones / "train.jsonl.gz"))
+    for epoch in (0, 1):
+        cuts = [cut for batch in data.plan(epoch) for cut in batch]
+        other = [cut.duration for cut in cuts if cut.id.startswith("replay-")]
+        own = [cut.duration for cut in cuts if not cut.id.startswith("replay-")]
+        assert 0.45 < sum(other) / (sum(other) + sum(own)) < 0.6
+        assert epoch or max(other) <= max(own) < max(cut.duration for cut in data.replay.cuts)
+
+
 def test_a_small_older_corpus_is_said_to_give_less_than_its_share(
     tones: Path, more: Path, tmp_path: Path
 ) -> None:
@@ -465,7 +481,7 @@ def test_what_is_new_is_neither_replayed_nor_a_canary(tones: Path) -> None:
     data = {"train": replay["dev"], "dev": replay["train"], "replay": replay}
     config = Config.model_validate(tones_recipe(tones, data=data, training={"init": "a bundle"}))
     assert config.data.replay and canary_set(config.data) == []
-    with pytest.raises(DataError, match="the new corpus has it all"):
+    with pytest.raises(DataError, match=r"data.train and data.dev have all of it"):
         Replay(config, config.data.replay)
 
 
