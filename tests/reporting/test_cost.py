@@ -129,7 +129,7 @@ def test_time_of_running_readers_is_in_a_saved_state_and_counted_once() -> None:
     with process_pool(2, context) as pool:
         list(pool.map(exec, ["import time\nwhile time.process_time() < 1: pass"] * 2))
         running = metering._core_seconds()
-    assert 2 <= running - before < 6
+    assert 1.9 < running - before < 6, "clock ticks are hundredths"
     assert 0 <= metering._core_seconds() - running < 1
 
 
